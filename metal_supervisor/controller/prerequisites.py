@@ -445,14 +445,15 @@ class Prerequisites:
         if holder is not None:
             other = ".".join(holder)
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
-        if wanted is not None and wanted == self._settings.port:
-            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own --port; choose another")
+        if wanted is not None and wanted in self._settings.own_ports:
+            text = f"spec.containerPort {wanted} is this Mac's own (--port, --gateway); choose another"
+            return None, (PORT_IN_USE, text)
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
         bind = self._settings.bind_address
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
 
         def is_free(port: int) -> bool:
-            if port in barred or ports.holder(port, service.key) is not None:
+            if port in barred or port in self._settings.own_ports or ports.holder(port, service.key) is not None:
                 return False
             return port in kept or machine.port_free(port, bind)
 
@@ -468,7 +469,9 @@ class Prerequisites:
         kept = record.front_port if record is not None else None
 
         def is_free(port: int) -> bool:
-            if port in (own, self._settings.port) or ports.holder(port, front_key(service.key)) is not None:
+            if port == own or port in self._settings.own_ports:
+                return False
+            if ports.holder(port, front_key(service.key)) is not None:
                 return False
             return port == kept or machine.port_free(port, self._settings.bind_address)
 

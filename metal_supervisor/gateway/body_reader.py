@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from aiohttp import web
 
 from metal_supervisor.gateway.errors import GatewayError
 
-MOST_BODY_BYTES, MOST_BODIES_BYTES = 64 << 20, 256 << 20
+MOST_BODY_BYTES, MOST_OF_ONE_BYTES, MOST_BODIES_BYTES = 64 << 20, 128 << 20, 256 << 20
+"""Of one body, of all of one client, and of all."""
 BODY_S = 300.0
 """Longest time for a request's body to arrive."""
 
@@ -17,10 +19,22 @@ class BodyReader:
     """Reads bodies, and counts what is held of all of them."""
 
     def __init__(self) -> None:
-        self.held_bytes = 0
+        self._held: Counter[str] = Counter()
+        """Client -> bytes."""
 
-    async def read(self, request: web.BaseRequest) -> bytes:
-        """The whole body of a request, counted in `held_bytes` until the caller takes it off. Raises GatewayError."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all bodies that are held."""
+        return self._held.total()
+
+    def release(self, client: str, size: int) -> None:
+        """A body of a client is held no more."""
+        self._held[client] -= size
+        if not self._held[client]:
+            del self._held[client]
+
+    async def read(self, request: web.BaseRequest, client: str) -> bytes:
+        """The whole body of a client's request, counted until it is released. Raises GatewayError."""
         too_long = GatewayError(
             413, "request_too_large", f"the body is longer than {MOST_BODY_BYTES >> 20} MiB", final=True, close=True
         )
@@ -31,33 +45,33 @@ class BodyReader:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if request.content.is_eof():  # it came along with the headers, as most do
-            return self._counted(request.content.read_nowait(), too_long)
+            return self._counted(request.content.read_nowait(), client, too_long)
         try:
-            return await asyncio.wait_for(self._collected(request, too_long), BODY_S)
+            return await asyncio.wait_for(self._collected(request, client, too_long), BODY_S)
         except asyncio.TimeoutError:
             text = "the body did not arrive in time"
             raise GatewayError(408, "request_timeout", text, final=True, close=True) from None
 
-    def _counted(self, body: bytes, too_long: GatewayError) -> bytes:
+    def _counted(self, body: bytes, client: str, too_long: GatewayError) -> bytes:
         if len(body) > MOST_BODY_BYTES:
             raise too_long
-        self.held_bytes += len(body)
+        self._held[client] += len(body)
         return body
 
-    async def _collected(self, request: web.BaseRequest, too_long: GatewayError) -> bytes:
+    async def _collected(self, request: web.BaseRequest, client: str, too_long: GatewayError) -> bytes:
         pieces: list[bytes] = []
         total = 0
         try:
             while piece := await request.content.readany():
                 total += len(piece)
-                self.held_bytes += len(piece)
+                self._held[client] += len(piece)
                 pieces.append(piece)
                 if total > MOST_BODY_BYTES:
                     raise too_long
-                if self.held_bytes > MOST_BODIES_BYTES:
-                    text = "the gateway holds as many request bodies as it may"
+                if self.held_bytes > MOST_BODIES_BYTES or self._held[client] > MOST_OF_ONE_BYTES:
+                    text = "the gateway holds as many request bodies as it may, of this client or of all"
                     raise GatewayError(503, "queue_full", text, retry_after_s=5, close=True)
         except BaseException:
-            self.held_bytes -= total
+            self.release(client, total)
             raise
         return b"".join(pieces)

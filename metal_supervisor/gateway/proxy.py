@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -41,6 +42,8 @@ CONTAINERS = (
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(?::[0-9]{1,5})?", re.ASCII)
 _IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", re.ASCII)
 log = logging.getLogger("gateway")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Proxy:
@@ -196,22 +199,24 @@ class Proxy:
             raise _not_found(request.method, exchange.path)
         self._doorman.enter(exchange.caller, time.monotonic())
         exchange.entered = True
-        body = await self._bodies.read(request)
+        client = _client(request, exchange)
+        body = await self._bodies.read(request, client)
         size = len(body)
         try:
-            asked = await _parsed(body, request.headers.get("Content-Type", ""))
+            asked = await _off_loop(size, bodies.read, body, request.headers.get("Content-Type", ""))
             exchange.streamed = asked.stream
             backend = exchange.backend = await self._ready(request, exchange, goal, asked)
             try:
                 if exchange.caller.key is None and backend.key:
                     check_engine_key(_sent_key(request), backend)
                 if backend.checks_model:
-                    body = bodies.renamed(asked, await self._engines.name_at(backend))
+                    name = await self._engines.name_at(backend)
+                    body = await _off_loop(size, bodies.renamed, body, asked, name)
                 query = request.raw_path.partition("?")[2]
                 path = goal.path + (f"?{query}" if query else "")
                 upstream = await self._engines.send(request, exchange, path, body)
                 del body, asked  # the engine has it; the answer may take long
-                self._bodies.held_bytes -= size
+                self._bodies.release(client, size)
                 size = 0
                 try:
                     return await self._engines.pass_on(request, exchange, upstream, self.closing)
@@ -222,7 +227,7 @@ class Proxy:
                 self.in_flight[backend.program] -= 1
                 self.room.ended(backend.program)
         finally:
-            self._bodies.held_bytes -= size
+            self._bodies.release(client, size)
 
     async def _ready(
         self, request: web.BaseRequest, exchange: Exchange, goal: routing.Target, asked: bodies.RequestBody
@@ -237,7 +242,7 @@ class Proxy:
         sign = signs.sign(goal.path, exchange.id, held.name) if asked.stream else b""
         began = time.monotonic()
         until, sign_at = (began + signs.HOLD_S, began + signs.FIRST_S) if sign else (began + HOLD_S, math.inf)
-        with self.room.wait_for(held.program, exchange.caller.name or network_of(request.remote or "")):
+        with self.room.wait_for(held.program, _client(request, exchange)):
             while held is not None and not any(each.ready for each in found):
                 if await self.room.change(min(until, sign_at)):
                     found = self._found(exchange.caller, goal, asked)
@@ -261,12 +266,10 @@ class Proxy:
         """The engines of the service that a request names. Raises GatewayError."""
         services = self._reader.services
         if goal.service is not None:
-            name = "/".join(goal.service)
-        elif asked.model is not None:
-            name = asked.model
-        else:
+            return services.at_path(*goal.service, caller.allowed)
+        if asked.model is None:
             raise GatewayError(400, "invalid_request", "model is missing: name a model of /v1/models", final=True)
-        return services.find(name, caller.allowed)
+        return services.find(asked.model, caller.allowed)
 
     def _note(self, exchange: Exchange) -> None:
         """Write the line of the access log; no text of a request or an answer is in it."""
@@ -290,11 +293,16 @@ class Proxy:
         log.info("request", extra=detail)
 
 
-async def _parsed(body: bytes, content_type: str) -> bodies.RequestBody:
-    """The body read; a long one in a thread. Raises GatewayError."""
-    if len(body) >= THREAD_BYTES:
-        return await asyncio.to_thread(bodies.read, body, content_type)
-    return bodies.read(body, content_type)
+async def _off_loop(size: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Result of some work on a body of that size; of a long one in a thread. Raises what that raises."""
+    if size >= THREAD_BYTES:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
+
+
+def _client(request: web.BaseRequest, exchange: Exchange) -> str:
+    """Whose request it is: its key's, or else that of an address."""
+    return exchange.caller.name or network_of(request.remote or "")
 
 
 def _sent_key(request: web.BaseRequest) -> str:

@@ -136,6 +136,17 @@ class ServiceTable:
             raise GatewayError(404, "model_not_found", text, final=True)
         raise GatewayError(404, "model_not_found", self._unknown(model, visible), final=True)
 
+    def at_path(self, namespace: str, name: str, allowed: Filter) -> list[Backend]:
+        """The engines of the service that a path names: never of another one, which may have that name as an alias.
+
+        Raises GatewayError, with the nearest names.
+        """
+        named = [each for each in self.of(namespace, name) if allowed(each)]
+        if not named:
+            text = self._unknown(f"{namespace}/{name}", [each for each in self.backends if allowed(each)])
+            raise GatewayError(404, "model_not_found", text, final=True)
+        return named
+
     def _unknown(self, model: str, visible: Sequence[Backend]) -> str:
         names = dict.fromkeys(self.public_name(each) for each in visible)
         if not names:

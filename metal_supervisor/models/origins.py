@@ -48,9 +48,9 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
         names = repository.directory(artifact.files, artifact.files, shown(artifact.source))
     else:
         names = shard_names(urllib.parse.unquote(last))
-    if not artifact.sha256 or len(names) > 1:
-        client.check_plain(artifact.source)
     token = keys.get("HF_TOKEN", "").strip()
+    if token or not artifact.sha256 or len(names) > 1:
+        client.check_plain(artifact.source, token=bool(token))
     if not token.isascii() or not token.isprintable():
         text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"
         raise Unusable("SourceUnauthorized", text)

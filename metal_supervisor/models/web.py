@@ -99,9 +99,9 @@ class Client:
         text = f"{shown(url)} leads to more than {REDIRECTS} other addresses; check spec.source"
         raise Unusable("DownloadFailed", text)
 
-    def check_plain(self, url: str) -> None:
+    def check_plain(self, url: str, token: bool = False) -> None:
         """Raise Unusable for plain http to a host that this Mac's settings do not name: the file may be changed in
-        transit. Raises Stopped.
+        transit, and a token read. Raises Stopped.
         """
         scheme, host, port = origin(url)
         if scheme != "http":
@@ -112,8 +112,11 @@ class Client:
         except (_Forbidden, OSError, UnicodeError) as error:
             raise self.trouble(url, error) from None
         if not all(self._rules.is_named(host, ipaddress.ip_address(each), port) for each in found):
-            text = f"{shown(url)} is plain http, and can be changed on the way; use https, or set spec.sha256"
-            raise Unusable("SourceNotAllowed", f"{text} (one file), or name its host in --private-hosts of this Mac")
+            risk = "and can be changed on the way; use https, or set spec.sha256 (one file)"
+            if token:
+                risk = "and the token of spec.sourceSecretRef can be read on the way; use https"
+            text = f"{shown(url)} is plain http, {risk}, or name its host in --private-hosts of this Mac"
+            raise Unusable("SourceNotAllowed", text)
 
     def page(
         self,

@@ -428,6 +428,11 @@ class Settings:
         return address.strip("[]"), int(port)
 
     @property
+    def own_ports(self) -> frozenset[int]:
+        """Ports that are our own: no engine gets one, and no service on demand."""
+        return frozenset({self.port, *((self.gateway_address[1],) if self.gateway_on else ())})
+
+    @property
     def gateway_url(self) -> str:
         """Base URL of the gateway for clients on this Mac."""
         address, port = self.gateway_address

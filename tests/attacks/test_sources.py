@@ -13,7 +13,9 @@ import pytest
 
 from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.origins import locate
 from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import Client
 from metal_supervisor.spec.references import Holding, keys_of, read_hosts
 from metal_supervisor.spec.sources import Artifact, canonical
 from metal_supervisor.spec.types import ModelFile
@@ -105,3 +107,13 @@ def test_plain_http_needs_a_digest_or_a_host_that_is_named(tmp_path: Path, host:
         fetched(tmp_path / "e", url, private=("example.com", "10.0.0.0/8"))
     with pytest.raises(Unusable, match="plain http"):  # a digest is of one file
         fetched(tmp_path / "f", url.replace("m.gguf", "m-00001-of-00002.gguf"), digest)
+
+
+def test_no_token_is_sent_where_anyone_on_the_way_can_read_it(web: tuple[str, bytes]) -> None:
+    artifact = Artifact(f"{web[0]}/m.gguf", sha256=hashlib.sha256(web[1]).hexdigest(), secret=SECRET)
+    with pytest.raises(Unusable) as caught:
+        locate(artifact, VALUES, Client(Public()), "https://huggingface.co")
+    assert caught.value.reason == "SourceNotAllowed" and "use https" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    named = Client(Public(private=("127.0.0.0/8",)))
+    assert locate(artifact, VALUES, named, "https://huggingface.co").headers == {"Authorization": "Bearer hunter2"}

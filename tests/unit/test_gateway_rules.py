@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from metal_supervisor.gateway import access, bodies, routing
 from metal_supervisor.gateway.access import AccessKey, BadKeys, Doorman
 from metal_supervisor.gateway.backends import context_of, first_id
+from metal_supervisor.gateway.body_reader import MOST_BODY_BYTES, MOST_OF_ONE_BYTES, BodyReader
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Allowed, Backend, ServiceTable
 from metal_supervisor.settings.loader import Settings
@@ -88,6 +93,16 @@ def test_a_message_that_may_hold_a_path_is_not_shown() -> None:
     assert "words" in routing.unavailable(backend("a", ready=False, phase="Creating", reason="Loading")).message
 
 
+def test_a_path_names_its_service_and_never_another_one_s_alias() -> None:
+    there = ServiceTable((backend("bait", "evil", aliases=("team/big", "team.big")),))
+    with pytest.raises(GatewayError) as refused:
+        there.at_path("team", "big", ALL)
+    assert refused.value.status == 404
+    with pytest.raises(GatewayError):
+        SERVICES.at_path("team", "b", Allowed(["a"]))
+    assert [each.program for each in SERVICES.at_path("team", "b", ALL)] == ["team.b"]
+
+
 def test_the_list_has_each_service_once() -> None:
     rows = routing.listing(SERVICES, ALL)
     assert [row["id"] for row in rows] == ["a", "default/b", "team/b", "c", "gemma-3-270m"]
@@ -118,10 +133,77 @@ def test_a_form_names_its_model() -> None:
 
 
 def test_only_one_model_is_left_for_an_engine_that_has_several() -> None:
-    asked = bodies.read(b'{"model": "a", "Model": "b", "MODEL": 1, "n": 1e2}', "application/json")
-    assert json.loads(bodies.renamed(asked, "own")) == {"model": "own", "n": 100.0}
+    body = b'{"model": "a", "Model": "b", "MODEL": 1, "n": 1e2}'
+    asked = bodies.read(body, "application/json")
+    assert json.loads(bodies.renamed(body, asked, "own")) == {"model": "own", "n": 100.0}
     with pytest.raises(GatewayError):
-        bodies.renamed(bodies.read(b"--x--", "multipart/form-data; boundary=x"), "own")
+        bodies.renamed(b"--x--", bodies.read(b"--x--", "multipart/form-data; boundary=x"), "own")
+
+
+def test_a_form_of_one_long_line_takes_no_longer_than_its_length() -> None:
+    """In a process of its own: a search at each place of the line would take days."""
+    lines = (
+        "from metal_supervisor.gateway import bodies",
+        "form = b'--x\\r\\n' + b'content-disposition:form-data;' * 500_000 + b'\\r\\n\\r\\nv'",
+        "assert bodies.read(form, 'multipart/form-data; boundary=x').model is None",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
+
+
+def test_what_takes_much_more_memory_than_room_is_refused() -> None:
+    with pytest.raises(GatewayError) as refused:
+        bodies.read(b'{"model": "a", "input": [' + b"{}," * 1_000_000 + b"{}]}", "application/json")
+    assert refused.value.status == 413
+    tokens = b'{"model": "a", "input": [' + b"1," * 900_000 + b"1]}"
+    assert bodies.read(tokens, "application/json").model == "a"
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_only_python_takes_for_json_is_refused(number: bytes) -> None:
+    with pytest.raises(GatewayError):
+        bodies.read(b'{"model": "a", "temperature": ' + number + b"}", "application/json")
+
+
+def test_no_number_becomes_another_word_on_its_way() -> None:
+    body = b'{"model": "a", "temperature": 1e999}'
+    with pytest.raises(GatewayError) as refused:
+        bodies.renamed(body, bodies.read(body, "application/json"), "own")
+    assert refused.value.status == 400
+
+
+class Arriving:
+    """A request whose body comes in pieces."""
+
+    content_length, transport = None, None
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.headers: dict[str, str] = {}
+        self.content, self._pieces = self, [*pieces, b""]
+
+    def is_eof(self) -> bool:
+        return False
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0)
+
+
+def test_one_client_cannot_take_the_room_of_all_bodies() -> None:
+    async def go() -> None:
+        reader = BodyReader()
+        piece: Any = bytes(MOST_BODY_BYTES)
+        for _ in range(MOST_OF_ONE_BYTES // MOST_BODY_BYTES):
+            slow: Any = Arriving(piece)
+            await reader.read(slow, "mallory")
+        more: Any = Arriving(b"x")
+        with pytest.raises(GatewayError) as refused:
+            await reader.read(more, "mallory")
+        assert refused.value.code == "queue_full" and reader.held_bytes == MOST_OF_ONE_BYTES
+        another: Any = Arriving(b"x")
+        assert await reader.read(another, "alice") == b"x"
+        reader.release("mallory", MOST_OF_ONE_BYTES)
+        assert reader.held_bytes == 1
+
+    asyncio.run(go())
 
 
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────
