@@ -68,6 +68,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.create()
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
+    directory.remove_unfinished()
     save_overrides(directory.path, overrides)
     complete_specs(directory, settings.confinement)
     link_current(directory)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from metal_supervisor.controller import admission
-from metal_supervisor.controller.admission import AdmissionRules, Up
+from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRules, Up
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
@@ -29,11 +29,13 @@ from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNot
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import Json, Key
+from metal_supervisor.spec.withdrawal import requested_at
 from metal_supervisor.state.directory import StateDir
 
 CALM = Level.NORMAL.value
 FORGIVEN_AFTER_S = 86_400.0
-MOST_SPECIFIED = 4096
+ENDS_WITHIN_S = 10.0
+"""How long an engine takes to end once it may not answer any more, and its memory to be free."""
 
 log = logging.getLogger("controller")
 
@@ -55,8 +57,6 @@ class Memory:
         self._skipping = ""
         self._reserved: dict[int, int] = {}
         """Bytes that were reserved for an engine, by its pid."""
-        self._specified: dict[str, int] = {}
-        """Bytes that a spec reserves, by its file; it never changes."""
         self._seen = MemoryState()
         """What the watchdog knew at the beginning of the pass."""
 
@@ -101,7 +101,7 @@ class Memory:
             # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
             spec_file = note.spec_file if note else self._state.section_spec(each.program)
             pid = note.pid if note else state.pid
-            said = self._reserved_by(spec_file)
+            said = _whole(self._state.read_spec(spec_file).get("reserved_bytes"))
             record = records.get(key)
             started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
             ours = record.reserved_bytes if record is not None and started else 0
@@ -111,17 +111,6 @@ class Memory:
             found[key] = Up(spec_file, max(reserved[pid], measured))
         self._reserved = reserved
         return found
-
-    def _reserved_by(self, spec_file: str) -> int:
-        """Bytes that a spec on file reserves, 0 if it says nothing, or cannot be read."""
-        if spec_file not in self._specified:
-            said = self._state.read_spec(spec_file).get("reserved_bytes")
-            if not isinstance(said, int):
-                return 0
-            if len(self._specified) > MOST_SPECIFIED:
-                self._specified.clear()
-            self._specified[spec_file] = said
-        return self._specified[spec_file]
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +165,7 @@ class Memory:
             }
         )
         if level is Level.CRITICAL:
-            ending = any(key in ups and (not record.runs or record.withdraw) for key, record in records.items())
+            ending = any(key in ups and _ends_soon(record, now) for key, record in records.items())
             self._evict(result, running, ups, ending, now)
         else:
             self._skipping = ""
@@ -256,7 +245,8 @@ class Memory:
     def _would_fit(self, record: Record) -> bool:
         """True if its return leaves enough memory available; otherwise it would be evicted again."""
         sample = self._seen.sample
-        if sample is None or sample.available_bytes is None:
+        never = record.reserved_bytes > self.budget.bytes  # that is for admission to say
+        if never or sample is None or sample.available_bytes is None:
             return True
         return sample.available_bytes - record.reserved_bytes >= self._seen.warning_bytes
 
@@ -286,6 +276,18 @@ class Memory:
             "evictions": self._evictions,
             "skipped": dict(self._skipped),
         }
+
+
+def _ends_soon(record: Record, now: float) -> bool:
+    """True if an engine is ending, and not kept by a long answer: memory that comes then comes too late."""
+    if record.runs and not record.withdraw:
+        return False
+    since = requested_at(record.withdraw) if record.withdraw else now
+    return abs(now - since) < EVICTED_DRAIN_S + ENDS_WITHIN_S
+
+
+def _whole(found: object) -> int:
+    return found if isinstance(found, int) else 0
 
 
 def _forgiven(record: Record, now: float) -> Record:

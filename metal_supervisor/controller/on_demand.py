@@ -59,6 +59,8 @@ def settle(
         was, use = before.get(key), uses.get(proposal.program, UNUSED)
         if use.waiting or proposal.stopped_by_hand or (was is None and key in running):
             continue
+        if proposal.evicted_at is not None and key in running:
+            continue  # it goes sooner than one that rests
         if was is not None and was.runs:
             idle_s = now - used_at(was, use, observed.get(proposal.program), now)
             if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:

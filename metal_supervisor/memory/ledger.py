@@ -345,11 +345,12 @@ def admit(
     position = 0
     for entry in waiting:
         books = [each for each in (own.get(entry.key[0]), book) if each is not None]
+        hopeless = _hopeless(entry, budget_bytes, book.left, mode) or _never(entry, books[0])
         if entry.held_back:
-            for each in books:
+            for each in books if hopeless is None else ():
                 each.block(entry)
             decisions[entry.key] = Decision(False, PRESSURE)
-        elif hopeless := _hopeless(entry, budget_bytes, book.left, mode) or _never(entry, books[0]):
+        elif hopeless is not None:
             decisions[entry.key] = hopeless
         elif not entry.needs_bytes and not entry.unknown:  # an edit that needs no more memory
             for each in books:

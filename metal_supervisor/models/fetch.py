@@ -20,7 +20,7 @@ from metal_supervisor.host import machine
 from metal_supervisor.models import repository, web
 from metal_supervisor.models.listing import Piece, Retry, Unusable
 from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
-from metal_supervisor.spec.gguf import BadGguf, read_header
+from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.sources import shown
 
 CHUNK_BYTES = 256 << 10
@@ -184,8 +184,8 @@ class _Fetch:
             ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
         finally:
             answer.close()
-        if size is None and not (ends or piece.digest):
-            self._check_end(got)
+        if size is None and not piece.digest:
+            self._check_end(got, ends)
         if size is not None and got != size:
             raise self._failed(f"ended after {got} of {size} bytes")
 
@@ -235,12 +235,18 @@ class _Fetch:
         self._journal.durable_bytes = durable_bytes
         write_text(self._note, json.dumps(asdict(self._journal)))
 
-    def _check_end(self, size: int) -> None:
-        """Raise Unusable unless the file's own header shows that a body without a length is complete."""
+    def _check_end(self, size: int, ends: bool) -> None:
+        """Raise Unusable unless the file's own header shows that a body without a length is complete.
+
+        `ends`: the body said that it ends; then only a header that shows the contrary counts. A proxy may end well what
+        its own server has cut.
+        """
         try:
             with self._part.open("rb") as file:
                 read_header(Opened(file.fileno()), size)
         except BadGguf as error:
+            if ends and not isinstance(error, CutShort):
+                return
             self._begin_anew()
             raise self._failed(f"tells no length, and what came of it does not end as it should: {error}") from None
 

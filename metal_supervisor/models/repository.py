@@ -34,7 +34,7 @@ PROGRAMS = (
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
-LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 240, 900
+LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 238, 900
 """Limits of macOS, less room for a suffix of the store and for the directory that the file will be in."""
 
 

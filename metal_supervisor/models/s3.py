@@ -20,7 +20,7 @@ from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.s3_xml import Listed, document, fields, page
-from metal_supervisor.models.web import WholeAnswer, extent
+from metal_supervisor.models.web import LONGEST_WAIT_S, WholeAnswer, extent
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
 
@@ -31,7 +31,6 @@ DEFAULT_REGION = "us-east-1"
 EXPIRES_S = 12 * 3600
 """Long enough for a download over night, and a leaked URL is useless the day after; S3 allows a week."""
 MOST_KEYS, PAGE_KEYS, MOST_PAGES = 4096, 1000, 64
-LONGEST_PAUSE_S = 3600.0
 REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 EXPECTED = re.compile(r"expecting ['\"]([a-z0-9-]{1,32})['\"]", re.ASCII)
 NONE: Mapping[str, str] = {}
@@ -286,7 +285,7 @@ def _refusal(bucket: Bucket, key: str, answer: WholeAnswer) -> Exception:
             advice = f"it is not public; set spec.sourceSecretRef to a Secret with {ID} and {SECRET}"
         return Unusable("SourceUnauthorized", f"{words}; {advice}")
     if status == 429 or status >= 500:
-        after_s = retry_after_s(answer.headers, longest_s=LONGEST_PAUSE_S)
+        after_s = retry_after_s(answer.headers, longest_s=LONGEST_WAIT_S)
         return Unusable("DownloadFailed", f"{words}; it is asked again", Retry.SOON, after_s)
     if 300 <= status < 400:
         return Unusable("DownloadFailed", f"{words}; set {REGIONS[0]} or {ENDPOINTS[1]} in the Secret to where it is")

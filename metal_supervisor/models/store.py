@@ -11,9 +11,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
 from metal_supervisor.models.listing import Listing, Retry, Unusable
@@ -28,6 +29,7 @@ FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 """Delays after a cut connection."""
 PATIENT_TRIES = 4
 """Number of fruitless tries in a row before a cut connection is reported as a failure."""
+Edition: TypeAlias = "tuple[int, int, int] | None"
 LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
 
 
@@ -196,7 +198,7 @@ class Store:
         """Run one artifact's thread: try until the model is ready, watch it, and retry; until it is dropped."""
         job, pause_s, again_s, most_bytes = task.job, FIRST_RETRY_S, FIRST_AGAIN_S, 0
         while not job.stopped.is_set():
-            trouble = None
+            trouble, judged = None, _editions([job.artifact.source]) if job.artifact.local else []
             try:
                 self._say(task, job.ready())
             except Stopped:
@@ -206,9 +208,7 @@ class Store:
             finally:
                 job.client.close()
             if trouble is None:
-                if job.artifact.local and task.state.real[:1] == (task.state.path,):
-                    return
-                self._stay(task)
+                self._stay(task, judged)
                 continue
             # A try that got no farther than an earlier one, on a server that cannot resume, is fruitless.
             soon, moved = trouble.retry is Retry.SOON, job.meter.got_bytes > most_bytes
@@ -224,13 +224,16 @@ class Store:
             elif not job.artifact.local:
                 pause_s = min(LONGEST_RETRY_S, pause_s * 2)
 
-    def _stay(self, task: _Task) -> None:
-        """Wait until a model is gone from the disk, or its link leads elsewhere, or `again` is set.
+    def _stay(self, task: _Task, judged: Sequence[Edition]) -> None:
+        """Wait until a model is gone from the disk, its link leads elsewhere, a local file changed, or `again` is set.
 
-        Runs in this thread, not in a controller's pass, because a disk may hang.
+        `judged`: the edition of a local file before it was looked at, [] for others. It runs in this thread, not in a
+        controller's pass, because a disk may hang.
         """
+        source, files = task.job.artifact.source, _editions(task.state.real)
         while not task.again.wait(LOOK_AT_STORE_S) and task.state.real[:1] == _real(task.state.path):
-            pass
+            if judged and (_editions([source]) != judged or _editions(task.state.real) != files):
+                break
         task.again.clear()
 
     def _failed(self, task: _Task, trouble: Unusable, wait_s: float) -> None:
@@ -256,6 +259,18 @@ class Store:
             if noted is not None and slot.note() is None:
                 break  # the slot was removed
         task.again.clear()
+
+
+def _editions(paths: Iterable[str]) -> list[Edition]:
+    """(inode, size, time of change) of each file, None for one that is not there."""
+    found: list[Edition] = []
+    for path in paths:
+        try:
+            seen = os.stat(path)
+            found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _real(path: str) -> tuple[str, ...]:

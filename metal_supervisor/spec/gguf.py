@@ -57,6 +57,10 @@ class BadGguf(Exception):
     """The header cannot be used; the text says what is wrong with it."""
 
 
+class CutShort(BadGguf):
+    """The file ends before its header says that it does."""
+
+
 class NeedMore(Exception):
     """The header is longer than the bytes at hand."""
 
@@ -161,7 +165,7 @@ class _Cursor:
         while have < size:
             part = self._source.read(start + have, max(size - have, WINDOW_BYTES))
             if not part:
-                raise BadGguf(f"the file ends at byte {start + have}, in the middle of its header")
+                raise CutShort(f"the file ends at byte {start + have}, in the middle of its header")
             parts.append(part)
             have += len(part)
         self._window, self._start, self._at = b"".join(parts), start, 0
@@ -363,7 +367,7 @@ class _Reader:
         if self._size_bytes is not None:
             whole = start + self._end
             if whole > self._size_bytes:
-                raise BadGguf(f"the file is cut short: it has {self._size_bytes} bytes, and {whole} belong to it")
+                raise CutShort(f"the file is cut short: it has {self._size_bytes} bytes, and {whole} belong to it")
         if self._total > self._end:
             raise BadGguf("its tensors lie on top of each other")
         return self._end

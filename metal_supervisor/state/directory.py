@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
@@ -115,6 +116,14 @@ class StateDir:
             text = f"state directory {self.path}: {error.strerror}; choose another with --state-dir"
             raise StateError(text) from None
         self.refresh_link()
+
+    def remove_unfinished(self) -> None:
+        """Remove what writers that were killed left unfinished: that of a spec holds its service's environment."""
+        for path in self.path.glob("*/*.tmp"):
+            pid = path.name.removesuffix(".tmp").rpartition(".")[2]
+            if pid.isascii() and pid.isdigit() and not launch.start_time(int(pid)):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def refresh_link(self) -> None:
         """Make the short link again if a cleaner of temporary files removed it. Raises StateError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_without_metal_nothing_is_started_by_supervisord_but_the_stand_in_of_wha
     assert len(said) == len(held) and all("no Metal device" in each for each in said)
     boot._hold_without_metal(directory, None, said.append)
     assert all(programs.is_unedited(directory.section_text(f"default.{name}")) for name in ("dead", "lives"))
+
+
+def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left = directory.path / "specs" / f".default.tiny.aaaaaaaaaaaa.json.{ended.pid}.tmp"
+    ours = directory.path / "runs" / f"default.tiny.json.{os.getpid()}.tmp"
+    for path in (left, ours):
+        path.write_text("secret")
+    directory.remove_unfinished()
+    assert not left.exists() and ours.exists()

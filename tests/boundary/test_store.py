@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -68,6 +69,9 @@ class Page(QuietPage):
                 end = {0: 1, 1: 3, 3: len(GGUF)}[start]
                 self.wfile.write(b"%x\r\n%s\r\n" % (end - start, GGUF[start:end]))
             self.wfile.write(b"0\r\n\r\n")
+        elif path == "/endswell.gguf":  # as a proxy ends what its own server has cut
+            self._head(200, None, **{"Transfer-Encoding": "chunked"})
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(self.server.unsized), self.server.unsized))
         elif path == "/zip.gguf":
             data = gzip.compress(GGUF)
             self._head(200, len(data), **{"Content-Encoding": "gzip"})
@@ -238,6 +242,28 @@ def test_a_link_that_leads_elsewhere_is_judged_anew(
     eventually(lambda: shelf.store.state(str(link)).real == (str(second),), WITHIN_S, "the other file to be judged")
 
 
+def test_a_local_file_that_is_replaced_or_removed_is_judged_anew(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOOK_AT_STORE_S", 0.05)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    artifact = of(str(path), sha256=hashlib.sha256(GGUF).hexdigest())
+    store = Store(tmp_path / "other", lambda: None, LOOPBACK)
+    store.want({artifact: NO_KEYS})
+    try:
+        eventually(lambda: store.state(artifact).phase == "Ready", WITHIN_S, f"{store.state(artifact)}")
+        path.write_bytes(GGUF + b"x")
+        eventually(lambda: store.state(artifact).reason == "ModelDigestMismatch", WITHIN_S, f"{store.state(artifact)}")
+        path.write_bytes(GGUF)
+        store.look_again()
+        eventually(lambda: store.state(artifact).phase == "Ready", WITHIN_S, f"{store.state(artifact)}")
+        path.unlink()
+        eventually(lambda: store.state(artifact).phase == "Failed", WITHIN_S, f"{store.state(artifact)}")
+    finally:
+        store.want({})
+
+
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors"])
 def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
     missing: str, shelf: Shelf, tmp_path: Path
@@ -354,7 +380,7 @@ def test_what_is_no_model_on_the_web_is_refused_and_not_kept(
     assert [each for each in shelf.files() if not each.endswith(".json")] == []
 
 
-@pytest.mark.parametrize("name", ["nolength.gguf", "oddlength.gguf"])
+@pytest.mark.parametrize("name", ["nolength.gguf", "oddlength.gguf", "endswell.gguf"])
 def test_a_file_without_a_length_has_to_end_where_its_header_says(
     name: str, shelf: Shelf, web: Web, tmp_path: Path
 ) -> None:

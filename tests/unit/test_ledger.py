@@ -138,6 +138,13 @@ def test_one_larger_than_the_whole_budget_holds_up_nobody() -> None:
     assert found.decisions[key("huge")].position == 0
 
 
+def test_an_evicted_one_that_can_never_fit_holds_up_nobody_and_another_keeps_its_place() -> None:
+    never = admit(48 * GIB, [waits("big", 200, 1, held_back=True), waits("small", 5, 2)])
+    assert decisions(never) == {"big": False, "small": True}
+    later = admit(48 * GIB, [waits("big", 40, 1, held_back=True), waits("small", 20, 2)])
+    assert decisions(later) == {"big": False, "small": False}
+
+
 def test_a_small_one_passes_a_big_one_if_both_fit_together() -> None:
     found = admit(48 * GIB, [runs("a", 30), waits("big", 40, 1), waits("small", 8, 2)])
     assert decisions(found) == {"big": False, "small": True}

@@ -119,6 +119,16 @@ def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
         assert on_demand.yields(stays, {RUNS.key: RUNS}, used, seen, back)[RUNS.key].busy
 
 
+def test_one_that_is_evicted_ends_as_such_and_not_as_one_that_rests() -> None:
+    evicted = replace(RUNS, evicted_at=NOW, evicted_why="memory is short", evictions=1)
+    asks, rules = replace(ASKS, evicted_at=NOW), AdmissionRules(10, paused="short of memory")
+    record, key, ups = evicted, RUNS.key, {RUNS.key: Up(SPEC, 10)}
+    for use in (EngineUse(in_flight=1, used_at=NOW), EngineUse(in_flight=1), EngineUse(waiting=1, in_flight=1)):
+        found = on_demand.settle({key: asks}, {key: record}, {RUNS.program: use}, {RUNS.program: READY}, [key], NOW)
+        record = admission.settle(found, {key: record}, ups, rules, NOW)[0][key]
+        assert not record.runs and record.verdict.reason == "Evicted" and record.drain_s == admission.EVICTED_DRAIN_S
+
+
 def test_it_stays_where_only_others_may_end_it() -> None:
     assert settled(EngineUse(), asks=replace(ASKS, idle_s=0.0)).asks
     assert settled(EngineUse(), asks=replace(ASKS, stopped_by_hand=True)).asks
