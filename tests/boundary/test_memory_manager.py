@@ -1,0 +1,61 @@
+"""What an engine that is up counts for, and when one that is ending still counts as about to free its memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.controller.admission import EVICTED_DRAIN_S
+from metal_supervisor.controller.memory_manager import Memory, _ends_soon
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.spec.withdrawal import withdrawal_token
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
+
+GIB = 1 << 30
+
+
+def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    memory = Memory(Settings(state_dir=str(directory.path)), directory, lambda: None)
+    engine = Engine(("/bin/x", "-m", "/Users/Shared/m.gguf"), (), "/", Probe())
+
+    def charged(pid: int, size: int) -> int:
+        made = programs.compose("default.tiny", engine, 9000, "127.0.0.1", directory.home, "asked", size, 0, False)
+        directory.write_spec(made.spec_file, made.spec)
+        record = a_record(spec_file=made.spec_file, reserved_bytes=size)
+        note = RunNote(pid, pid, "s", made.spec_file, (), 0.0, "", "")
+        row = ProgramState(record.program, State.RUNNING, pid, 1.0, 0.0, 2.0)
+        found = memory.ups({record.key: record}, {}, {record.program: row}, {record.program: note}, {})
+        return found[record.key].bytes
+
+    assert charged(10, 40 * GIB) == 40 * GIB
+    assert charged(10, 20 * GIB) == 40 * GIB, "the engine that runs was started with the larger one"
+    memory.ups({}, {}, {}, {}, {})  # it has ended
+    assert charged(11, 20 * GIB) == 20 * GIB
+
+
+NOW = time.time()
+RUNS = a_record(spec_file="default.tiny.aaaaaaaaaaaa.json")
+
+
+@pytest.mark.parametrize(
+    ("record", "soon"),
+    [
+        (RUNS, False),
+        (replace(RUNS, withdraw=withdrawal_token(NOW - 1)), True),
+        (replace(RUNS, withdraw=withdrawal_token(NOW - EVICTED_DRAIN_S)), True),
+        (replace(RUNS, withdraw=withdrawal_token(NOW - 3600)), False),  # a long answer keeps it
+        (replace(RUNS, withdraw=withdrawal_token(NOW + 3600)), False),  # the clock was set back
+    ],
+)
+def test_an_engine_that_a_long_answer_keeps_is_not_about_to_end(record: Record, soon: bool) -> None:
+    assert _ends_soon(record, NOW) is soon
