@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.controller import applier as applier_module
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.plan import Action, Step, Stopping
+from metal_supervisor.runtimes import use_probe
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Diff, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
@@ -68,7 +68,7 @@ def patient_server() -> Iterator[int]:
 def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_server: int
 ) -> None:
-    monkeypatch.setattr(applier_module, "BUSY_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(use_probe, "TIMEOUT_S", 10.0)
     state = StateDir(tmp_path / "state")
     state.create()
     rpc: Any = None
