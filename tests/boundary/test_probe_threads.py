@@ -6,6 +6,7 @@ import http.server
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +22,22 @@ def probing() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name == "probe"}
 
 
-def test_a_turn_that_hangs_delays_no_other_and_one_that_fails_comes_again() -> None:
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Set at the end: turns that went on would keep the tests behind this one waiting."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_turn_that_hangs_delays_no_other_and_one_that_fails_comes_again(over: threading.Event) -> None:
     turns, counted, go, before = ProbeThreads(), Counter[str](), threading.Event(), probing()
 
     def counting(name: str, again_s: float | None) -> probe_threads.Turn:
         def turn() -> float | None:
             counted[name] += 1
+            if over.is_set():
+                return None
             if name == "fails":
                 raise ValueError("once more")
             if name.startswith("hangs"):
@@ -48,7 +59,9 @@ def test_a_turn_that_hangs_delays_no_other_and_one_that_fails_comes_again() -> N
     eventually(lambda: counted["hangs"] > 1 and counted["hangs too"] > 1, what="those that hung")
 
 
-def test_more_engines_that_hang_than_threads_are_still_all_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_engines_that_hang_than_threads_are_still_all_asked(
+    monkeypatch: pytest.MonkeyPatch, over: threading.Event
+) -> None:
     monkeypatch.setattr(probe_threads, "MOST_THREADS", 2)
     turns, seen = ProbeThreads(), Counter[int]()
 
@@ -56,7 +69,7 @@ def test_more_engines_that_hang_than_threads_are_still_all_asked(monkeypatch: py
         def turn() -> float | None:
             time.sleep(0.02)  # an engine that takes longer to answer than a thread is waited for
             seen[index] += 1
-            return 0.0
+            return None if over.is_set() else 0.0
 
         return turn
 
