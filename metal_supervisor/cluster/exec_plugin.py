@@ -127,7 +127,7 @@ class Plugin:
     def current(self) -> PluginCredential:
         """Return the credential to use now. Renews an ageing one in the background; waits only if it has expired."""
         given, now = self._given, self._clock()
-        if given.lasts is None or now < self._not_before:
+        if given.lasts is None or self._is_held(now):
             return given
         if now >= given.lasts:
             self._renew(given)
@@ -144,8 +144,12 @@ class Plugin:
 
     def _renew(self, old: PluginCredential) -> None:
         with self._running:
-            if self._given is old and self._clock() >= self._not_before:
+            if self._given is old and not self._is_held(self._clock()):
                 self._refresh()
+
+    def _is_held(self, now: float) -> bool:
+        """True while it backs off; a time farther ahead than that takes is of a clock that has been set back since."""
+        return 0 < self._not_before - now <= self.LONGEST_RETRY_S
 
     def _refresh_and_release(self) -> None:
         try:

@@ -59,6 +59,8 @@ class Claimer(threading.Thread):
         """Lease -> (version, object or None once deleted, monotonic time), from the answers to our requests."""
         self.error = ""
         self.busy = False
+        self._forbidden = False
+        """A request of this batch was forbidden."""
         self.foreign: dict[Key, str] = {}
         """InferenceService -> description of the other kind of agent that serves it."""
 
@@ -103,7 +105,7 @@ class Claimer(threading.Thread):
             self._wake.clear()
             with self._lock:
                 moves, self._moves = self._moves, ()
-            failed = False
+            failed = self._forbidden = False
             for move in moves:
                 with self._lock:  # the previous batch may have included it
                     done = self._tried_lately(move, time.monotonic())
@@ -141,10 +143,14 @@ class Claimer(threading.Thread):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
                 return True
             self._failed(error)
+            if error.code == 403:  # of one namespace, perhaps: the claims of the others are made all the same
+                self._forbidden = True
+                return True
             with self._lock:
                 self._tried.pop(move.slot, None)  # it never got there
             return False
-        self.error = ""
+        if not self._forbidden:
+            self.error = ""
         version = answer["metadata"]["resourceVersion"] if answer else move.version
         with self._lock:
             self._answers[namespace, name] = version, answer, time.monotonic()

@@ -52,10 +52,12 @@ def judge(
     me: str,
     connected_at: float,
     duration_s: float,
+    resumed_at: Mapping[str, float] = {},
 ) -> dict[tuple[str, str], Life]:
     """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
 
-    Ages count only up to the last of our own renewals that was seen, and start anew with every connection.
+    Ages count only up to the last of our own renewals that was seen, and start anew with every connection, and after
+    each gap in our own renewals (`resumed_at`: namespace -> its end): peers had the same outage, and come back later.
     """
     result = {}
     own = {
@@ -66,7 +68,7 @@ def judge(
 
     def age(namespace: str, name: str) -> float:
         seen = sightings.get((namespace, name))
-        since = max(seen.at, connected_at) if seen else connected_at
+        since = max(seen.at if seen else 0.0, connected_at, resumed_at.get(namespace, 0.0))
         return own.get(namespace, connected_at) - since
 
     for (namespace, node), lease in nodes.items():

@@ -81,6 +81,9 @@ class Placement:
         """Lease -> as it was last read, and what it says."""
         self._renewals: dict[Key, Sighting] = {}
         """When each Lease was last seen to be renewed, for which there is no pass: many Macs renew all the time."""
+        self._gap_s = settings.lease_duration / 2
+        self._resumed_at: dict[str, float] = {}
+        """Namespace -> monotonic time at which our own renewals were seen again after a gap."""
         self._silent: dict[tuple[str, str], float] = {}
         """Silent peer -> monotonic time since which it is."""
         self._waiting: Mapping[SlotId, float] = {}
@@ -107,8 +110,12 @@ class Placement:
         """Note the time of a renewal, which by itself is no reason for a pass; called by the watch's thread."""
         if not peers.is_renewal(before, now):
             return True
-        self._renewals[key_of(now)] = Sighting(str(now["metadata"]["resourceVersion"]), time.monotonic())
-        return False
+        key, at = key_of(now), time.monotonic()
+        known = self._renewals.get(key)
+        if known and key[1] == manifests.node_lease_name(self._node) and at - known.at > self._gap_s:
+            self._resumed_at[key[0]] = at
+        self._renewals[key] = Sighting(str(now["metadata"]["resourceVersion"]), at)
+        return any(key == (namespace, manifests.node_lease_name(node)) for namespace, node in list(self._silent))
 
     @property
     def error(self) -> str:
@@ -151,8 +158,9 @@ class Placement:
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
         lives = peers.judge(
-            held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration
-        )
+            held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration,
+            self._resumed_at,
+        )  # fmt: skip
         ours = {slot[:2] for slot, claim in held.items() if claim.holder == self._node}
         for key, item in found.items():
             if key not in begun and key in ours:

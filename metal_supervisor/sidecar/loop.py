@@ -58,6 +58,9 @@ TICK_S = 15.0
 RETRY_S = 1.0
 ANEW_S = 60.0
 """Seconds after which every row is made anew, whatever was looked at."""
+TOKEN_EVERY_S = 60.0
+NEWS_S = 60.0
+"""Age of the controller's report from which peers that it calls silent are left alone."""
 WITHDRAW_ALL_S = 2.0
 SHARE, LONGEST_PAUSE_S = 0.25, 0.2
 """Of a core, for many passes in a row; and the longest pause between two of them."""
@@ -79,6 +82,8 @@ class Sidecar:
         self._steady: dict[str, tuple[tuple[object, ...], Row]] = {}
         """Program of an engine that runs as it did -> what its latest row was made from, and that row."""
         self._anew_at = 0.0
+        self._found_at: object = None
+        """Time of the controller's report that was there at the start."""
         self._rows: list[Row] = []
         self._gateway: Json = {}
         """The gateway's note."""
@@ -121,7 +126,7 @@ class Sidecar:
         path = self.settings.kubeconfig_path
         renewal = Renewal(path, self.settings.context, self.kube)
         while True:
-            time.sleep(renewal.step())
+            time.sleep(min(renewal.step(), TOKEN_EVERY_S))  # a pause stands still while the Mac sleeps
 
     def current(self) -> Board:
         """The board with the current counters, engine metrics and power."""
@@ -455,4 +460,14 @@ class Sidecar:
         if self.settings.embedded:
             return Around()
         notes = node_notes(self._inventory, self.addresses.address, told, self.state.cordoned())
-        return around(self.settings.namespace, rows, told, notes)
+        found = around(self.settings.namespace, rows, told, notes)
+        return found if self._is_news(told) else replace(found, silent=())
+
+    def _is_news(self, told: Json) -> bool:
+        """True if the controller has reported since this sidecar started, and lately.
+
+        What was true yesterday, before this Mac was shut down, says nothing about which of its peers live.
+        """
+        at = told.get("at")
+        self._found_at = at if self._found_at is None else self._found_at
+        return at != self._found_at and time.monotonic() - self._heard_of(told) < NEWS_S

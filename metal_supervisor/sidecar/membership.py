@@ -111,7 +111,7 @@ class Membership:
             try:
                 self._write(namespace, 0.0)
             except KubeError as error:
-                if error.code < 500:
+                if error.code in (0, 401):
                     raise
                 failed = error  # of one namespace; the peers of the others are told all the same
         if failed is not None:

@@ -126,6 +126,8 @@ class Publisher:
         done.want = None
         if time.monotonic() < done.blocked_until and done.problem:
             self._take_out(want, done)
+            if done.slice is not None and want.address and _addresses(done.slice) != [want.address]:
+                self._drop_slice(record, done)  # nothing is reached where it points, and no better one is accepted
             self._withdrawn(done, token)
             return
         self._take_out(want, done)
@@ -331,6 +333,11 @@ class Publisher:
                 done.slice_name = ""
         self.statuses.look_anew()
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
+
+
+def _addresses(body: Json) -> list[str]:
+    """The addresses of a slice of ours."""
+    return [address for each in body["endpoints"] for address in each["addresses"]]
 
 
 def _namespaces(wanted: Mapping[Key, WantedStatus]) -> Iterable[str]:

@@ -34,6 +34,8 @@ CONFLICT_PAUSE_S = 1.0
 SLOW_S = 1.0
 """Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first."""
 MOST_EVENTS = 50
+OF_THE_MAC = frozenset({"lease", "fleetnode", "resync"})
+"""Kinds of writes that are due again by the time of the last one that was made."""
 log = logging.getLogger("sidecar")
 
 
@@ -96,6 +98,8 @@ class Registrar(threading.Thread):
         """No endpoint is wanted now, and the cluster shows none."""
         self._trouble = _Trouble()
         self._pass_failed = self._refused = False
+        self._overdue = False
+        """What is due was refused in this pass for what it says, and stays due."""
         self._backoffs = Backoffs()
         self._lost_s = 0.0
         """Seconds that this pass lost to writes that failed."""
@@ -192,7 +196,7 @@ class Registrar(threading.Thread):
         if self._backoffs:
             later = due_at if due_at > time.monotonic() else float("inf")  # overdue: it is one of those held back
             due_at = min(later, self._backoffs.due_at())
-        if self._refused or self._around.cloned:  # overdue, and refused
+        if self._refused or self._overdue or self._around.cloned:  # overdue, and refused
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
 
@@ -212,7 +216,7 @@ class Registrar(threading.Thread):
         with self._lock:
             wanted, models, around = self._wanted, self._models, self._around
             events, self._events = self._events, []
-        self._pass_failed = self._refused = False
+        self._pass_failed = self._refused = self._overdue = False
         self._lost_s = 0.0
         if around.cloned:
             self._troubled(around.cloned)
@@ -339,6 +343,8 @@ class Registrar(threading.Thread):
         except KubeError as error:
             if error.code != 404:
                 self._counters.refused(what, str(error.code or error.reason))
+            if what in OF_THE_MAC and error.code in (400, 404, 409, 422):
+                self._overdue = True
             if error.code in (400, 409, 422):
                 self._problem(on if what == "endpoints" else None, error)
             elif error.code >= 500:

@@ -121,6 +121,8 @@ class Statuses:
         written = self._services.get(record.key)
         if written is None or written.uid != record.uid:
             written = self._services[record.key] = _Written(record.owner, record.uid)
+        if record.verdict.standing is Standing.REMOVING or not self._operator or record.slot or not record.claimed:
+            written.clear_at, written.nudge_at = [], []  # only with the operator, and for the first replica
         if record.verdict.standing is Standing.REMOVING:
             written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
             return

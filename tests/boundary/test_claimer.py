@@ -100,6 +100,22 @@ def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) ->
     assert mac.claimer.seen({}) == {}
 
 
+def test_a_namespace_that_takes_no_claims_does_not_keep_the_others_from_theirs(
+    kube: Kube, uid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac, apply = Asked(kube, "mac-a"), kube.apply
+
+    def terminating(path: str, *rest: Any, **named: Any) -> Any:
+        if path.endswith("stuck-0"):
+            raise KubeError(403, "Forbidden", "the namespace is being terminated")
+        return apply(path, *rest, **named)
+
+    monkeypatch.setattr(kube, "apply", terminating)
+    mac.do(Move(ClaimAction.CLAIM, ("default", "stuck", 0), uid), Move(ClaimAction.CLAIM, SLOT, uid))
+    assert claims(kube)[SLOT].holder == "mac-a"
+    assert "being terminated" in mac.claimer.error
+
+
 def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
     mac = Asked(kube, "mac-a")
     mac.do(Move(ClaimAction.CLAIM, SLOT, uid))

@@ -349,6 +349,19 @@ def test_a_plugin_that_fails_later_is_asked_less_and_less_and_the_old_credential
     assert plugin.current().token == "two"
 
 
+def test_a_clock_that_is_set_back_does_not_keep_a_plugin_from_being_asked(
+    aged: tuple[Plugin, Clock], tmp_path: Path
+) -> None:
+    plugin, clock = aged
+    clock.now += 3 * 3600  # wrongly, and what it needs for a credential is wrong then too
+    (tmp_path / "reply.json").write_text("no")
+    plugin.renew()
+    clock.now -= 3 * 3600
+    reply(tmp_path, clock.now + 1000, token="two")
+    plugin.renew()
+    assert plugin.current().token == "two"
+
+
 def test_a_plugin_that_hangs_later_costs_one_wait_and_then_none(aged: tuple[Plugin, Clock], tmp_path: Path) -> None:
     plugin, clock = aged
     plugin.TIMEOUT_S = 0.2

@@ -448,3 +448,24 @@ def test_an_engine_that_the_cluster_does_not_name_has_nothing_to_withdraw() -> N
     registrar.want({record.key: unfronted}, {})
     registrar._one_pass()
     assert not registrar.published(record.key).fronted, "the write that failed may have taken effect"
+
+
+@pytest.mark.parametrize("code", [404, 409, 422])
+def test_a_lease_that_is_refused_for_what_it_says_is_not_written_again_at_once(code: int) -> None:
+    cluster, _, registrar = setup()
+    registrar.want({}, {}, Around(namespaces=frozenset({"default"})))
+    cluster.refuses = {"/leases/": code}
+    registrar._one_pass()
+    assert registrar._due_at() - time.monotonic() > 1
+
+
+def test_an_address_that_is_not_accepted_takes_the_one_of_before_out() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["addresses"] == ["192.0.2.1"]
+    registrar.want(wanted("198.51.100.9"), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
+    registrar._one_pass()
+    registrar._one_pass()
+    assert any(path.endswith("/endpointslices/tiny-mac-a") for path in cluster.deleted)

@@ -79,6 +79,30 @@ def test_a_renewal_counts_from_when_it_came_and_wakes_no_pass(tmp_path: Path, mo
     assert not seen.placement._renewals
 
 
+def test_when_writes_fail_for_all_none_takes_another_for_dead_and_one_that_returns_is_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen(tmp_path, node("mac-a"), node("mac-b"))
+    now = time.monotonic()
+
+    def at(later_s: float, name: str, version: int) -> bool:
+        """A renewal comes; True if it makes a pass."""
+        monkeypatch.setattr(placement.time, "monotonic", lambda: now + later_s)
+        return seen.placement._leases._is_news(node(name, version=str(version - 1)), node(name, version=str(version)))
+
+    def silent(own: int, other: int) -> bool:
+        seen.show(node("mac-a", version=str(own)), node("mac-b", version=str(other)))
+        return ("default", "mac-b") in seen.placement._silent
+
+    for version, later_s in ((2, 5.0), (3, 15.0)):
+        assert not at(later_s, "mac-a", version) and not at(later_s + 1, "mac-b", version)
+    assert not at(65.0, "mac-a", 4) and not silent(4, 3), "it may be the first that is back"
+    for version, later_s in ((5, 75.0), (6, 85.0), (7, 95.0), (8, 105.5)):
+        at(later_s, "mac-a", version)
+    assert silent(8, 3), "a whole term after that"
+    assert at(106.0, "mac-b", 4) is True and not silent(8, 4)
+
+
 def test_nothing_is_said_before_everybody_could_have_been_seen(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.placement._leases.connected_at = time.monotonic()

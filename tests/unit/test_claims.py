@@ -186,6 +186,15 @@ def test_silence_counts_only_as_far_as_our_own_renewals_are_seen() -> None:
     assert judge(peer_at=100, own_at=None) is Life.LIVE
 
 
+def test_after_an_outage_peers_have_a_whole_term_to_come_back() -> None:
+    nodes = {(NS, name): lease(name) for name in (ME, PEER)}
+    seen = {(NS, claims.node_lease_name(PEER)): Sighting("1", 100.0)}
+    for own_at, life in ((150.0, Life.LIVE), (189.0, Life.LIVE), (190.0, Life.SILENT)):
+        seen[NS, claims.node_lease_name(ME)] = Sighting("9", own_at)
+        assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, {NS: 150.0})[NS, PEER] is life
+    assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, {"other": 150.0})[NS, PEER] is Life.SILENT
+
+
 def test_a_new_connection_gives_everybody_a_whole_term() -> None:
     assert judge(peer_at=100, own_at=500, connected_at=499) is Life.LIVE
     assert judge(peer_at=100, own_at=540, connected_at=499) is Life.SILENT
