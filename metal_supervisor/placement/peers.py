@@ -53,11 +53,13 @@ def judge(
     connected_at: float,
     duration_s: float,
     resumed_at: Mapping[str, float] = {},
+    known_silent: Collection[tuple[str, str]] = (),
 ) -> dict[tuple[str, str], Life]:
     """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
 
     Ages count only up to the last of our own renewals that was seen, and start anew with every connection, and after
     each gap in our own renewals (`resumed_at`: namespace -> its end): peers had the same outage, and come back later.
+    Those in `known_silent`, by (namespace, node), were silent before it.
     """
     result = {}
     own = {
@@ -66,21 +68,22 @@ def judge(
         if node == me and (namespace, node_lease_name(me)) in sightings
     }
 
-    def age(namespace: str, name: str) -> float:
+    def age(namespace: str, name: str, node: str) -> float:
         seen = sightings.get((namespace, name))
-        since = max(seen.at if seen else 0.0, connected_at, resumed_at.get(namespace, 0.0))
+        resumed = resumed_at.get(namespace, 0.0) if (namespace, node) not in known_silent else 0.0
+        since = max(seen.at if seen else 0.0, connected_at, resumed)
         return own.get(namespace, connected_at) - since
 
     for (namespace, node), lease in nodes.items():
         life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
         if lease.released:
             life = Life.GONE
-        elif node != me and age(namespace, node_lease_name(node)) >= lease.duration_s:
+        elif node != me and age(namespace, node_lease_name(node), node) >= lease.duration_s:
             life = Life.SILENT
         result[namespace, node] = life
     for (namespace, service, index), claim in claims.items():
         if claim.holder and (namespace, claim.holder) not in nodes:
-            quiet = age(namespace, claim_name(service, index)) >= duration_s and claim.holder != me
+            quiet = age(namespace, claim_name(service, index), claim.holder) >= duration_s and claim.holder != me
             result[namespace, claim.holder] = Life.SILENT if quiet else Life.LIVE
     return result
 

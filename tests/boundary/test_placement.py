@@ -100,7 +100,9 @@ def test_when_writes_fail_for_all_none_takes_another_for_dead_and_one_that_retur
     for version, later_s in ((5, 75.0), (6, 85.0), (7, 95.0), (8, 105.5)):
         at(later_s, "mac-a", version)
     assert silent(8, 3), "a whole term after that"
-    assert at(106.0, "mac-b", 4) is True and not silent(8, 4)
+    at(145.0, "mac-a", 9)
+    assert silent(9, 3), "who was silent before another outage is so after it"
+    assert at(146.0, "mac-b", 4) is True and not silent(9, 4)
 
 
 def test_nothing_is_said_before_everybody_could_have_been_seen(tmp_path: Path) -> None:
