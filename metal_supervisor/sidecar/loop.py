@@ -371,6 +371,7 @@ class Sidecar:
         basis = self._basis(record, row, note, pid, engine)
         known = self._steady.get(record.program)
         if basis is not None and known is not None and known[0] == basis:
+            self._observer.keep(known[1].observed, news=True)  # its file may be gone, or another
             return known[1]
         look = ServiceView(
             record, row, note, pid, engine, self._target(record, pid), self._attached.get(record.program)

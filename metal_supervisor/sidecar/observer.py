@@ -159,9 +159,9 @@ class Observer:
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
         news = before is None or before.to_decide_by != observed.to_decide_by
-        return LastSeen(observed, held.rss_bytes if held else 0, crashed, kept=self._keep(observed, news))
+        return LastSeen(observed, held.rss_bytes if held else 0, crashed, kept=self.keep(observed, news))
 
-    def _keep(self, observed: Observed, news: bool) -> bool:
+    def keep(self, observed: Observed, news: bool) -> bool:
         """Write an observation, and wake its readers; False if it cannot be written. `news`: for the controller too."""
         changed, program = self._state.write_observed(observed), observed.program
         if changed is None:
@@ -180,7 +180,7 @@ class Observer:
         The exit status, the counters and the Event wait for supervisord's report.
         """
         observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
-        return LastSeen(observed, settled=False, kept=self._keep(observed, news=False))
+        return LastSeen(observed, settled=False, kept=self.keep(observed, news=False))
 
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""
