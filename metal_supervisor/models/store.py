@@ -268,7 +268,7 @@ def _editions(paths: Iterable[str]) -> list[Edition]:
         try:
             seen = os.stat(path)
             found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
-        except OSError:
+        except (OSError, ValueError):  # no path at all, as with a NUL
             found.append(None)
     return found
 
