@@ -291,14 +291,11 @@ class Applier:
 
     def _answering(self, records: Sequence[Record], notes: Mapping[str, RunNote]) -> dict[str, bool]:
         """Program -> whether its engine is busy."""
-        pids = {name: note.pid for name, note in notes.items()}
-        bind = self._settings.bind_address
-        return are_busy(
-            {
-                each.program: Asked(pids.get(each.program, 0), each.host or bind, each.port or 0, each.probe)
-                for each in records
-            }
-        )
+        asked = {}
+        for each in records:
+            note, host = notes.get(each.program), each.host or self._settings.bind_address
+            asked[each.program] = Asked(note.pid if note else 0, host, each.port or 0, each.probe)
+        return are_busy(asked)
 
     def _on_its_way(
         self, known: Stopping, record: Record, note: RunNote | None, seen: Observed | None, answers: bool | None

@@ -445,7 +445,8 @@ class Prerequisites:
         if holder is not None:
             other = ".".join(holder)
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
-        if wanted is not None and wanted in self._settings.own_ports:
+        reserved = self._settings.own_ports
+        if wanted in reserved:
             text = f"spec.containerPort {wanted} is this Mac's own (--port, --gateway); choose another"
             return None, (PORT_IN_USE, text)
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
@@ -453,7 +454,7 @@ class Prerequisites:
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
 
         def is_free(port: int) -> bool:
-            if port in barred or port in self._settings.own_ports or ports.holder(port, service.key) is not None:
+            if port in barred or port in reserved or ports.holder(port, service.key) is not None:
                 return False
             return port in kept or machine.port_free(port, bind)
 
@@ -466,12 +467,10 @@ class Prerequisites:
         """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
         if service.idle_s is None or own is None:
             return None
-        kept = record.front_port if record is not None else None
+        kept, reserved = record.front_port if record is not None else None, {own, *self._settings.own_ports}
 
         def is_free(port: int) -> bool:
-            if port == own or port in self._settings.own_ports:
-                return False
-            if ports.holder(port, front_key(service.key)) is not None:
+            if port in reserved or ports.holder(port, front_key(service.key)) is not None:
                 return False
             return port == kept or machine.port_free(port, self._settings.bind_address)
 

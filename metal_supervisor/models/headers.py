@@ -226,7 +226,7 @@ def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float
         remote.close()
 
 
-def _state_of(path: str) -> object:
+def state_of(path: str) -> object:
     """Inode, size and mtime of each shard, which change when a model is replaced; None if they cannot be read."""
     try:
         whole = Path(path)
@@ -266,7 +266,7 @@ class Headers:
     def look(self, path: str) -> Reading | None:
         """Return the latest reading of a file on this Mac; None until it has been read."""
         # A local file is read within a millisecond: a short wait here saves a second pass.
-        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: _state_of(path))
+        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: state_of(path))
 
     def library(self, source: str, registry: str) -> Reading | None:
         """Return the latest reading of a model in Ollama's library; None until it has been read."""

@@ -11,12 +11,12 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
+from metal_supervisor.models.headers import state_of
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.web import Client, Stopped
@@ -29,7 +29,6 @@ FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 """Delays after a cut connection."""
 PATIENT_TRIES = 4
 """Number of fruitless tries in a row before a cut connection is reported as a failure."""
-Edition: TypeAlias = "tuple[int, int, int] | None"
 LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
 
 
@@ -198,7 +197,7 @@ class Store:
         """Run one artifact's thread: try until the model is ready, watch it, and retry; until it is dropped."""
         job, pause_s, again_s, most_bytes = task.job, FIRST_RETRY_S, FIRST_AGAIN_S, 0
         while not job.stopped.is_set():
-            trouble, judged = None, _editions([job.artifact.source]) if job.artifact.local else []
+            trouble, judged = None, state_of(job.artifact.source) if job.artifact.local else None
             try:
                 self._say(task, job.ready())
             except Stopped:
@@ -224,15 +223,15 @@ class Store:
             elif not job.artifact.local:
                 pause_s = min(LONGEST_RETRY_S, pause_s * 2)
 
-    def _stay(self, task: _Task, judged: Sequence[Edition]) -> None:
+    def _stay(self, task: _Task, judged: object) -> None:
         """Wait until a model is gone from the disk, its link leads elsewhere, a local file changed, or `again` is set.
 
-        `judged`: the edition of a local file before it was looked at, [] for others. It runs in this thread, not in a
+        `judged`: the state of a local file before it was looked at, None for others. It runs in this thread, not in a
         controller's pass, because a disk may hang.
         """
-        source, files = task.job.artifact.source, _editions(task.state.real)
+        artifact, files = task.job.artifact, list(map(state_of, task.state.real))
         while not task.again.wait(LOOK_AT_STORE_S) and task.state.real[:1] == _real(task.state.path):
-            if judged and (_editions([source]) != judged or _editions(task.state.real) != files):
+            if artifact.local and (state_of(artifact.source), list(map(state_of, task.state.real))) != (judged, files):
                 break
         task.again.clear()
 
@@ -259,18 +258,6 @@ class Store:
             if noted is not None and slot.note() is None:
                 break  # the slot was removed
         task.again.clear()
-
-
-def _editions(paths: Iterable[str]) -> list[Edition]:
-    """(inode, size, time of change) of each file, None for one that is not there."""
-    found: list[Edition] = []
-    for path in paths:
-        try:
-            seen = os.stat(path)
-            found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
-        except (OSError, ValueError):  # no path at all, as with a NUL
-            found.append(None)
-    return found
 
 
 def _real(path: str) -> tuple[str, ...]:

@@ -336,7 +336,7 @@ class Publisher:
 
 
 def _addresses(body: Json) -> list[str]:
-    """The addresses of a slice of ours."""
+    """The addresses of an EndpointSlice that this Mac writes."""
     return [address for each in body["endpoints"] for address in each["addresses"]]
 
 

@@ -32,7 +32,10 @@ from metal_supervisor.spec.types import Key
 LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
 SLOW_S = 1.0
-"""Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first."""
+"""Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first.
+
+A pass that takes less is over before a Lease matters.
+"""
 MOST_EVENTS = 50
 OF_THE_MAC = frozenset({"lease", "fleetnode", "resync"})
 """Kinds of writes that are due again by the time of the last one that was made."""
@@ -298,8 +301,9 @@ class Registrar(threading.Thread):
 
         With a slow API a pass over many services takes a minute. What is written already costs the next one nothing.
         """
-        due_at = self._membership.due_at(self._around.namespaces)
-        return self._urgent.is_set() or began < due_at <= time.monotonic()
+        if self._urgent.is_set() or time.monotonic() - began < SLOW_S:
+            return self._urgent.is_set()
+        return began < self._membership.due_at(self._around.namespaces) <= time.monotonic()
 
     def _post(self, about: Record | str, what: Happening) -> None:
         if isinstance(about, str):

@@ -1,6 +1,7 @@
 """Has supervisord reap ended processes at once, without keeping anyone waiting for its answer.
 
-It has a thread and a connection of its own: whoever noticed an exit has others to notice, also while supervisord hangs.
+It has a thread and a connection of its own: the thread that noticed an exit has others to notice, and supervisord may
+hang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads supervisord's process table in a thread: whoever waits can be called away, also while supervisord hangs."""
+"""Reads supervisord's process table in a thread, so that its reader can be called away while supervisord hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TableReader:
         self._supervisord = supervisord
         self._asked: Future[Table] | None = None
         self._heard = threading.Event()
-        """Set by an answer and by `interrupt`: whoever waits for the one must not miss the other."""
+        """Set by an answer and by `interrupt`, so that one wait serves both."""
 
     def interrupt(self) -> None:
         """Have `read` look at `is_called` again; from any thread."""

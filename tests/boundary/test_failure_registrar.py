@@ -14,6 +14,7 @@ from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
+from metal_supervisor.sidecar import registrar as registrar_module
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
@@ -149,6 +150,7 @@ def test_a_withdrawal_overtakes_what_a_slow_api_has_still_to_write_and_nothing_i
 def test_a_lease_that_becomes_due_overtakes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Slow(lambda: monkeypatch.setattr(membership, "due_at", lambda _namespaces: time.monotonic()))
     _, membership, registrar = setup(cluster)
+    monkeypatch.setattr(registrar_module, "SLOW_S", 0.0)
     registrar.want(ready("a", "b"), {}, Around(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert sum(path.endswith("/status") for path in cluster.written) == 1 and registrar._wake.is_set()

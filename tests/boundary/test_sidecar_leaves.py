@@ -19,16 +19,20 @@ from tests.boundary.test_failure_registrar import UP, Cluster, wanted
 from tests.support.system import eventually
 
 
+def a_sidecar(base: Path, cluster: Any, **settings: Any) -> Sidecar:
+    """The sidecar of mac-a, without a supervisord."""
+    state = StateDir(base / "state")
+    state.create()
+    supervisord: Any = None
+    return Sidecar(Settings(state_dir=str(state.path), node_name="mac-a", **settings), state, cluster, supervisord)
+
+
 def test_a_last_pass_that_fails_leaves_nothing_published_and_nothing_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = StateDir(tmp_path / "state")
-    state.create()
-    cluster: Any = Cluster()
-    supervisord: Any = None
+    cluster = Cluster()
     (key, want), *_ = wanted().items()
-    settings = Settings(state_dir=str(state.path), node_name="mac-a", stop_timeout=20.0)
-    sidecar = Sidecar(settings, state, cluster, supervisord)
+    sidecar = a_sidecar(tmp_path, cluster, stop_timeout=20.0)
     sidecar.registrar.start()
     sidecar.registrar.want({key: want}, {})
     eventually(lambda: cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], 10, "it to be published")

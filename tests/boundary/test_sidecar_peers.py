@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import loop
-from metal_supervisor.sidecar.loop import Sidecar
-from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_failure_registrar import Cluster
+from tests.boundary.test_sidecar_leaves import a_sidecar
 
 SILENT = ("default", "mac-b")
 
@@ -19,12 +16,7 @@ SILENT = ("default", "mac-b")
 def test_an_old_report_takes_no_peer_out_and_neither_does_one_that_has_stood_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = StateDir(tmp_path / "state")
-    state.create()
-    cluster: Any = Cluster()
-    supervisord: Any = None
-    settings = Settings(state_dir=str(state.path), node_name="mac-a", kubeconfig="x")
-    sidecar = Sidecar(settings, state, cluster, supervisord)
+    sidecar = a_sidecar(tmp_path, Cluster(), kubeconfig="x")
 
     def silent(at: float) -> tuple[tuple[str, str], ...]:
         return sidecar._around([], {"at": at, "silent": [list(SILENT)]}).silent
