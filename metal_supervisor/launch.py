@@ -66,7 +66,7 @@ def start_time(pid: int) -> str:
 # Numbers and signatures of macOS: tests/boundary/test_darwin_headers.py holds them against Apple's headers.
 PROC_PIDTBSDINFO, PROC_BSDINFO_BYTES, STARTED_AT = 3, 136, (120, 128)
 """Flavour of proc_pidinfo; size of its `proc_bsdinfo`, and offsets of seconds and microseconds of the start in it."""
-PROC_PGRP_ONLY, MOST_PIDS = 2, 1024
+PROC_PGRP_ONLY, PROC_PPID_ONLY, MOST_PIDS = 2, 6, 1024
 CTL_KERN, KERN_PROCARGS2, PROCARGS_BYTES = 1, 49, 1 << 20
 DARWIN = {
     "proc_pidinfo": ("c_int", "c_int", "c_uint64", "c_void_p", "c_int"),
@@ -246,7 +246,7 @@ def kill_engine(pid: int, started: str) -> None:
 def _group_members(group: int) -> list[int]:
     """Pids of the processes of a process group."""
     if sys.platform == "darwin":
-        return _group_members_darwin(group)
+        return listed_pids(PROC_PGRP_ONLY, group)
     found = []
     for name in os.listdir("/proc"):
         try:
@@ -259,12 +259,12 @@ def _group_members(group: int) -> list[int]:
     return found
 
 
-def _group_members_darwin(group: int) -> list[int]:
-    """libproc's `proc_listpids` fills an array of pids."""
+def listed_pids(flavour: int, of: int) -> list[int]:
+    """Pids that libproc's `proc_listpids` lists: of a process group, or of a process's children."""
     import ctypes
 
     pids = (ctypes.c_int * MOST_PIDS)()
-    size = _darwin("proc_listpids", PROC_PGRP_ONLY, group, pids, ctypes.sizeof(pids))
+    size = _darwin("proc_listpids", flavour, of, pids, ctypes.sizeof(pids))
     return [pid for pid in pids[: max(0, size) // ctypes.sizeof(ctypes.c_int)] if pid]
 
 

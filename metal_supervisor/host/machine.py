@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -297,26 +297,25 @@ def resident_bytes(pid: int) -> int | None:
         return None
 
 
-def children() -> dict[int, list[int]]:
-    """Pid -> pids of its children, of all processes: as costly as a look at every one of them."""
-    found: dict[int, list[int]] = {}
-    for each in _processes():
-        with contextlib.suppress(Exception):  # as above
-            found.setdefault(each.ppid(), []).append(each.pid)
+def children(pid: int) -> list[int]:
+    """Pids of a process's children, without a look at any other process; none where that cannot be seen."""
+    if sys.platform == "darwin":
+        return launch.listed_pids(launch.PROC_PPID_ONLY, pid)
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread that began them has ended: they are another's now
+            found += [int(each) for each in path.read_text("ascii").split()]
     return found
 
 
-def descendants(pid: int, children_of: Mapping[int, Sequence[int]]) -> list[tuple[int, str]]:
-    """(pid, launch.start_time) of all descendants of a process, by `children`; none where that cannot be seen."""
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """(pid, launch.start_time) of all descendants of a process; none where that cannot be seen."""
     found, left = [], [pid]
     while left:
-        parent = left.pop()
-        for child in children_of.get(parent, ()):
-            with contextlib.suppress(Exception):  # as above
-                born = launch.start_time(child)
-                if born and psutil.Process(child).ppid() == parent:  # its pid is not of another process by now
-                    found.append((child, born))
-                    left.append(child)
+        for child in children(left.pop()):
+            if born := launch.start_time(child):
+                found.append((child, born))
+                left.append(child)
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import re
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,13 +166,11 @@ def used_bytes(
     mapped_bytes: int = 0,
     started: str = "",
     procfs: Path = PROC,
-    children: Mapping[int, Sequence[int]] | None = None,
 ) -> Held | None:
     """Measure the memory of a process and its descendants; None if it is gone, or cannot be measured.
 
     `mapped_bytes`: size of the model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.
     `started`: its identity (launch.start_time), so that another process with the same pid is not measured instead.
-    `children`: as `machine.children`, which looks at every process: of several engines, do that once.
     Linux walks the page tables for this: 3 ms per GiB of files, 11 ms per GiB of other memory, so do not call it every
     second.
     """
@@ -181,7 +178,7 @@ def used_bytes(
     if not born or (started and born != started):
         return None
     footprint, resident = 0, 0
-    for each, since in [(pid, born), *host.descendants(pid, host.children() if children is None else children)]:
+    for each, since in [(pid, born), *host.descendants(pid)]:
         found = _memory_of(each, procfs)
         if found is None or launch.start_time(each) != since:  # it ended meanwhile; its pid may be reused
             if each == pid:

@@ -121,21 +121,22 @@ def _shown(body: bytes) -> str:
     return text or "nothing"
 
 
-def turns(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
-    """True if the engine's work loop takes requests: that loop, not the HTTP server, answers queries about the slots.
+def works(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool | None:
+    """True if the engine's work loop takes requests, False if it does not in time; None where nothing tells.
 
+    That loop, not the HTTP server, answers queries about the slots: it says more than the engine's health.
     An engine that unloads its model when idle is not asked: each such query counts as activity, which delays that, or
-    wakes it. Its health has to suffice, and the result is True.
+    wakes it. Its health has to suffice.
     """
     if not asked.busy_path or asked.asleep_path:
-        return True
+        return None
     try:
-        _get(host, port, asked.busy_path, timeout_s)
+        status, _ = _get(host, port, asked.busy_path, timeout_s)
     except TimeoutError:
         return False
     except (OSError, http.client.HTTPException):
-        return True  # refused or cut off: that says nothing about the work loop
-    return True
+        return None  # refused or cut off: that says nothing about the work loop
+    return True if status == 200 else None
 
 
 def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool | None:

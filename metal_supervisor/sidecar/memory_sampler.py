@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.host import machine
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held
 
@@ -71,11 +70,8 @@ class MemorySampler(threading.Thread):
         """Measure the engines that are due."""
         due = [(engine, known) for engine, known in self._known.items() if time.monotonic() >= known.due_at]
         first = any(known.held is None for _, known in due)
-        children = machine.children() if due else {}
         for engine, known in due:
-            known.held = machine_memory.used_bytes(
-                engine.pid, engine.mapped_bytes, engine.started, children=children
-            )  # fmt: skip
+            known.held = machine_memory.used_bytes(engine.pid, engine.mapped_bytes, engine.started)
             known.due_at = time.monotonic() + known.pause_s
             known.pause_s = min(FACTOR * known.pause_s, LONGEST_S)
         if first:

@@ -1,8 +1,8 @@
 """The threads that probe the engines: as many as there are probes that wait for an answer, not as there are engines.
 
 A probe that is due goes to a thread that is free. Another thread begins only if none took a probe for STUCK_S, as when
-an engine hangs, and ends once it has had nothing to do for a while. Probes far away are due on whole seconds, so that a
-Mac at rest wakes once for many of them.
+an engine hangs, and ends once there are enough without it. Probes far away are due on whole seconds, so that a Mac at
+rest wakes once for many of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Turn = Callable[[], "float | None"]
 """Does what is due; returns the seconds until it is due again, None for never."""
 STUCK_S = 0.01
 MOST_THREADS = 64
-IDLE_S = 60.0
+MOST_IDLE = 2
 ROUNDED_FROM_S = 10.0
 AGAIN_S = 1.0
 log = logging.getLogger("sidecar")
@@ -35,7 +35,7 @@ class ProbeThreads:
         self._ready: queue.SimpleQueue[Turn] = queue.SimpleQueue()
         self._begun = 0
         """Number of turns that a thread has taken."""
-        self._threads = 0
+        self._threads = self._idle = 0
         self._timer: threading.Thread | None = None
 
     def add(self, turn: Turn, pause_s: float = 0.0) -> None:
@@ -72,14 +72,11 @@ class ProbeThreads:
         return min(pauses) if pauses else None
 
     def _work(self) -> None:
-        while True:
-            try:
-                turn = self._ready.get(timeout=IDLE_S)
-            except queue.Empty:
-                with self._changed:
-                    self._threads -= 1
-                return
-            self._begun += 1
+        while self._has_work():
+            turn = self._ready.get()
+            with self._changed:
+                self._idle -= 1
+                self._begun += 1
             again_s: float | None = AGAIN_S
             try:
                 again_s = turn()
@@ -87,3 +84,11 @@ class ProbeThreads:
                 log.exception("a probe failed; it is tried again")
             if again_s is not None:
                 self.add(turn, again_s)
+
+    def _has_work(self) -> bool:
+        """True for a thread that is to wait for a turn, False for one that is to end: enough others wait."""
+        with self._changed:
+            wanted = self._idle < MOST_IDLE or not self._ready.empty()
+            self._idle += wanted
+            self._threads -= not wanted
+            return wanted

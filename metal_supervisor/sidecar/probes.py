@@ -26,6 +26,8 @@ READY_EVERY_S = 15.0
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2
 PATIENT_S = 5.0
+SILENT_S = 0.5
+"""For the health of an engine whose work loop has not answered in time already."""
 FIRST_LOOK_S = 0.2
 FIRST_AGAIN_S = 1.0
 FIRST_AWAITED = "its first answer is waited for"
@@ -85,6 +87,8 @@ class _Asker:
         self.finding = ProbeFinding(False, "")
         self.answered = False
         self._elsewhere, self._elsewhere_at = "", self._pulse.born
+        self._asks_one = False
+        """The next look at it is at its work loop alone: each second one, while all is well."""
         self._over = False
 
     def end(self) -> None:
@@ -108,11 +112,17 @@ class _Asker:
     def _look(self) -> ProbeResult:
         if self._first is not None:
             return self._first_looked_at(self._first)
-        target = self.target
+        target, asked_at, works = self.target, time.monotonic(), None
         # The first silence is doubted at once; an engine that is in doubt is given longer.
         patience_s = PATIENT_S if self._pulse.failures else probing.TIMEOUT_S
-        asked_at = time.monotonic()
-        answer = probing.probe(target.port, target.probe, not self._pulse.ready, target.host, patience_s)
+        if self._asks_one:
+            works = probing.works(target.port, target.probe, target.host)
+            self._asks_one = False
+            if works:
+                self._on_probe(time.monotonic() - asked_at)
+                return self._seen(True, True, "")
+        wait_s = patience_s if works is None else SILENT_S
+        answer = probing.probe(target.port, target.probe, not self._pulse.ready, target.host, wait_s)
         self._on_probe(time.monotonic() - asked_at)
         if answer.ready and not self._pulse.ready:
             answer = self._ours()
@@ -123,7 +133,10 @@ class _Asker:
                 return self._first_looked_at(self._first)
         elif answer.refused:
             answer = ProbeAnswer(False, self._misplaced() or answer.message)
-        turns = not answer.ready or probing.turns(target.port, target.probe, target.host, patience_s)
+        if answer.ready and works is None:
+            works = probing.works(target.port, target.probe, target.host, patience_s)
+            self._asks_one = bool(works)
+        turns = not answer.ready or works is not False
         message = answer.message if turns else "its work loop takes no requests"
         return self._seen(answer.ready, turns, message)
 

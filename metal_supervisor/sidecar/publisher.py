@@ -95,7 +95,7 @@ class Publisher:
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
         now = time.monotonic()
-        beats = (done.heartbeat_at + HEARTBEAT_S for done in self._done.values() if done.slice)
+        beats = (done.heartbeat_at + self._heartbeat_every_s() for done in self._done.values() if done.slice)
         due = [self.resync_at, self.statuses.due_at(), *beats]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
@@ -147,11 +147,15 @@ class Publisher:
     def _is_due(self, done: _Done) -> bool:
         """True if the heartbeat of a slice is due, or a look at its Service."""
         now = time.monotonic()
-        return now - done.heartbeat_at >= HEARTBEAT_S or now - done.service_at >= self._service_every_s()
+        return now - done.heartbeat_at >= self._heartbeat_every_s() or now - done.service_at >= self._service_every_s()
 
     def _service_every_s(self) -> float:
         """It may have been deleted, or changed: one look a minute, or one at each of many Services in ten."""
         return min(SERVICE_S, HEARTBEAT_S * len(self._done))
+
+    def _heartbeat_every_s(self) -> float:
+        """On the embedded API nobody reads heartbeats: there they only restore what was deleted."""
+        return HEARTBEAT_S if self._beside_others else self._service_every_s()
 
     def _take_out(self, want: WantedStatus, done: _Done) -> None:
         """Withdraw the endpoint if nothing serves, before and regardless of the write of the Service."""
@@ -208,7 +212,7 @@ class Publisher:
         endpoint = want.record.endpoint
         assert endpoint is not None
         now = time.monotonic()
-        due = now - done.heartbeat_at >= HEARTBEAT_S
+        due = now - done.heartbeat_at >= self._heartbeat_every_s()
         heartbeat = now_seconds(self._kube) if due else done.heartbeat
         body = manifests.slice_object(
             want.record, endpoint, want.report, self._node, want.address, heartbeat, __version__

@@ -41,6 +41,7 @@ VALUES = {
     "seconds of a start": (8, "sizeof(((struct proc_bsdinfo *)0)->pbi_start_tvsec)"),
     "microseconds of a start": (8, "sizeof(((struct proc_bsdinfo *)0)->pbi_start_tvusec)"),
     "launch.PROC_PGRP_ONLY": (launch.PROC_PGRP_ONLY, "PROC_PGRP_ONLY"),
+    "launch.PROC_PPID_ONLY": (launch.PROC_PPID_ONLY, "PROC_PPID_ONLY"),
     "a pid": (ctypes.sizeof(ctypes.c_int), "sizeof(pid_t)"),
     "launch.CTL_KERN": (launch.CTL_KERN, "CTL_KERN"),
     "launch.KERN_PROCARGS2": (launch.KERN_PROCARGS2, "KERN_PROCARGS2"),

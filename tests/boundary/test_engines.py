@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, metrics, probe, turns
+from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, metrics, probe, works
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
 from tests.support.pace import within
@@ -151,13 +151,15 @@ def test_a_page_of_another_server_is_no_health(engine: Engine) -> None:
 
 
 def test_a_work_loop_is_stuck_only_if_its_slots_do_not_answer_at_all(engine: Engine) -> None:
-    assert turns(engine.port, ASKED)  # 404: a build without them
+    assert works(engine.port, ASKED) is None  # 404: a build without them
     engine.answers["/slots"] = (501, b"")
-    assert turns(engine.port, ASKED)
+    assert works(engine.port, ASKED) is None
+    engine.answers["/slots"] = (200, IDLE)
+    assert works(engine.port, ASKED) is True
     engine.answers["/slots"] = None
-    assert not turns(engine.port, ASKED, timeout_s=0.2)
-    assert turns(engine.port, Probe(busy_path=""))
-    assert turns(free_ports(1)[0], ASKED)  # nobody listens: that is for the health check to say
+    assert works(engine.port, ASKED, timeout_s=0.2) is False
+    assert works(engine.port, Probe(busy_path="")) is None
+    assert works(free_ports(1)[0], ASKED) is None  # nobody listens: that is for the health check to say
 
 
 # ── engines that fall asleep ─────────────────────────────────────────────────────────────────────
@@ -166,9 +168,9 @@ DOZY = Probe(identity="tiny", asleep_path="/props")
 BUSY, IDLE = b'[{"is_processing": true}]', b'[{"is_processing": false}]'
 
 
-def test_one_that_may_fall_asleep_is_not_kept_awake_by_asking_for_its_turns(engine: Engine) -> None:
+def test_one_that_may_fall_asleep_is_not_kept_awake_by_asking_whether_it_works(engine: Engine) -> None:
     engine.answers["/slots"] = None
-    assert turns(engine.port, DOZY, timeout_s=0.2)
+    assert works(engine.port, DOZY, timeout_s=0.2) is None
     assert engine.asked == []
 
 
@@ -227,7 +229,7 @@ def test_an_answer_that_cannot_be_read_is_a_cut_one_whoever_asks(engine: Engine,
     engine.answers |= dict.fromkeys(("/health", "/slots", "/metrics", CHAT), answer)
     found = probe(engine.port, asked, identify=True)
     assert not found.ready and found.message.startswith("/health: ") and "999" not in found.message
-    assert turns(engine.port, asked)
+    assert works(engine.port, asked) is None
     assert busy(engine.port, asked) is False
     assert metrics("127.0.0.1", engine.port) == ""
     assert counted("127.0.0.1", engine.port, "/metrics") == ("", "format")

@@ -127,7 +127,7 @@ def family(monkeypatch: pytest.MonkeyPatch, **born: str) -> None:
     """Processes 100 and below: `p101="tv 1 2"`."""
     known = {100: "tv 1 1", **{int(name[1:]): when for name, when in born.items()}}
     monkeypatch.setattr(launch, "start_time", lambda pid: known.get(pid, ""))
-    monkeypatch.setattr(machine, "descendants", lambda pid, _of: [(each, known[each]) for each in known if each != pid])
+    monkeypatch.setattr(machine, "descendants", lambda pid: [(each, known[each]) for each in known if each != pid])
 
 
 def test_metal_and_the_mapped_model_are_charged(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:

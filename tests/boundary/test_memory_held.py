@@ -136,7 +136,7 @@ def test_another_program_by_the_same_number_is_not_charged_for() -> None:
 
 def test_one_that_is_replaced_while_it_is_read_is_not_charged_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["ticks 1", "ticks 2"])
-    monkeypatch.setattr(machine, "descendants", lambda pid, _of: [])
+    monkeypatch.setattr(machine, "descendants", lambda pid: [])
     monkeypatch.setattr(launch, "start_time", lambda pid: next(answers))
     assert used_bytes(os.getpid(), started="ticks 1") is None
 
@@ -145,7 +145,7 @@ def test_one_that_is_replaced_while_it_is_read_is_not_charged_for(monkeypatch: p
 def test_a_child_that_is_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with holder() as (other, tell):
         tell("touch", SIZE_MIB * MIB)
-        monkeypatch.setattr(machine, "descendants", lambda pid, _of: [(other.pid, "ticks 1"), (1 << 30, "ticks 2")])
+        monkeypatch.setattr(machine, "descendants", lambda pid: [(other.pid, "ticks 1"), (1 << 30, "ticks 2")])
         found, mine = held(os.getpid()), psutil.Process().memory_info().rss
     assert found.rss_bytes == pytest.approx(mine, abs=8 * MIB)
 
@@ -181,7 +181,7 @@ def test_whatever_psutil_raises_stays_inside(monkeypatch: pytest.MonkeyPatch, tm
 
     for name in ("Process", "virtual_memory"):
         monkeypatch.setattr(psutil, name, fail)
-    assert machine.descendants(os.getpid(), machine.children()) == [] and machine.resident_bytes(os.getpid()) is None
+    assert machine.resident_bytes(os.getpid()) is None
     assert machine_memory.total_bytes() == 0
     assert used_bytes(os.getpid()) is not None
     assert used_bytes(os.getpid(), procfs=tmp_path) is None

@@ -57,6 +57,8 @@ def test_a_turn_that_hangs_delays_no_other_and_one_that_fails_comes_again(over: 
     eventually(lambda: counted["fails"] > 1, what="the one that failed")
     go.set()
     eventually(lambda: counted["hangs"] > 1 and counted["hangs too"] > 1, what="those that hung")
+    over.set()
+    eventually(lambda: len(probing() - before) == probe_threads.MOST_IDLE, what="the others to end")
 
 
 def test_more_engines_that_hang_than_threads_are_still_all_asked(

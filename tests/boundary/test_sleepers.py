@@ -116,4 +116,4 @@ def test_a_drain_of_a_sleeper_ends_at_once_and_does_not_wake_it(target: ProbeTar
 def test_asking_for_its_slots_would_wake_it(target: ProbeTarget) -> None:
     """Why `asleep_path` is there at all; once this fails, it may go."""
     eventually(lambda: sleeps(target), 20, "it to fall asleep")
-    eventually(lambda: probing.turns(target.port, Probe()) and not sleeps(target), 20, "it to wake")
+    eventually(lambda: probing.works(target.port, Probe()) and not sleeps(target), 20, "it to wake")

@@ -146,7 +146,7 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
     time.sleep(seconds)
     lasted, after = time.monotonic() - since, cpu_s(ours)
     for name, each in ours.items():
-        held = machine_memory.used_bytes(each.pid, children={})
+        held = machine_memory.used_bytes(each.pid)
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
         scale.switches[name] = (switches(each) - switched[name]) / lasted
         scale.pss_mib[name] = held.footprint_bytes / 2**20 if held else 0.0
