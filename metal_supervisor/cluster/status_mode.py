@@ -8,8 +8,8 @@ assumed at once, and its absence only after a while.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from metal_supervisor.cluster.manifests import MANAGED_BY
 from metal_supervisor.spec.document import mapping
@@ -31,7 +31,9 @@ class OperatorEvidence:
     """Evidence of the operator so far."""
 
     latest: str = ""
-    """Time of its newest write (RFC 3339)."""
+    """Time of its newest write that was seen (RFC 3339)."""
+    writes: Mapping[str, str] = field(default_factory=dict)
+    """Uid of a resource -> time of its latest write of that one."""
     seen_at: float | None = None
     """Monotonic time at which that write was first seen, None if there is none or it was old."""
     first_at: float | None = None
@@ -85,13 +87,17 @@ def is_ours(manager: str) -> bool:
 
 def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
     """Evidence after a check of the watched objects. `server_now`: Unix time by the API server's clock."""
-    latest = max((item["metadata"].get("operatorWrote", "") for item in items), default="")
+    wrote = {item["metadata"]["uid"]: item["metadata"].get("operatorWrote", "") for item in items}
+    # By each resource, not by the newest time of all: the server's clock may be set back.
+    news = {uid: at for uid, at in wrote.items() if at and at != before.writes.get(uid)}
     first_at = now if before.first_at is None else before.first_at
-    if latest <= before.latest:
+    if not news:
         return replace(before, first_at=first_at)
+    latest = max(news.values())
     # At the first check a write may be old; afterwards any new one is fresh, whatever the clocks say.
     fresh = before.first_at is not None or _age_s(latest, server_now) < SILENCE_S
-    return replace(before, latest=latest, seen_at=now if fresh else before.seen_at, first_at=first_at)
+    seen_at = now if fresh else before.seen_at
+    return replace(before, latest=latest, writes={**before.writes, **news}, seen_at=seen_at, first_at=first_at)
 
 
 def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:

@@ -87,8 +87,11 @@ class Claimer(threading.Thread):
             now = time.monotonic()
             for key, (version, answer, at) in list(self._answers.items()):
                 found = leases.get(key)
-                caught_up = found is None if answer is None else found is not None
-                confirmed = caught_up and (found is None or _is_newer(found["metadata"]["resourceVersion"], version))
+                if found is None:
+                    confirmed = answer is None
+                else:  # after our deletion of this version, another one is another Mac's claim
+                    seen = found["metadata"]["resourceVersion"]
+                    confirmed = _is_newer(seen, version) and (answer is not None or seen != version)
                 if confirmed or now - at > ANSWER_HOLDS_S:  # a rebuilt cluster never gets as far as the old one was
                     del self._answers[key]
             if not self._answers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor import __version__
@@ -24,7 +24,8 @@ from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 HEARTBEAT_S = 60.0
-SERVICE_S, RESYNC_S = 600.0, 1800.0
+SERVICE_S, FIRST_RESYNC_S, RESYNC_S = 600.0, 30.0, 1800.0
+"""The first resync leaves the controller time: without its records, what still runs looks like nothing wanted."""
 CONFLICT_RETRY_S = 30.0
 log = logging.getLogger("sidecar")
 
@@ -77,15 +78,18 @@ def _slice_path(namespace: str, name: str) -> str:
 class Publisher:
     """Writes the desired objects to the cluster. All methods may raise KubeError, and are idempotent."""
 
-    def __init__(self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True) -> None:
-        """`beside_others`: True if LLMKube's own agent may have left objects here."""
+    def __init__(
+        self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True, namespace: str = ""
+    ) -> None:
+        """`beside_others`: LLMKube's own agent may have left objects here. `namespace`: the only one, if set."""
+        self._scope = f"/namespaces/{namespace}" if namespace else ""
         self._kube, self._node, self._on_change = kube, node, on_change
         self._manager = f"metal/{node}"
         self._beside_others = beside_others
         self._done: dict[Key, _Done] = {}
         self.statuses = Statuses(kube)
-        self.resync_at = 0.0
-        """Monotonic time of the next resync."""
+        self.resync_at = float("inf")
+        """Monotonic time of the next resync; infinite until it is known what is wanted."""
 
     def published(self, key: Key) -> Published:
         """Progress of the publication of a service."""
@@ -98,6 +102,10 @@ class Publisher:
         beats = (done.heartbeat_at + self._heartbeat_every_s() for done in self._done.values() if done.slice)
         due = [self.resync_at, self.statuses.due_at(), *beats]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
+
+    def begin(self) -> None:
+        """Let resyncs begin, now that it is known what is wanted."""
+        self.resync_at = min(self.resync_at, time.monotonic() + FIRST_RESYNC_S)
 
     def refused(self, key: Key, text: str, pause_s: float) -> None:
         """Record that the cluster rejects a service's objects; they are not written again for `pause_s`."""
@@ -325,12 +333,12 @@ class Publisher:
             for want in wanted.values()
             if want.report.wants_slice and (each := want.record).endpoint
         }
-        for namespace in _namespaces(wanted):
-            path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-            found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
-            for item in found.get("items", []):
-                if (namespace, item["metadata"]["name"]) not in names:
-                    self._delete(_slice_path(namespace, item["metadata"]["name"]))
+        path = f"/apis/discovery.k8s.io/v1{self._scope}/endpointslices"
+        found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
+        for item in found.get("items", []):
+            key = item["metadata"]["namespace"], item["metadata"]["name"]
+            if key not in names:
+                self._delete(_slice_path(*key))
         for done in self._done.values():
             done.service_at = 0.0
             if done.slice is None:
@@ -342,7 +350,3 @@ class Publisher:
 def _addresses(body: Json) -> list[str]:
     """The addresses of an EndpointSlice that this Mac writes."""
     return [address for each in body["endpoints"] for address in each["addresses"]]
-
-
-def _namespaces(wanted: Mapping[Key, WantedStatus]) -> Iterable[str]:
-    return sorted({want.record.namespace for want in wanted.values()})

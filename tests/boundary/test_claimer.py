@@ -97,6 +97,10 @@ def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) ->
     assert mac.claimer.seen({}) == {}, "once seen, what is gone is gone"
     mac.do(Move(ClaimAction.RELEASE, SLOT, uid, lease["metadata"]["resourceVersion"]))
     assert mac.claimer.seen({key: lease}) == {}, "released, though the watch still shows it"
+    other = Asked(kube, "mac-b")
+    other.do(Move(ClaimAction.CLAIM, SLOT, uid))
+    taken = kube.request("GET", f"{LEASES}/{key[1]}")
+    assert mac.claimer.seen({key: taken}) == {key: taken}, "another Mac has claimed it meanwhile"
     assert mac.claimer.seen({}) == {}
 
 

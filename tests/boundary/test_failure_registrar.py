@@ -14,6 +14,7 @@ from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
+from metal_supervisor.sidecar import publisher as publisher_module
 from metal_supervisor.sidecar import registrar as registrar_module
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Around, Registrar
@@ -93,6 +94,27 @@ def test_a_conflict_is_over_in_a_moment_and_an_object_that_is_invalid_is_not(par
     assert left_s <= 1.0 if soon else left_s > 20
     assert registrar.trouble == ("", 0.0), "that is no trouble of the cluster's"
     assert not any(part in path for path in cluster.written)
+
+
+class Filled(Cluster):
+    """Holds slices of this Mac's from before its state was lost."""
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if method == "GET" and path == "/apis/discovery.k8s.io/v1/endpointslices":
+            return {"items": [{"metadata": {"namespace": "left", "name": f"{each}-mac-a"}} for each in ("tiny", "old")]}
+        return super().request(method, path, *more)
+
+
+def test_slices_that_nothing_explains_any_more_go_but_not_before_it_is_known_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, _, registrar = setup(Filled())
+    monkeypatch.setattr(publisher_module, "FIRST_RESYNC_S", 0.0)
+    registrar._one_pass()
+    assert cluster.deleted == [], "nothing is known yet"
+    registrar.want({}, {})
+    registrar._one_pass()
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a", "old-mac-a"]
 
 
 class Slow(Cluster):

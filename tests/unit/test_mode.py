@@ -23,8 +23,8 @@ from metal_supervisor.cluster.status_mode import (
 NOON = 1795262400.0  # 2026-11-21T12:00:00Z
 
 
-def item(time: str = "") -> dict[str, Any]:
-    return {"metadata": {"operatorWrote": time}}
+def item(time: str = "", uid: str = "a") -> dict[str, Any]:
+    return {"metadata": {"uid": uid, "operatorWrote": time}}
 
 
 def entry(manager: str = "manager", **other: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_nothing_is_said_before_the_first_look_and_for_a_moment_after_it() -> No
 
 
 def test_a_recent_trace_is_believed_at_once_and_for_five_minutes() -> None:
-    signs = look(OperatorEvidence(), [item(), item("2026-11-21T11:58:00Z")], 10.0, NOON)
+    signs = look(OperatorEvidence(), [item(), item("2026-11-21T11:58:00Z", "b")], 10.0, NOON)
     assert operator_present("auto", signs, 10.0) is True
     assert operator_present("auto", signs, 10.0 + SILENCE_S - 1) is True
     assert operator_present("auto", signs, 10.0 + SILENCE_S) is False
@@ -86,6 +86,16 @@ def test_a_new_trace_is_fresh_whatever_the_clocks_say(stamp: str) -> None:
     assert operator_present("auto", again, 101.0) is True
     same = look(again, [item(stamp)], 300.0, NOON)
     assert operator_present("auto", same, 100.0 + SILENCE_S) is False, "the same trace again is no news"
+
+
+def test_a_server_whose_clock_is_set_back_does_not_hide_the_operator() -> None:
+    old, other = item("2026-11-21T11:59:59Z"), item("2026-11-21T11:59:58Z", "b")
+    signs = look(OperatorEvidence(), [old, other], 10.0, NOON)
+    signs = look(signs, [old, item("2026-11-21T11:30:00Z", "b")], 100.0, NOON - 1800.0)
+    assert operator_present("auto", signs, 10.0 + SILENCE_S + 1) is True
+    gone = look(signs, [old], 200.0, NOON)
+    again = look(gone, [old, item("2026-11-21T11:30:00Z", "b")], 300.0, NOON)
+    assert operator_present("auto", again, 100.0 + SILENCE_S) is False, "listed again, but not written again"
 
 
 def test_what_the_program_before_knew_holds_until_something_is_seen() -> None:
