@@ -88,6 +88,8 @@ class DownloadJob:
         self.namespaces: frozenset[str] = frozenset()
         """Namespaces of the services that want it."""
         self.meter = DownloadProgress()
+        self._unnoted: Contents | None = None
+        """What is in the slot, if its note could not be written, as on a full disk."""
         self.client = Client(shelf.terms.rules, shelf.terms.stall_s)
         self.stopped = threading.Event()
         self.say, self._ask = say, ask
@@ -198,7 +200,7 @@ class DownloadJob:
         artifact, slot = self.artifact, self.slot
         base = f"{repository.directory_name(artifact)}/" if artifact.directory else ""
         model = base.rstrip("/") or listing.pieces[0].name
-        noted = slot.read()
+        noted = self._unnoted or slot.read()
         known = noted or Contents(shown(artifact.source), model, artifact.directory)
         space = artifact.secret[0] if artifact.secret else ""
         names = {base + piece.name for piece in listing.pieces}  # an earlier listing may have had others
@@ -234,8 +236,9 @@ class DownloadJob:
             for name, piece, target in missing:
                 fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
                 model_files.check_content(target)  # config.json is first: before gigabytes of weights
-                contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
+                self._unnoted = contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
                 self.slot.write(contents)
+                self._unnoted = None
         except fetch.Mismatch as error:
             self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
             raise

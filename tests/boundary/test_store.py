@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -19,6 +20,7 @@ from range_server import Quiet, QuietPage
 from metal_supervisor.models import store as store_module
 from metal_supervisor.models.download_job import Terms
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import Contents, ModelDirectory
 from metal_supervisor.models.model_files import check_file
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
@@ -468,6 +470,24 @@ def test_a_disk_that_cannot_be_written_is_named(shelf: Shelf, web: Web) -> None:
     shelf.directory.write_text("a file, where the directory should be")
     found = shelf.get(f"{web.url}/m.gguf")
     assert (found.phase, found.reason) == ("Failed", "DownloadFailed")
+
+
+def test_a_whole_file_whose_note_could_not_be_written_is_not_fetched_again(
+    shelf: Shelf, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, write, failed = f"{web.url}/m.gguf", ModelDirectory.write, threading.Event()
+
+    def fails_once(slot: ModelDirectory, contents: Contents) -> None:
+        if contents.files and not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(slot, contents)
+
+    monkeypatch.setattr(ModelDirectory, "write", fails_once)
+    monkeypatch.setattr(store_module, "FIRST_RETRY_S", 0.05)
+    shelf.store.want([url])
+    assert Path(eventually(lambda: shelf.store.state(url).path, WITHIN_S, "it to be ready")).read_bytes() == GGUF
+    assert failed.is_set() and web.asked == ["/m.gguf"] * 3, "what it is, twice; and it, once"
 
 
 def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(web: Web, tmp_path: Path) -> None:
