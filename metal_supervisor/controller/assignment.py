@@ -17,8 +17,8 @@ from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.plan import live_note
+from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.prerequisites import Prerequisites
-from metal_supervisor.controller.reconcile import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import sleep_note
@@ -223,7 +223,7 @@ class Assignment:
     ) -> Proposal:
         outlook = self._prerequisites.outlook(service, record, ports, snapshot)
         accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused)
-        return limits.warned(self._prerequisites.with_port_trouble(accepted, service, snapshot.notes), service)
+        return limits.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
 
     def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
         """True if a service without a record waits to be known, and its engine runs: to wait would end it."""

@@ -20,7 +20,7 @@ from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.confinement_policies import Confined
 from metal_supervisor.controller.own_ollama import Own
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.reconcile import Ports
+from metal_supervisor.controller.ports import Ports
 from metal_supervisor.host import machine
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import places_of

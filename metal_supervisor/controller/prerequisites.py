@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from metal_supervisor.cluster.report import PORT_IN_USE
 from metal_supervisor.controller import context_choice, reconcile
 from metal_supervisor.controller.composer import Composer, EngineParts
 from metal_supervisor.controller.confinement_policies import Confined, Confinement
 from metal_supervisor.controller.context_choice import Composition
 from metal_supervisor.controller.daemons import Daemons
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.reconcile import Outlook, Ports, Running, choose_port, front_key
+from metal_supervisor.controller.ports import PortChoice, Ports, front_key
+from metal_supervisor.controller.reconcile import Outlook, Running
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.host import machine
@@ -32,7 +32,7 @@ from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.limits import limit_of
 from metal_supervisor.spec.processes import RunNote
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact, library_model
 from metal_supervisor.spec.types import Engine, Json, ModelFile, PartKey, Program, Rejected, Service
 from metal_supervisor.state import programs
@@ -76,6 +76,7 @@ class Prerequisites:
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, by file name."""
         self._composer = Composer(settings, directory.home)
+        self.ports = PortChoice(settings, directory)
         self._advised: Remembered[Demand, str, Reading | None] = Remembered()
         self._composed: Remembered[tuple[Composition, ...] | None, str, Reading | None] = Remembered()
         self._lacks: Remembered[tuple[str, str] | None, str, None] = Remembered()
@@ -116,17 +117,17 @@ class Prerequisites:
         name = programs.program_name(service.key)
         up = live_note(snapshot.notes.get(name), snapshot.table.get(name))
         if RUNTIMES[service.runtime].shared is None:
-            found = self._found(service, record, self._port(service, record, ports, snapshot.notes), up, snapshot)
-            front = self._front_port(service, record, found.port, ports)
+            found = self._found(service, record, self.ports.of(service, record, ports, snapshot.notes), up, snapshot)
+            front = self.ports.front(service, record, found.port, ports)
             return replace(found, host=self._settings.bind_address, live=self._live(up), front_port=front)
         if not self.daemons.is_known(service.runtime):
             return Outlook(LOOKING, record.port if record else None)
         where, problem = self.daemons.address(service.runtime, ports), self.daemons.problem(service)
         if where is None:
-            problem = problem or self._no_port()
+            problem = problem or self.ports.none_free()
         chosen = None if problem or where is None else where[1], problem
         found = self._found(service, record, chosen, up, snapshot)
-        front = self._front_port(service, record, found.port, ports)
+        front = self.ports.front(service, record, found.port, ports)
         return replace(found, host=where[0] if where else "", front_port=front)
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
@@ -410,85 +411,6 @@ class Prerequisites:
     def _spec_on_file(self, program: str) -> Json:
         """The spec that the section of a program without a record names: its record was lost, its engine may run."""
         return self._state.read_spec(self._state.section_spec(program))
-
-    def _port_on_file(self, program: str) -> int | None:
-        port = self._spec_on_file(program).get("port")
-        return port if isinstance(port, int) else None
-
-    def with_port_trouble(self, record: Proposal, service: Service, notes: Mapping[str, RunNote]) -> Proposal:
-        """Warn of a port that another program holds, or that `--ports` does not allow."""
-        note, wanted = notes.get(record.program), service.container_port
-        if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
-            holder = machine.port_holder(record.port or 0)
-            text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
-            return replace(record, warning=(PORT_IN_USE, text))
-        if wanted is None or wanted in self._settings.port_range or record.warning or not record.asks:
-            return record
-        text = f"spec.containerPort {wanted} is not within this Mac's --ports {self._settings.ports}"
-        if record.port == wanted:
-            text += "; the engine keeps it until it starts next"
-        return replace(record, warning=("PortIgnored", f"{text}; remove it, or choose one of these"))
-
-    def _port(
-        self,
-        service: Service,
-        record: Record | None,
-        ports: Ports,
-        notes: Mapping[str, RunNote],
-    ) -> tuple[int | None, tuple[str, str] | None]:
-        """(the service's port, None), or (None, its problem)."""
-        kept = self._kept_ports(service, record)
-        note = notes.get(record.program) if record else None
-        allowed = self._settings.port_range
-        wanted = service.container_port if service.container_port in allowed else None
-        holder = None if wanted is None else ports.holder(wanted, service.key)
-        if holder is not None:
-            other = ".".join(holder)
-            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
-        reserved = self._settings.own_ports
-        if wanted in reserved:
-            text = f"spec.containerPort {wanted} is this Mac's own (--port, --gateway); choose another"
-            return None, (PORT_IN_USE, text)
-        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
-        bind = self._settings.bind_address
-        barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
-
-        def is_free(port: int) -> bool:
-            if port in barred or port in reserved or ports.holder(port, service.key) is not None:
-                return False
-            return port in kept or machine.port_free(port, bind)
-
-        port = choose_port(wanted, kept, allowed, is_free)
-        return (None, self._no_port()) if port is None else (port, None)
-
-    def _front_port(
-        self, service: Service, record: Record | None, own: int | None, ports: Ports
-    ) -> int | None:
-        """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
-        if service.idle_s is None or own is None:
-            return None
-        kept, reserved = record.front_port if record is not None else None, {own, *self._settings.own_ports}
-
-        def is_free(port: int) -> bool:
-            if port in reserved or ports.holder(port, front_key(service.key)) is not None:
-                return False
-            return port == kept or machine.port_free(port, self._settings.bind_address)
-
-        return choose_port(None, () if kept is None else (kept,), self._settings.port_range, is_free)
-
-    def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
-        """Ports of a service: of its record, and of specs that it is about to start from."""
-        if record is None:
-            found = [self._port_on_file(programs.program_name(service.key))]
-        elif record.port in self._settings.port_range:
-            found = [record.port]
-        else:  # its engine still runs on a port that is not allowed any more; the next one was chosen before
-            specs = (self._state.read_spec(name) for name in (record.next_spec, record.spec_file) if name)
-            found = [record.port, *(each.get("port") for each in specs)]
-        return tuple(port for port in found if isinstance(port, int))
-
-    def _no_port(self) -> tuple[str, str]:
-        return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
 
 
 def _whole(found: object) -> int:

@@ -9,7 +9,7 @@ Mac (then LLMKube runs it in a pod).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
     FIELD_IGNORED,
     Engine,
-    Key,
     ModelFile,
     Probe,
     Program,
@@ -312,49 +311,3 @@ def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Recor
         spec_file=None,
         warning=None,
     )
-
-
-def choose_port(
-    wanted: int | None, kept: Sequence[int], allowed: range, is_free: Callable[[int], bool]
-) -> int | None:
-    """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
-
-    `kept`: ports of its record and its specs, the most current first. A `wanted` port outside of the range counts as
-    none: a manifest must not put a server on port 22 of this Mac.
-    """
-    if wanted is not None and wanted in allowed:
-        return wanted
-    stays = (port for port in kept if port in allowed and is_free(port))
-    return next(stays, None) or next((port for port in allowed if is_free(port)), None)
-
-
-def front_key(key: Key) -> Key:
-    """Key of the port at which the gateway answers for an engine."""
-    return key[0], f"{key[1]}/front"
-
-
-class Ports:
-    """The ports that this Mac's engines hold. The services of a shared daemon all have its port."""
-
-    def __init__(self, engines: Iterable[Record | Proposal]) -> None:
-        self._of: dict[Key, int] = {}
-        self._holders: dict[int, dict[Key, str]] = {}
-        for engine in engines:
-            self.hold(engine)
-
-    def hold(self, engine: Record | Proposal) -> None:
-        """Note the port of an engine, in place of the one that it had."""
-        self._hold(engine.key, engine.port, engine.runtime)
-        self._hold(front_key(engine.key), engine.front_port, "gateway")
-
-    def _hold(self, key: Key, port: int | None, runtime: str) -> None:
-        if key in self._of:
-            del self._holders[self._of.pop(key)][key]
-        if port is not None:
-            self._of[key] = port
-            self._holders.setdefault(port, {})[key] = runtime
-
-    def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
-        """An engine that holds a port, other than the one named, and of another runtime than the one named."""
-        found = self._holders.get(port, {}).items()
-        return next((key for key, runtime in found if key != but and runtime != but_runtime), None)

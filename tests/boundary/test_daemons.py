@@ -18,7 +18,8 @@ from daemon_support import Stand, said, standing
 from metal_supervisor.controller import daemons, own_ollama
 from metal_supervisor.controller.confinement_policies import Confined
 from metal_supervisor.controller.daemons import Daemons, key_of
-from metal_supervisor.controller.reconcile import Outlook, Ports
+from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import Binary
 from metal_supervisor.runtimes.daemon_client import DaemonRefused

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.controller.ports import Ports, choose_port
 from metal_supervisor.controller.reconcile import (
     Outlook,
-    Ports,
     Running,
-    choose_port,
     dismiss,
     fitting,
     verdict,

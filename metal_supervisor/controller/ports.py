@@ -1,0 +1,148 @@
+"""The ports of this Mac's engines, and of the gateway in front of those on demand: who holds which, and the next one.
+
+A service keeps its port for as long as it can: clients, and slices in other caches, know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from metal_supervisor.cluster.report import PORT_IN_USE
+from metal_supervisor.host import machine
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Key, Service
+from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
+
+
+def choose_port(
+    wanted: int | None, kept: Sequence[int], allowed: range, is_free: Callable[[int], bool]
+) -> int | None:
+    """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
+
+    `kept`: ports of its record and its specs, the most current first. A `wanted` port outside of the range counts as
+    none: a manifest must not put a server on port 22 of this Mac.
+    """
+    if wanted is not None and wanted in allowed:
+        return wanted
+    stays = (port for port in kept if port in allowed and is_free(port))
+    return next(stays, None) or next((port for port in allowed if is_free(port)), None)
+
+
+def front_key(key: Key) -> Key:
+    """Key of the port at which the gateway answers for an engine."""
+    return key[0], f"{key[1]}/front"
+
+
+class Ports:
+    """The ports that this Mac's engines hold. The services of a shared daemon all have its port."""
+
+    def __init__(self, engines: Iterable[Record | Proposal]) -> None:
+        self._of: dict[Key, int] = {}
+        self._holders: dict[int, dict[Key, str]] = {}
+        for engine in engines:
+            self.hold(engine)
+
+    def hold(self, engine: Record | Proposal) -> None:
+        """Note the port of an engine, in place of the one that it had."""
+        self._hold(engine.key, engine.port, engine.runtime)
+        self._hold(front_key(engine.key), engine.front_port, "gateway")
+
+    def _hold(self, key: Key, port: int | None, runtime: str) -> None:
+        if key in self._of:
+            del self._holders[self._of.pop(key)][key]
+        if port is not None:
+            self._of[key] = port
+            self._holders.setdefault(port, {})[key] = runtime
+
+    def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
+        """An engine that holds a port, other than the one named, and of another runtime than the one named."""
+        found = self._holders.get(port, {}).items()
+        return next((key for key, runtime in found if key != but and runtime != but_runtime), None)
+
+
+class PortChoice:
+    """Chooses the ports of services."""
+
+    def __init__(self, settings: Settings, directory: StateDir) -> None:
+        self._settings, self._state = settings, directory
+
+    def of(
+        self,
+        service: Service,
+        record: Record | None,
+        ports: Ports,
+        notes: Mapping[str, RunNote],
+    ) -> tuple[int | None, tuple[str, str] | None]:
+        """(the service's port, None), or (None, its problem)."""
+        kept = self._kept_ports(service, record)
+        note = notes.get(record.program) if record else None
+        allowed = self._settings.port_range
+        wanted = service.container_port if service.container_port in allowed else None
+        holder = None if wanted is None else ports.holder(wanted, service.key)
+        if holder is not None:
+            other = ".".join(holder)
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
+        reserved = self._settings.own_ports
+        if wanted in reserved:
+            text = f"spec.containerPort {wanted} is this Mac's own (--port, --gateway); choose another"
+            return None, (PORT_IN_USE, text)
+        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
+        bind = self._settings.bind_address
+        barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
+
+        def is_free(port: int) -> bool:
+            if port in barred or port in reserved or ports.holder(port, service.key) is not None:
+                return False
+            return port in kept or machine.port_free(port, bind)
+
+        port = choose_port(wanted, kept, allowed, is_free)
+        return (None, self.none_free()) if port is None else (port, None)
+
+    def front(
+        self, service: Service, record: Record | None, own: int | None, ports: Ports
+    ) -> int | None:
+        """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
+        if service.idle_s is None or own is None:
+            return None
+        kept, reserved = record.front_port if record is not None else None, {own, *self._settings.own_ports}
+
+        def is_free(port: int) -> bool:
+            if port in reserved or ports.holder(port, front_key(service.key)) is not None:
+                return False
+            return port == kept or machine.port_free(port, self._settings.bind_address)
+
+        return choose_port(None, () if kept is None else (kept,), self._settings.port_range, is_free)
+
+    def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
+        """Ports of a service: of its record, and of specs that it is about to start from."""
+        if record is None:
+            spec_file = self._state.section_spec(programs.program_name(service.key))
+            found = [self._state.read_spec(spec_file).get("port")]
+        elif record.port in self._settings.port_range:
+            found = [record.port]
+        else:  # its engine still runs on a port that is not allowed any more; the next one was chosen before
+            specs = (self._state.read_spec(name) for name in (record.next_spec, record.spec_file) if name)
+            found = [record.port, *(each.get("port") for each in specs)]
+        return tuple(port for port in found if isinstance(port, int))
+
+    def with_trouble(self, record: Proposal, service: Service, notes: Mapping[str, RunNote]) -> Proposal:
+        """Warn of a port that another program holds, or that `--ports` does not allow."""
+        note, wanted = notes.get(record.program), service.container_port
+        if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
+            holder = machine.port_holder(record.port or 0)
+            text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
+            return replace(record, warning=(PORT_IN_USE, text))
+        if wanted is None or wanted in self._settings.port_range or record.warning or not record.asks:
+            return record
+        text = f"spec.containerPort {wanted} is not within this Mac's --ports {self._settings.ports}"
+        if record.port == wanted:
+            text += "; the engine keeps it until it starts next"
+        return replace(record, warning=("PortIgnored", f"{text}; remove it, or choose one of these"))
+
+    def none_free(self) -> tuple[str, str]:
+        """(reason, message) of a service that gets none."""
+        return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
