@@ -92,6 +92,7 @@ class EngineScraper(threading.Thread):
         super().__init__(name="engine metrics", daemon=True)
         self._bind, self._key_of, self._clock, self._timeout_s = bind, key_of, clock, timeout_s
         self._numbers = itertools.count(1)
+        self._followed: tuple[list[Row], dict[str, RunNote]] = [], {}
         self._lock = threading.Lock()
         self._sources: Mapping[ScrapeTarget, bool] = {}
         """The running engines; True if the engine serves."""
@@ -102,8 +103,12 @@ class EngineScraper(threading.Thread):
 
     def follow(self, rows: Iterable[Row], notes: Mapping[str, RunNote]) -> None:
         """Scrape exactly the engines of these rows from now on; drop the metrics of all others."""
+        followed = list(rows), dict(notes)
+        if followed == self._followed:
+            return
+        self._followed = followed
         sources, services = {}, set()
-        for row in rows:
+        for row in followed[0]:
             services.add(row.record.key)
             if source := source_of(row, notes.get(row.record.program), self._bind):
                 sources[source] = _serves(row)

@@ -8,7 +8,6 @@ process is noticed at once, by its pid: the endpoint is withdrawn before supervi
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -20,12 +19,12 @@ from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Renewal
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.network_watcher import AddressBook
-from metal_supervisor.cluster.report import MOVED, Happening, Report, happening, report
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.cluster.report import MOVED, Happening
+from metal_supervisor.host import machine
 from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.sidecar import exit_messages, sharing, shutdown
+from metal_supervisor.sidecar import shutdown
 from metal_supervisor.sidecar.board import Board, Recent, Row
 from metal_supervisor.sidecar.cluster_context import around, node_notes
 from metal_supervisor.sidecar.counters import Counters
@@ -33,16 +32,16 @@ from metal_supervisor.sidecar.engine_scraper import EngineScraper
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.inventory import Inventory
 from metal_supervisor.sidecar.membership import Membership, session_kept
-from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
-from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Observer, ServiceView
+from metal_supervisor.sidecar.memory_sampler import MemorySampler
+from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Observer
 from metal_supervisor.sidecar.power import PowerFile
-from metal_supervisor.sidecar.probes import Prober, ProbeTarget
+from metal_supervisor.sidecar.probes import Prober
 from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
-from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
+from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec import first_request
-from metal_supervisor.spec.attachment import Attachment
-from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import LIVE, ProgramState, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, ModelFile
 from metal_supervisor.state import gateway_note
@@ -56,8 +55,6 @@ from metal_supervisor.supervisord.table_reader import TableReader
 
 TICK_S = 15.0
 RETRY_S = 1.0
-ANEW_S = 60.0
-"""Seconds after which every row is made anew, whatever was looked at."""
 TOKEN_EVERY_S = 60.0
 NEWS_S = 60.0
 """Age of the controller's report from which peers that it calls silent are left alone."""
@@ -77,17 +74,12 @@ class Sidecar:
         self.wake = self.bell.ring
         self.node = machine.node_name(directory.path, settings.node_name)
         self.board = Board(str(directory.path), node=self.node)
-        self._attached: dict[str, Attachment | None] = {}
-        """The attachers' notes, as read in this pass, by program."""
-        self._steady: dict[str, tuple[tuple[object, ...], Row]] = {}
-        """Program of an engine that runs as it did -> what its latest row was made from, and that row."""
-        self._anew_at = 0.0
         self._found_at: object = None
         """Time of the controller's report that was there at the start."""
-        self._rows: list[Row] = []
         self._gateway: Json = {}
         """The gateway's note."""
-        """Rows of the latest pass, shared daemons included."""
+        self._models_told: tuple[Json, dict[Key, WantedModel]] = {}, {}
+        """The controller's report, and the Models in it."""
         session = session_kept(directory.path / SESSION_FILE)
         self.membership = Membership(kube, self.node, settings.lease_duration, session)
         listed = settings.fleet_node == "on" and not settings.embedded
@@ -107,7 +99,6 @@ class Sidecar:
         self._news = threading.Event()
         """Set while a process has ended that no pass has reported yet."""
         self._table_reader = TableReader(supervisord)
-        self._reports: dict[Key, Report] = {}
         self._happenings: deque[Recent] = deque(maxlen=MOST_HAPPENINGS)
         self._address = ""
         """The address last advertised, "" before the first."""
@@ -117,6 +108,10 @@ class Sidecar:
         self._observer = Observer(
             directory, self.prober, self._meter, self._counters, self.registrar.published, self._dead
         )
+        published, dead = self.registrar.published, self._dead
+        self._rows = Rows(
+            settings, directory, self.prober, self._meter, self._observer, published, dead, self._tell
+        )  # fmt: skip
         self._slumber = SleepNotice(directory.path, self.registrar)
         self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
@@ -174,7 +169,7 @@ class Sidecar:
                 # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
                 held = held or bool(self._supervisord_since)
-                asked = any(row.record.withdraw and not row.observed.drained for row in self._rows)
+                asked = any(row.record.withdraw and not row.observed.drained for row in self._rows.all)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
                 pause_s = min(pause_s, self._slumber.again_in_s)
             except Exception:
@@ -209,7 +204,7 @@ class Sidecar:
         live = [row for row in self.board.rows if row.observed.pid]
         started = {row.observed.pid: launch.start_time(row.observed.pid) for row in live}
         answering = {
-            row.record.program: self._target(row.record, row.observed.pid) for row in live if not row.observed.hung
+            row.record.program: self._rows.target(row.record, row.observed.pid) for row in live if not row.observed.hung
         }
         if not shutdown.answers_ended(self.prober, answering, self.settings.stop_timeout):
             log.warning("some answers are cut: they did not end in time", extra={"seconds": self.settings.stop_timeout})
@@ -226,35 +221,15 @@ class Sidecar:
         records = self._read_records()
         notes = self.state.run_notes()
         told = self._controller()
-        self._gateway = gateway_note.read(self.state.path) if self.settings.gateway_on else {}
-        found = {name: self._engine_pid(self._table.get(name), notes.get(name)) for name in records}
-        pids = sharing.pids_with_daemons(records, found)
-        self._attached = {name: self.state.attachment(name) for name, record in records.items() if record.daemon}
-        alive = {
-            name: record
-            for name, record in records.items()
-            if pids[name] and sharing.is_asked(record, self._attached.get(name), pids[name])
-        }
-        self.prober.ask_only(
-            {
-                name: (self._target(each, pids[name]), self._observer.known(each, pids[name]))
-                for name, each in alive.items()
-            },
-            {name for name, each in alive.items() if self._ending(each, self._table.get(name))},
-        )
-        if time.monotonic() >= self._anew_at:
-            self._steady, self._anew_at = {}, time.monotonic() + ANEW_S
-        self._rows = [
-            self._row(each, self._table.get(name), notes, pids[name], records) for name, each in records.items()
-        ]
-        rows = [row for row in self._rows if not row.record.is_daemon]
-        self._meter.measure_only(
-            {pid: self._engine(records[name], notes, pid) for name, pid in pids.items() if pid}
-        )
-        self._gatherer.follow(rows, notes)
+        self._gateway = self.state.report(gateway_note.FILE) if self.settings.gateway_on else {}
+        address, coming = self.addresses.address, self._slumber.coming is not None
+        mac = MacView(address, self.addresses.problem, self._fronts(), coming, self._leaving.is_set())
+        self._rows.look(PassView(records, self._table, notes, mac))
+        found = [row for row in self._rows.all if not row.record.is_daemon]
+        self._gatherer.follow(found, notes)
         self._counters.forget_all_but(records.keys())
         self._observer.forget_all_but(records.keys())
-        self._register(rows, told)
+        self._register(found, told)
         self._slumber.answer()
         trouble, since = self.registrar.trouble
         self.board = Board(
@@ -262,7 +237,7 @@ class Sidecar:
             at=time.time(),
             passed_at=time.monotonic(),
             controller_at=self._heard_of(told),
-            rows=tuple(rows),
+            rows=tuple(found),
             supervisord_error=error,
             supervisord_since=self._supervisord_since,
             controller=told,
@@ -284,7 +259,7 @@ class Sidecar:
     def _read_records(self) -> dict[str, Record]:
         """The records by program; an unreadable one is used as it last was, until the controller has repaired it."""
         good, bad = self.state.records()
-        before = {row.record.program: row.record for row in self._rows}
+        before = {row.record.program: row.record for row in self._rows.all}
         # Its record is removed only after its program: until then it was lost, and is being made again.
         lost = {name for name in before if name in bad or name in self._table}
         return {**{name: before[name] for name in lost}, **good}
@@ -310,11 +285,8 @@ class Sidecar:
         return ""
 
     def _controller(self) -> Json:
-        try:
-            told = json.loads((self.state.path / CONTROLLER_REPORT).read_text("utf-8"))
-        except (OSError, ValueError):
-            return self.board.controller
-        return told if isinstance(told, dict) else {}
+        """The controller's report, the very same object until there is another."""
+        return self.state.report(CONTROLLER_REPORT) or self.board.controller
 
     def _heard_of(self, told: Json) -> float:
         """Monotonic time at which the controller last reported a pass, 0 if it never did."""
@@ -330,123 +302,26 @@ class Sidecar:
         same = self._gateway.get("at") == self.board.gateway.get("at") and self.board.gateway_at
         return self.board.gateway_at if same else time.monotonic()
 
-    def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
-        """Pid of the engine of a program, 0 if there is none.
-
-        An engine that outlived its supervisord is found by its launcher's note, even before the launcher that adopts it
-        has started or written its own: taken for dead meanwhile, its endpoint would be withdrawn for a moment.
-        """
-        launcher = row.pid if row is not None and row.state in LIVE and row.pid not in self._dead else 0
-        if note is None:
-            return launcher
-        noted = launcher and note.launcher_pid == launcher
-        lives = note.pid and (noted or launch.start_time(note.pid) == note.started)
-        pid = note.pid if noted or (lives and note.pid not in self._dead) else launcher
-        return 0 if pid in self._dead else pid
-
-    def _target(self, record: Record, pid: int) -> ProbeTarget:
-        # The user's own daemon listens where its configuration says, perhaps on loopback only: pods may not reach it.
-        strange = record.daemon and record.host != self.settings.bind_address and not self.settings.embedded
-        reached_at = self.addresses.address if strange else ""
-        return ProbeTarget(pid, record.host or self.settings.bind_address, record.port or 0, record.probe, reached_at)
-
-    def _ending(self, record: Record, row: ProgramState | None) -> bool:
-        """True if the engine is to end: withdrawn, stopping, or the whole system stops."""
-        return bool(record.withdraw) or self._leaving.is_set() or (row is not None and row.state is State.STOPPING)
-
     def _key_of(self, program: str) -> tuple[str, str]:
         """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known."""
         note = self.state.run_note(program)
         return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
-    def _row(
-        self,
-        record: Record,
-        row: ProgramState | None,
-        notes: Mapping[str, RunNote],
-        pid: int,
-        records: Mapping[str, Record],
-    ) -> Row:
-        """Observe one service and report on it; one that runs as it did keeps its row."""
-        engine, note = self._engine(record, notes, pid), notes.get(record.program)
-        basis = self._basis(record, row, note, pid, engine)
-        known = self._steady.get(record.program)
-        if basis is not None and known is not None and known[0] == basis:
-            self._observer.keep(known[1].observed, news=True)  # its file may be gone, or another
-            return known[1]
-        look = ServiceView(
-            record, row, note, pid, engine, self._target(record, pid), self._attached.get(record.program)
-        )  # fmt: skip
-        seen = self._observer.see(look, records, self._leaving.is_set())
-        told = report(record, seen.observed, self._slumber.coming is not None or self._leaving.is_set(), self._fronts())
-        if seen.settled:
-            self._announce(record, told, seen.observed, seen.crashed)
-        address = self.addresses.address
-        where = f"{address}:{told.port}" if told.wants_slice and address and seen.settled else ""
-        made = Row(record, seen.observed, told, where, seen.rss_bytes)
-        if basis is not None and seen.settled and seen.kept:
-            self._steady[record.program] = basis, made
-        return made
-
-    def _basis(
-        self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int, engine: SampledEngine
-    ) -> tuple[object, ...] | None:
-        """All that the row of a service depends on whose engine runs and is to go on, or has no program yet.
-
-        None for any other.
-        """
-        steady = bool(pid) and row.state is State.RUNNING if row is not None else not pid
-        if not steady or record.withdraw or record.is_daemon or record.daemon or self._leaving.is_set():
-            return None
-        found = self.prober.finding(record.program), self.registrar.published(record.key), self._meter.held(engine)
-        around = self.addresses.address, self._slumber.coming is not None, self._fronts()
-        process = (row.pid, row.start) if row is not None else None
-        return record, process, note, pid, *found, *around
-
-    def _fronts(self) -> list[int]:
+    def _fronts(self) -> tuple[int, ...]:
         """Ports at which the gateway listens for on-demand services."""
         found = self._gateway.get("fronts")
-        return found if isinstance(found, list) else []
+        return tuple(found) if isinstance(found, list) else ()
 
-    def _engine(self, record: Record, notes: Mapping[str, RunNote], pid: int) -> SampledEngine:
-        """The process whose memory is measured; for a model on a shared daemon, the daemon."""
-        note = notes.get(record.daemon or record.program)
-        if record.daemon and note is not None and note.pid:
-            return SampledEngine(note.pid, note.started, 0)
-        return SampledEngine(pid, note.started if note is not None and note.pid == pid else "", record.mapped_bytes)
+    def _tell(self, record: Record, what: Happening) -> None:
+        """Post an Event about a service."""
+        self.registrar.tell(record, what)
+        self._happenings.append(Recent(time.time(), "/".join(record.key), what))
 
-    def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
-        """Log each change of a service's phase or reason, and post an Event for those that `happening` selects."""
-        before = self._reports.get(record.key)
-        self._reports[record.key] = told
-        if before is None or (before.phase, before.reason) != (told.phase, told.reason):
-            detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
-            log.info("service", extra=detail)
-        cause = exit_messages.cause(exit_messages.last_lines(self.state, record.program)) if died else ""
-        ended = f"the engine ended: {observed.last_exit or 'unknown'}{f'; {cause}' if cause else ''}" if died else ""
-        what = happening(before, told, ended)
-        if what and not record.is_daemon and not (before is None and what.type == "Normal"):
-            self.registrar.tell(record, what)
-            self._happenings.append(Recent(time.time(), "/".join(record.key), what))
-
-    def _direct(self, record: Record) -> str:
-        return local_status.asked_at(record.host or self.settings.bind_address) if self.settings.embedded else ""
-
-    def _register(self, rows: list[Row], told: Json) -> None:
-        where = self.addresses.address, self.addresses.problem
-        self._tell_of_move(where[0])
-        wanted = {
-            row.record.key: WantedStatus(row.record, row.report, *where, self._direct(row.record)) for row in rows
-        }
-        models = {}
-        for name, item in (told.get("models") or {}).items():
-            namespace, _, short = name.partition("/")
-            with contextlib.suppress(KeyError, TypeError):  # written by another version
-                file = ModelFile(**item["file"])
-                models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
-        known = {row.record.key for row in self._rows}
-        self._reports = {key: value for key, value in self._reports.items() if key in known}
-        self.registrar.want(wanted, models, self._around(rows, told))
+    def _register(self, found: list[Row], told: Json) -> None:
+        self._tell_of_move(self.addresses.address)
+        if told is not self._models_told[0]:
+            self._models_told = told, _models_of(told)
+        self.registrar.want(self._rows.wanted, self._models_told[1], self._around(found, told))
 
     def _tell_of_move(self, address: str) -> None:
         """Post an Event if the advertised address of this Mac has changed: the old one is no longer valid."""
@@ -473,3 +348,14 @@ class Sidecar:
         at = told.get("at")
         self._found_at = at if self._found_at is None else self._found_at
         return at != self._found_at and time.monotonic() - self._heard_of(told) < NEWS_S
+
+
+def _models_of(told: Json) -> dict[Key, WantedModel]:
+    """The Models in the controller's report."""
+    models = {}
+    for name, item in (told.get("models") or {}).items():
+        namespace, _, short = name.partition("/")
+        with contextlib.suppress(KeyError, TypeError):  # written by another version
+            file = ModelFile(**item["file"])
+            models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
+    return models

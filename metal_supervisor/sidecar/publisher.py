@@ -126,10 +126,16 @@ class Publisher:
             done = self._done[record.key] = _Done(uid=record.uid)
         return done
 
+    def rests(self, want: WantedStatus) -> bool:
+        """True if `endpoints` would find nothing to do for this very object."""
+        done = self._done.get(want.record.key)
+        return done is not None and done.want is want and not self._is_due(done)
+
     def endpoints(self, want: WantedStatus) -> None:
         """Reconcile the Service and the EndpointSlice of a service; withdraw its endpoint if its record says so."""
         done, token, record = self._done_of(want.record), want.record.withdraw, want.record
         if done.want == want and not self._is_due(done):
+            done.want = want
             return
         done.want = None
         if time.monotonic() < done.blocked_until and done.problem:

@@ -197,7 +197,7 @@ class Registrar(threading.Thread):
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
                 time.sleep(pause_s)  # a wake must not turn an outage into a hot loop
             else:
-                self._wake.wait(max(0.05, self._due_at() - time.monotonic()))
+                self._wake.wait(min(threading.TIMEOUT_MAX, max(0.05, self._due_at() - time.monotonic())))
 
     def _due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
@@ -286,7 +286,7 @@ class Registrar(threading.Thread):
         """The writes of a pass that may wait, as for `_attempt`: what carries traffic first, then statuses."""
         publish, membership = self._publisher, self._membership
         for key in late:
-            if membership.steady(key[0]):
+            if membership.steady(key[0]) and not publish.rests(wanted[key]):
                 yield "endpoints", key, partial(publish.endpoints, wanted[key])
         for key in publish.unwanted(wanted):
             yield "forget", key, partial(publish.forget, key)
@@ -295,7 +295,8 @@ class Registrar(threading.Thread):
         for peer in membership.to_withdraw(around.silent):
             yield "peers", peer, partial(membership.withdraw_peer, *peer)
         for key, want in wanted.items():
-            yield "status", key, partial(publish.statuses.service, want)
+            if not publish.statuses.rests(want):
+                yield "status", key, partial(publish.statuses.service, want)
         publish.statuses.forget_models_but(models)
         for key, model in models.items() if around.operator is False else ():
             yield "status", ("Model", *key), partial(publish.statuses.model, key, model)

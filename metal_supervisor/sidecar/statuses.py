@@ -115,6 +115,11 @@ class Statuses:
         times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
         return min(times, default=float("inf"))
 
+    def rests(self, want: WantedStatus) -> bool:
+        """True if `service` would find nothing to do for this very object."""
+        written = self._services.get(want.record.key)
+        return self._operator is False and written is not None and written.body is not None and written.want is want
+
     def service(self, want: WantedStatus) -> None:
         """Write the status of one InferenceService, if this Mac holds its first replica."""
         record = want.record
@@ -130,6 +135,7 @@ class Statuses:
             written.body = None
             return
         if not self._operator and written.body is not None and written.want == want:
+            written.want = want
             return
         if written.body is None:
             written.body = self._kube.request("GET", _path("inferenceservices", record.owner)).get("status") or {}

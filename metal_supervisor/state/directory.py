@@ -311,6 +311,14 @@ class StateDir:
         except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
             return None
 
+    def report(self, name: str) -> dict[str, Any]:
+        """A JSON object that another process keeps, {} if it cannot be read; the same until it is replaced."""
+        try:
+            found = self._parsed(self.path / name, json.loads)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def run_notes(self) -> dict[str, RunNote]:
         """All notes of launchers, by program."""
         return self._read_all("runs", programs.read_run)[0]
