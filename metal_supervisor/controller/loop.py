@@ -20,6 +20,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.network_watcher import NetworkWatcher
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import on_demand, plan
+from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.awake import Awake, in_use
@@ -167,9 +168,13 @@ class Controller:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
         self.state.refresh_link()
         snapshot = self._observe()
-        before = self._relieved(plan.with_hands(self.records, snapshot.table, snapshot.notes), snapshot)
+        known = plan.with_hands(self.records, snapshot.table, snapshot.notes)
+        ups = self._ups(known, {}, snapshot)
+        before = self._relieved(known, ups, snapshot)
         proposals = self.assignment.propose(before, snapshot)
-        self.records = self._admitted(proposals, before, snapshot)
+        if proposals.keys() - known.keys():  # one whose record was lost may be up
+            ups = self._ups(before, proposals, snapshot)
+        self.records = self._admitted(proposals, before, ups, snapshot)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(self.records.values(), self.prerequisites.specs)
         self._keep_records()
@@ -238,18 +243,27 @@ class Controller:
             room=self.memory.room,
         )
 
-    def _relieved(self, records: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
+    def _ups(
+        self, records: Mapping[Key, Record], proposals: Mapping[Key, Proposal], snapshot: Snapshot
+    ) -> dict[Key, Up]:
+        """The engines that are up, and what each holds."""
+        return self.memory.ups(_own(records), proposals, snapshot.table, snapshot.notes, snapshot.observed)
+
+    def _relieved(
+        self, records: Mapping[Key, Record], ups: Mapping[Key, Up], snapshot: Snapshot
+    ) -> dict[Key, Record]:
         """The records with those marked that memory pressure evicts or readmits, also while the API is unreachable."""
-        own = _own(records)
-        ups = self.memory.ups(own, {}, snapshot.table, snapshot.notes, snapshot.observed)
-        return {**self.memory.relieve(own, ups, snapshot.notes, snapshot.now), **_daemons(records)}
+        return {**self.memory.relieve(_own(records), ups, snapshot.notes, snapshot.now), **_daemons(records)}
 
     def _admitted(
-        self, proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot
+        self,
+        proposals: Mapping[Key, Proposal],
+        before: Mapping[Key, Record],
+        ups: Mapping[Key, Up],
+        snapshot: Snapshot,
     ) -> dict[Key, Record]:
         """The records of this pass: the proposals as far as memory allows, and the shared daemons that they need."""
         own = _own(before)
-        ups = self.memory.ups(own, proposals, snapshot.table, snapshot.notes, snapshot.observed)
         had = {
             key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
             for key, record in own.items()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import is_
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class Remembered(Generic[T, K, V]):
         if known is not None and known.inputs == inputs:
             now = [look(name) is found for name, found in known.looked_up.items()]
             if all(now):
+                if not all(map(is_, known.inputs, inputs)):  # equal: the next comparison is quicker
+                    self._kept[key] = replace(known, inputs=inputs)
                 return known.result
         looked_up: dict[K, V] = {}
 

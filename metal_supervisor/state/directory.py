@@ -14,7 +14,8 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ from metal_supervisor.state import programs
 T = TypeVar("T")
 Edition: TypeAlias = tuple[int, int, int]
 """(inode, mtime, size) of a file: different once it was replaced or edited."""
+Files: TypeAlias = tuple[tuple[str, Edition], ...]
+LISTED_S, SETTLED_NS = 1.0, 100_000_000
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
     "scratch",
@@ -81,6 +84,15 @@ def _link_for(path: Path) -> Path:
     return Path("/tmp").resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
 
 
+@dataclass(frozen=True)
+class _Listing:
+    changed_ns: int
+    """Time of the directory's last change."""
+    until: float
+    """Monotonic time until which it counts."""
+    files: Files
+
+
 class StateDir:
     """Paths and files of one state directory.
 
@@ -96,6 +108,9 @@ class StateDir:
         self._known: dict[Path, tuple[Edition, Any]] = {}
         self._written: dict[Path, tuple[Any, Edition]] = {}
         self._paths: dict[tuple[str, str], Path] = {}
+        self._listings: dict[str, _Listing] = {}
+        self._read: dict[str, tuple[Files, dict[str, Any]]] = {}
+        """Directory -> its files, and what was read from them, if all could be."""
 
     @property
     def socket(self) -> str:
@@ -235,9 +250,13 @@ class StateDir:
 
     def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
         """(readable files, reasons why the others cannot be read), both by program name."""
+        files = self._listed(directory, ".json")
+        known = self._read.get(directory)
+        if known is not None and known[0] is files:
+            return dict(known[1]), {}
         good: dict[str, T] = {}
         bad: dict[str, str] = {}
-        for file_name, edition in sorted(self._listed(directory, ".json")):
+        for file_name, edition in files:
             name = file_name[:-5]
             try:
                 good[name] = self._parsed(self._path(directory, file_name), parse, edition)
@@ -245,15 +264,36 @@ class StateDir:
                 continue
             except (OSError, UnicodeDecodeError, programs.UnreadableRecord) as error:
                 bad[name] = str(error)
+        if not bad:
+            self._read[directory] = files, dict(good)
         return good, bad
 
-    def _listed(self, directory: str, suffix: str) -> Iterator[tuple[str, Edition]]:
-        """(file name, edition) of each file there with the suffix, without those that are being written."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / directory) as entries:
+    def _listed(self, directory: str, suffix: str) -> Files:
+        """(file name, edition) of each file there with the suffix, without those that are being written.
+
+        The very same object while none is replaced. Each directory is always asked for with one suffix. A file that is
+        edited in place changes nothing of its directory: that is seen LISTED_S later.
+        """
+        path, now, before = f"{self.path}/{directory}", time.monotonic(), time.time_ns()
+        try:
+            changed = os.stat(path).st_mtime_ns
+        except FileNotFoundError:
+            return ()
+        known = self._listings.get(directory)
+        if known is not None and known.changed_ns == changed and now < known.until:
+            return known.files
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
             for each in entries:
                 if each.name.endswith(suffix) and each.name[0] != ".":
                     with contextlib.suppress(FileNotFoundError):
-                        yield each.name, _edition(each.stat())
+                        found.append((each.name, _edition(each.stat())))
+        files = tuple(sorted(found))
+        files = known.files if known is not None and known.files == files else files
+        # Within the resolution of its clock, a further change may leave the directory's time as it is.
+        until = now + LISTED_S if before - changed > SETTLED_NS else now
+        self._listings[directory] = _Listing(changed, until, files)
+        return files
 
     def _parsed(self, path: Path, parse: Callable[[str], T], edition: Edition | None = None) -> T:
         """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
