@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,7 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
         if not path.exists():
             raise Bad("InvalidModel", f"{typed}: there is no such file")
         here = path.resolve()
-        return ServedModel(f"file://{here}", "gguf") if path.is_file() else ServedModel(str(here), "mlx")
+        return ServedModel(here.as_uri(), "gguf") if path.is_file() else ServedModel(str(here), "mlx")
     if library := _LIBRARY.fullmatch(typed):
         return ServedModel(canonical(f"https://ollama.com/library/{library[1]}", "SOURCE"), "gguf")
     if repository := _REPOSITORY.fullmatch(typed):
@@ -72,30 +73,33 @@ def _of_repository(settings: Settings, name: str, quantization: str, context: in
     place = f"hf://{name}"
     with contextlib.closing(Client(SourcePolicy(lax=True))) as client:
 
-        def file(wanted: str) -> str:
-            return locate(Artifact(place, quantization=wanted), {}, client, settings.hub).pieces[0].name
+        def source(wanted: str) -> str:
+            found = locate(Artifact(place, quantization=wanted), {}, client, settings.hub)
+            if found.path:  # in a mirror on this Mac
+                return f"{place}:{wanted}" if wanted else place
+            return f"{place}/{found.chosen}"
 
         try:
-            return ServedModel(f"{place}/{file(quantization)}", "gguf")
+            return ServedModel(source(quantization), "gguf")
         except Unusable as error:
             if quantization or error.reason not in ("AmbiguousSource", "InvalidModel"):
                 raise
             if error.reason == "InvalidModel":
                 locate(Artifact(place, directory=True), {}, client, settings.hub)
                 return ServedModel(place, "mlx")
-            chosen = _fitting(file, lambda found: _fits(settings, f"{place}/{found}", context))
+            chosen = _fitting(source, lambda found: _fits(settings, found, context))
             if not chosen:
                 raise
-    note = f"of several files, {chosen} is taken; {name}:QUANT names another"
-    return ServedModel(f"{place}/{chosen}", "gguf", note)
+    note = f"of several files, {chosen.removeprefix(place)[1:]} is taken; {name}:QUANT names another"
+    return ServedModel(chosen, "gguf", note)
 
 
-def _fitting(file: Callable[[str], str], fits: Callable[[str], bool]) -> str:
-    """The file of the first usual quantization that fits, of the first that is there if none does, "" without any."""
+def _fitting(source: Callable[[str], str], fits: Callable[[str], bool]) -> str:
+    """The source of the first usual quantization that fits, of the first that is there if none does, "" without any."""
     first = ""
     for quantization in QUANTIZATIONS:
         try:
-            found = file(quantization)
+            found = source(quantization)
         except Unusable:
             continue
         if fits(found):
@@ -135,7 +139,8 @@ def examples() -> dict[str, ServedModel]:
 
 def name_of(source: str) -> str:
     """Name of a service for a model: a DNS label made of the last part of its source."""
-    last = re.split(r"[/\\]", source.rstrip("/"))[-1]
+    plain = urllib.parse.unquote(source) if source.startswith("file://") else source
+    last = re.split(r"[/\\]", plain.rstrip("/"))[-1]
     plain = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", last, flags=re.IGNORECASE).lower()
     label = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:LONGEST_NAME].strip("-")
     return label if label[:1].isalpha() else f"model-{label}".rstrip("-")

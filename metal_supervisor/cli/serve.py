@@ -129,7 +129,7 @@ class Serve:
         """True if the model fits into this Mac, or that cannot be told before it is there."""
         if library_model(found.source):
             return True
-        source = found.source.removeprefix("file://") if found.source.startswith("file://") else found.source
+        source = canonical(found.source) if found.source.startswith("file://") else found.source
         if quantization := string(found.model, "quantization"):
             source += "" if is_file(canonical(source)) else f":{quantization}"
         context = self._order.context or found.service.get("contextSize")

@@ -43,8 +43,8 @@ class Own:
         while True:
             self._wanted.wait()
             try:
-                Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
-                found = True
+                told = Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
+                found = isinstance(told.get("version"), str)  # any web server may have the port
             except (Away, DaemonRefused):
                 found = False
             news = not self.known or found != self.here()

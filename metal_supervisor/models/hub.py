@@ -94,7 +94,7 @@ def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> L
             path = repository.chosen(hub.files(revision), artifact, hub.repo)[0]
         commit, pieces = _shards(hub, revision, path)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return Listing(pieces, commit, headers)
+    return Listing(pieces, commit, headers, chosen="" if artifact.directory else path)
 
 
 def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]:

@@ -79,3 +79,5 @@ class Listing:
     """Headers for each request to the host of `Piece.url`, and to no other."""
     path: str = ""
     """Absolute path of files that are here already, to be used in place; then there are no pieces."""
+    chosen: str = ""
+    """Path in the Hub's repository of the file (its first shard) that was chosen; "" for all else."""

@@ -33,6 +33,8 @@ LOOPBACK = "127.0.0.1"
 LOOK_EVERY_S = 2.0
 AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
 AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
+STAYED_S = 60.0
+"""A model that is lost sooner was put out for another one: to load it again at once would put out that one."""
 LOAD_S = 3600.0
 DETACH_S = 20.0
 """Below the 30 s after which supervisord kills the attacher."""
@@ -82,18 +84,25 @@ class ModelAttacher:
     def run(self) -> None:
         """Attach the model, check every LOOK_EVERY_S that it still is, and attach it again if not."""
         away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+        since = 0.0  # monotonic time since which it has been attached, 0 while it is not
         while not self._over.is_set():
             try:
                 if self._model.attached(self._daemon(keyed=False)):
                     self._tell(Phase.ATTACHED, "")
-                    away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+                    away, since = Pause(AWAY_S, LONGEST_AWAY_S), since or time.monotonic()
+                    if time.monotonic() - since >= STAYED_S:
+                        again = Pause(AGAIN_S, LONGEST_AGAIN_S)
                     self._over.wait(LOOK_EVERY_S)
                     continue
+                lost, since = since and time.monotonic() - since < STAYED_S, 0.0
+                if lost:
+                    raise DaemonRefused(200, "it unloaded the model soon after it had loaded it, for another one?")
                 self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
                 self._attach()
                 if not self._over.is_set() and not self._model.attached(self._daemon(keyed=False)):
                     raise DaemonRefused(200, "it has loaded the model, and does not have it now")
             except Away as error:
+                since = 0.0
                 self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
                 self._over.wait(away.now_s)
                 away = away.longer()

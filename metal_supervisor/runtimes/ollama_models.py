@@ -7,6 +7,7 @@ loaded.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama import MODELS
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import write_atomic
 
 STALL_S = 120.0
 """Longest time that a pull may make no progress."""
@@ -46,30 +48,52 @@ class OllamaModel:
         """Pull or create the model, and load it; return once it is loaded. Raises Away, DaemonRefused."""
         job = self._job
         self.file = job["library"] or ("" if daemon.ours else job["path"])
+        self._claim_name(daemon)
         if job["library"]:
             made: Json = {"from": _pulled(daemon, job, progress)}
         else:
             digest = _blob(daemon, job, timeout_s, progress)
             made = {"files": {"model.gguf": digest}}
-        self._claim_name(daemon)
         progress("Ollama makes the model")
         asked = {"model": job["name"], "parameters": job["parameters"], "stream": True, **made}
         _succeed(daemon, "/api/create", asked, lambda _: None)
         progress("Ollama loads the model")
         _keep(daemon, job, FOREVER, timeout_s)
         self._made = _digest_of(daemon, job["name"])
+        if not daemon.ours:
+            self._note(self._made)
 
     def _claim_name(self, daemon: Daemon) -> None:
         """Make sure that the name is not that of a user's own model. Raises Away, DaemonRefused."""
-        name, book = self._job["name"], Path(self._job["book"])
-        made = set(book.read_text("utf-8").split()) if book.exists() else set()
-        if name in made:
+        if daemon.ours:
             return
-        if not daemon.ours and _digest_of(daemon, name):
+        name = self._job["name"]
+        there = _digest_of(daemon, name)
+        if there and not self._is_made(there):
             text = f"this Ollama has a model {name!r} that was not made for this service; rename the InferenceService"
-            raise DaemonRefused(409, f"{text}, or remove that model (ollama rm {name})")
-        with book.open("a", encoding="utf-8") as file:
-            file.write(f"{name}\n")
+            mine = name == _plain(self._job["library"])  # the user's, and what it is made from
+            raise DaemonRefused(409, text if mine else f"{text}, or remove that model (ollama rm {name})")
+        self._note("")  # what is made next, even if this process is killed before its digest is known
+
+    def _is_made(self, digest: str) -> bool:
+        """True if the model that the user's own daemon has under the name was made for a service."""
+        return self._book().get(self._job["name"]) in ("", digest)
+
+    def _book(self) -> dict[str, str]:
+        """Name -> digest of each model made on the user's own daemon; "" where it is not known."""
+        try:
+            lines = Path(self._job["book"]).read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return {}
+        return {name: digest for name, _, digest in (line.partition(" ") for line in lines if line)}
+
+    def _note(self, digest: str) -> None:
+        """Note the digest of the service's model. Each attacher is a process, and all share one book."""
+        path = Path(self._job["book"])
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = {**self._book(), self._job["name"]: digest}
+            write_atomic(path, "".join(f"{name} {known}".strip() + "\n" for name, known in made.items()))
 
     def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None:
         """Unload the model, and delete its name from a supervised daemon. `keep`: another service uses the file, which
@@ -77,10 +101,15 @@ class OllamaModel:
 
         Raises Away, DaemonRefused.
         """
+        there = _digest_of(daemon, self._job["name"])
+        if not daemon.ours and not self._is_made(there):
+            return  # it is the user's
+        self._made = self._made or there
         if not keep:
             self._unload(daemon, timeout_s)
         if daemon.ours:  # of the user's own daemon nothing is deleted without being asked
-            daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})
+            if self._job["name"] != _plain(self._job["library"]):  # what was pulled stays
+                daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})
             _served(self._job).unlink(missing_ok=True)
 
     def _unload(self, daemon: Daemon, timeout_s: float) -> None:

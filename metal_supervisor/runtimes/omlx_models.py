@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -53,7 +54,7 @@ class OmlxModel:
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
         """Unload the model and remove its links. Raises Away, DaemonRefused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)
-        shutil.rmtree(self._served, ignore_errors=True)
+        _removed(self._served)
 
     def _lay_out(self) -> bool:
         """Link the model's files where a confined oMLX may read them: its policy is older than the model.
@@ -61,19 +62,20 @@ class OmlxModel:
         False where that fails, as on another disk: then it reads them in place, if they were there when it was started.
         """
         made = self._served.with_name(f".{self._served.name}")
-        shutil.rmtree(made, ignore_errors=True)
+        _removed(made)
         try:
             made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copytree(
                 self._job["path"], made, ignore=shutil.ignore_patterns(".*"), copy_function=self._link,
                 ignore_dangling_symlinks=True,
             )  # fmt: skip
-            shutil.rmtree(self._served, ignore_errors=True)
+            _writable(made)
+            _removed(self._served)
             made.rename(self._served)
             return True
         except (OSError, shutil.Error):
-            shutil.rmtree(made, ignore_errors=True)
-            shutil.rmtree(self._served, ignore_errors=True)
+            _removed(made)
+            _removed(self._served)  # it may be of another path, and the daemon prefers what is here
             return False
 
     def _link(self, source: str, target: str) -> None:
@@ -82,3 +84,15 @@ class OmlxModel:
         if not any(real.is_relative_to(each) for each in self._judged):
             raise OSError(errno.EPERM, "it was not judged", source)
         os.link(real, target)
+
+
+def _writable(place: Path) -> None:
+    """Let its owner remove what is in a directory: a copy has the mode of what it was made from."""
+    for path, _, _ in os.walk(place):
+        with contextlib.suppress(OSError):
+            Path(path).chmod(0o700)
+
+
+def _removed(place: Path) -> None:
+    _writable(place)
+    shutil.rmtree(place, ignore_errors=True)

@@ -14,7 +14,9 @@ import pytest
 from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.runtimes import model_attacher
+from metal_supervisor.runtimes.daemon_client import DaemonRefused
 from metal_supervisor.runtimes.model_attacher import ModelAttacher
+from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
 from metal_supervisor.spec.record import Verdict
@@ -260,8 +262,92 @@ def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
     assert keep_alives(stand) == [-1, 0][: 1 + unloads]
 
 
+def test_a_model_that_is_put_out_soon_is_not_loaded_again_at_once(state: StateDir, stand: Stand) -> None:
+    """Two that do not fit together would put each other out for ever."""
+    daemon = Omlx(stand)
+    listens(state, "omlx", stand.port)
+    with attending(state, omlx(state)):
+        phase(state, Phase.ATTACHED)
+        daemon.loaded = False
+        phase(state, Phase.REFUSED, "soon after it had loaded it")
+        phase(state, Phase.ATTACHED)
+        daemon.loaded = False
+        phase(state, Phase.REFUSED, "asked again in 0.04 s")
+        phase(state, Phase.ATTACHED)
+
+
+class Library:
+    """A stand-in for Ollama's names and what it runs: no more than `OllamaModel` asks for."""
+
+    def __init__(self, ours: bool, **digests: str) -> None:
+        self.ours, self.digests, self.loaded = ours, dict(digests), set(digests)
+        self.asked: list[tuple[str, str]] = []
+
+    def call(self, method: str, path: str, body: Any = None, _timeout_s: float = 0.0) -> dict[str, Any]:
+        self.asked.append((path, body["model"] if isinstance(body, dict) else ""))
+        if path == "/api/generate":
+            (self.loaded.add if body["keep_alive"] else self.loaded.discard)(body["model"])
+        if path == "/api/delete":
+            del self.digests[body["model"]]
+        names = self.loaded & self.digests.keys() if path == "/api/ps" else self.digests.keys()
+        return {"models": [{"name": f"{each}:latest", "digest": self.digests[each]} for each in sorted(names)]}
+
+    def lines(self, _method: str, path: str, body: Any, _stall_s: float) -> Iterator[dict[str, Any]]:
+        self.asked.append((path, body["model"]))
+        self.digests[body["model"]] = "made" if path == "/api/create" else "pulled"
+        yield {"status": "success"}
+
+
+def use(library: Library, job: dict[str, Any]) -> OllamaModel:
+    """A model attached by a process of its own."""
+    model = OllamaModel(job)
+    model.attach(library, 1.0, lambda _: None)  # type: ignore[arg-type]
+    return model
+
+
+def leave(model: OllamaModel, library: Library) -> None:
+    model.detach(library, 1.0, False)  # type: ignore[arg-type]
+
+
+def test_a_model_of_the_users_is_neither_replaced_nor_unloaded(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    job, ours, theirs = ollama(path) | {"models": str(tmp_path)}, Library(ours=True), Library(ours=False, tiny="mine")
+    leave(use(ours, job), ours)
+    assert ours.digests == {}
+    with pytest.raises(DaemonRefused, match="rename the InferenceService, or remove"):
+        use(theirs, job)
+    leave(OllamaModel(job), theirs)
+    assert theirs.digests == {"tiny": "mine"} and theirs.loaded == {"tiny"}
+    assert not any(each in ("/api/create", "/api/generate") for each, _ in theirs.asked)
+
+    theirs.digests.clear()  # they remove it, as they were told
+    use(theirs, job)
+    leave(use(theirs, job), theirs)
+    assert theirs.digests == {"tiny": "made"} and theirs.loaded == set(), "made for the service, and found again"
+    theirs.digests["tiny"], theirs.loaded = "another", {"tiny"}
+    with pytest.raises(DaemonRefused):
+        use(theirs, job)
+    leave(OllamaModel(job), theirs)
+    assert theirs.loaded == {"tiny"}, "what they have made since under that name"
+
+
+def test_a_service_may_be_named_as_the_model_of_the_library_that_it_runs(tmp_path: Path) -> None:
+    job = ollama(tmp_path / "m.gguf") | {"name": "qwen3", "library": "qwen3"}
+    ours = Library(ours=True)
+    leave(use(ours, job), ours)
+    assert "qwen3" in ours.digests, "what was pulled stays"
+    free = Library(ours=False)
+    use(free, job)
+    use(free, job)
+    theirs = Library(ours=False, qwen3="mine")
+    with pytest.raises(DaemonRefused, match=r"rename the InferenceService$"):
+        use(theirs, job)
+
+
 def test_a_file_that_has_gone_is_told_and_waited_for(state: StateDir, stand: Stand, tmp_path: Path) -> None:
     ollama_stand(stand)
+    (tmp_path / "gone.gguf.made").write_text(NAME)
     listens(state, "ollama", stand.port)
     with attending(state, ollama(tmp_path / "gone.gguf")):
         phase(state, Phase.REFUSED, "gone.gguf: No such file or directory")

@@ -206,6 +206,11 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
     model.detach(daemon, 1.0, False)  # type: ignore[arg-type]
     assert not list(here.parent.iterdir())
 
+    source.chmod(0o555)
+    model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
+    assert here.stat().st_mode & 0o777 == 0o700, "its owner could not replace it by another model"
+    source.chmod(0o755)
+
     (source / "model.safetensors").unlink()
     (source / "model.safetensors").symlink_to(tmp_path / "secret")  # swapped since it was judged
     (tmp_path / "secret").write_text("secret")
@@ -413,8 +418,13 @@ def test_the_users_own_may_be_away_for_a_while_and_is_then_replaced(
     assert keeper.one_pass(service("one", "ollama")) == ours, "what runs is not moved"
 
 
-def test_where_there_is_none_one_of_ours_is_started(tmp_path: Path, theirs: Stand) -> None:
+@pytest.mark.parametrize("answer", [None, {"name": "another server"}, {"version": 1}], ids=str)
+def test_where_there_is_none_one_of_ours_is_started(
+    tmp_path: Path, theirs: Stand, answer: dict[str, Any] | None
+) -> None:
     theirs.answers.clear()
+    if answer is not None:
+        theirs.answers["GET", "/api/version"] = said(200, answer)
     keeper = with_own(tmp_path, theirs)
     found = keeper.one_pass(service("one", "ollama"))
     assert found is not None and found.runs and keeper.daemons.needs_binary("ollama")

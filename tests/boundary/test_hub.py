@@ -21,10 +21,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.cli import model_source
 from metal_supervisor.models import hub
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Client
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sources import Artifact, canonical
 from tests.support.hub import COMMIT, Hub, http_date
 
@@ -672,3 +674,26 @@ def test_a_signed_address_of_the_test_hub_expires(server: Hub) -> None:
         fetched(signed)
     with caught.value as answer:
         assert answer.code == 403
+
+
+# ── what `serve` is told ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("typed", "source"),
+    [("o/r:UD-Q4_K_XL", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf"), ("o/r:Q8_0", "hf://o/r/Q8_0/big-Q8_0.gguf"),
+     ("o/r", "hf://o/r/Q8_0/big-Q8_0.gguf")],
+)  # fmt: skip
+def test_a_file_in_a_folder_of_its_repository_keeps_the_folder(typed: str, source: str, tmp_path: Path) -> None:
+    parts = {f"UD-Q4_K_XL/big-UD-Q4_K_XL-0000{number}-of-00002.gguf": b"GGUF" for number in (1, 2)}
+    with Hub({"o/r": {**parts, "Q8_0/big-Q8_0.gguf": b"GGUF"}}) as server:
+        made = model_source.resolve(Settings(hf_endpoint=server.url, state_dir=str(tmp_path)), typed)
+    assert made.source == source and not made.note.startswith("of several files, hf://")
+
+
+def test_a_repository_of_a_mirror_on_this_mac_is_named_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "o/r/Q8_0").mkdir(parents=True)
+    (tmp_path / "o/r/Q8_0/big-Q8_0.gguf").write_bytes(b"GGUF")
+    settings = Settings(hf_endpoint=str(tmp_path), state_dir=str(tmp_path))
+    assert model_source.resolve(settings, "o/r:Q8_0").source == "hf://o/r:Q8_0"
+    assert model_source.resolve(settings, "o/r").source == "hf://o/r"

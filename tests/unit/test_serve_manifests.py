@@ -12,6 +12,7 @@ from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.sources import canonical
 
 
 @pytest.mark.parametrize(("source", "name"), [
@@ -49,6 +50,12 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
     file, directory = (model_source.resolve(Settings(), str(tmp_path / name)) for name in ("m.gguf", "mlx"))
     assert file == ServedModel(f"file://{tmp_path / 'm.gguf'}", "gguf")
     assert directory == ServedModel(str(tmp_path / "mlx"), "mlx")
+
+
+@pytest.mark.parametrize("name", ["my#1.gguf", "a%20b.gguf", "q?x.gguf", "Über uns.gguf"])
+def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
+    assert canonical(model_source.resolve(Settings(), str(tmp_path / name)).source) == str(tmp_path / name)
 
 
 def test_a_model_of_ollama_is_one_of_its_library() -> None:
