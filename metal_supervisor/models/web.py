@@ -63,13 +63,22 @@ class Client:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.stopped = False
+        self.cut = False
+        """The latest wait was ended because it took too long."""
+        self._until = math.inf
+        """Monotonic time until which the present wait may last."""
+        self._closed = threading.Event()
+        self._watch: threading.Thread | None = None
         self._http = urllib3.PoolManager(retries=False)
         self._http.pool_classes_by_scheme = _pools(self)
 
     def stop(self) -> None:
         """Abort the current request, and refuse new ones."""
+        self.stopped = True
+        self._abort()
+
+    def _abort(self) -> None:
         with self._lock:
-            self.stopped = True
             sockets, self._sockets = self._sockets, []
         for each in sockets:
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -78,7 +87,32 @@ class Client:
 
     def close(self) -> None:
         """Close the idle connections."""
+        self._closed.set()
+        self._watch = None
         self._http.clear()
+
+    @contextlib.contextmanager
+    def in_time(self) -> Iterator[None]:
+        """Abort what is done meanwhile, once it takes twice `stall_s`.
+
+        The timeout of a socket is over with each byte: a server that sends one now and then, in a header or between two
+        chunks, would be waited for for ever.
+        """
+        if self._watch is None:
+            self._closed = threading.Event()
+            self._watch = threading.Thread(target=self._watch_time, args=(self._closed,), name="in time", daemon=True)
+            self._watch.start()
+        self.cut, self._until = False, time.monotonic() + 2 * self.stall_s
+        try:
+            yield
+        finally:
+            self._until = math.inf
+
+    def _watch_time(self, closed: threading.Event) -> None:
+        while not closed.wait(self.stall_s / 4):
+            if time.monotonic() > self._until:
+                self.cut, self._until = True, math.inf
+                self._abort()
 
     def get(
         self, url: str, headers: Mapping[str, str] | None = None, secret: Mapping[str, str] | None = None
@@ -149,10 +183,14 @@ class Client:
     def _once(self, method: str, url: str, headers: Mapping[str, str], wait_s: float | None = None) -> Answer:
         self._check_name(url)
         try:
-            return self._http.request(
-                method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False,
-                timeout=urllib3.Timeout(connect=min(CONNECT_S, wait_s or CONNECT_S), read=wait_s or self.stall_s),
-            )  # fmt: skip
+            with self.in_time():
+                answer = self._http.request(
+                    method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False,
+                    timeout=urllib3.Timeout(connect=min(CONNECT_S, wait_s or CONNECT_S), read=wait_s or self.stall_s),
+                )  # fmt: skip
+            if self.cut:  # a header that ends like that counts as whole
+                raise ConnectionAbortedError
+            return answer
         except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
             raise self.trouble(url, error) from None
 
@@ -185,6 +223,9 @@ class Client:
             return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts")
         if isinstance(error, urllib3.exceptions.LocationParseError | UnicodeError | ValueError):
             return Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
+        if self.cut:
+            slow = f"it sends next to nothing in {2 * self.stall_s:.0f} s"
+            return Unusable("DownloadFailed", f"{shown(url)}: {slow}", Retry.SOON)
         text = "the line was cut" if underway else "; ".join(line_trouble(cause))
         return Unusable("DownloadFailed", f"{shown(url)}: {text}", Retry.SOON)
 
@@ -206,8 +247,7 @@ class Client:
         with self._lock:
             self._sockets = [each for each in self._sockets if each.fileno() != -1]
             self._sockets.append(opened)
-            stopped = self.stopped
-        if stopped:
+        if self.stopped:
             opened.close()
             raise Stopped
 
@@ -297,11 +337,12 @@ def body(client: Client, url: str, answer: Answer, chunk_bytes: int) -> Iterator
 def read_part(client: Client, url: str, answer: Answer, most_bytes: int) -> bytes:
     """Read what has arrived of a body, at most `most_bytes`; b"" at its end. Raises Unusable, Stopped."""
     try:
-        part = answer.read1(most_bytes, decode_content=False)
+        with client.in_time():
+            part = answer.read1(most_bytes, decode_content=False)
     except Exception as error:  # noqa: BLE001 - whatever a server makes a library raise
         raise client.trouble(url, error, underway=True) from None
-    if not part and client.stopped:  # a stop ends a body of unknown length as if it were complete
-        raise Stopped
+    if not part and (client.stopped or client.cut):  # that ends a body of unknown length as if it were complete
+        raise client.trouble(url, ConnectionAbortedError())
     return part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -371,3 +372,34 @@ def test_a_client_that_was_stopped_connects_no_more(names: Names, monkeypatch: p
     with pytest.raises(Stopped):
         client.get("http://models.example.com/x")
     assert tried == ["127.0.0.2"]
+
+
+DRIPS = {
+    "header": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"),
+    "chunk extension": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nGGUF\r\n4;", b"x"),
+}
+
+
+@pytest.mark.parametrize(("begin", "drip"), DRIPS.values(), ids=DRIPS)
+def test_a_server_that_drips_where_no_body_comes_is_given_up(begin: bytes, drip: bytes) -> None:
+    """Each byte ends the timeout of a socket, and two such servers would hold every turn to download."""
+    given_up = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as line, contextlib.suppress(OSError):
+            line.recv(65536)
+            line.sendall(begin)
+            for _ in range(1000):
+                if given_up.wait(0.02):
+                    return
+                line.sendall(drip)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/m.gguf"
+        with contextlib.closing(Client(NEAR, 0.2)) as client, pytest.raises(Unusable, match="next to nothing") as found:
+            b"".join(body(client, url, client.get(url), 1 << 16))
+        assert found.value.retry is Retry.SOON
+        given_up.set()
+        thread.join(30)
