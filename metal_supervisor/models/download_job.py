@@ -118,7 +118,18 @@ class DownloadJob:
             return self._in_place(path)
         self._check_digest(path)
         self.slot.touch()
-        return model_files.looked_at(path)
+        try:
+            return model_files.looked_at(path)
+        except Unusable:
+            self._list_anew()
+            raise
+
+    def is_whole(self, path: Path) -> bool:
+        """True if all files of a fetched model are there; of one in a mirror only the path is watched."""
+        try:
+            return not path.is_relative_to(self.slot.path) or self.slot.model_path() is not None
+        except Unusable:
+            return False
 
     def _in_place(self, path: Path, places: Places = model_files.ANYWHERE) -> ModelFile:
         """Return a model that is used where it is, its digest checked. Raises Unusable, Stopped, OSError."""
@@ -147,6 +158,8 @@ class DownloadJob:
                 self.slot.write(with_file(contents, name, replace(now, sha256=known)))
         if known != wanted:
             text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
+            if path.is_relative_to(self.slot.path):
+                text += f", or have it fetched anew: metal-supervisor models rm {self.slot.name}"
             raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
 
     # ── a model that is not here ─────────────────────────────────────────────────────────────────
@@ -159,19 +172,42 @@ class DownloadJob:
         keys = self.keys  # another thread may replace them at any moment
         if keys.problem:
             raise Unusable(*keys.problem, Retry.RUNG if keys.passing else Retry.LATER)
-        pinned = before.commit if before else ""
-        listing = locate(self.artifact, keys.values, self.client, self.shelf.terms.hub, pinned)
+        listing = self._listed(keys, before.commit if before else "", mismatch)
         if listing.path:
             return Path(listing.path)
-        listing = _expected(self.artifact, listing)
-        for piece in listing.pieces:
-            self._refuse_again(mismatch, piece.digest)
         self.check()
         self._ask(listing, self.client)
         self.slot.prepare()
         backups.exclude(self.shelf.directory)
         with self._alone():
             return self.slot.model_path() or self._fill(listing)  # another process may have fetched it meanwhile
+
+    def _listed(self, keys: Keys, pinned: str, mismatch: tuple[str, str] | None) -> Listing:
+        """The files to fetch, of the commit of an earlier try if that will do. Raises Unusable, Stopped."""
+        found = locate(self.artifact, keys.values, self.client, self.shelf.terms.hub, pinned)
+        try:
+            return self._acceptable(found, mismatch)
+        except Unusable:
+            fresh = locate(self.artifact, keys.values, self.client, self.shelf.terms.hub) if pinned else found
+            if fresh.commit == found.commit:
+                raise
+            return self._acceptable(fresh, mismatch)  # it has been uploaded anew
+
+    def _acceptable(self, listing: Listing, mismatch: tuple[str, str] | None) -> Listing:
+        """A listing with the Model's own sha256. Raises Unusable if it is known that it cannot be what is wanted."""
+        if listing.path:
+            return listing
+        listing = _expected(self.artifact, listing)
+        for piece in listing.pieces:
+            self._refuse_again(mismatch, piece.digest)
+        return listing
+
+    def _list_anew(self) -> None:
+        """Have the next try ask the server again, for a model that cannot be used: it may be uploaded anew."""
+        with contextlib.suppress(OSError):
+            contents = self.slot.read()
+            if contents is not None and contents.whole:
+                self.slot.write(replace(contents, commit="", whole=False))
 
     def _refuse_again(self, mismatch: tuple[str, str] | None, wanted: str) -> None:
         """Raise Unusable if an earlier fetch already failed to give a file with this digest."""
@@ -209,6 +245,8 @@ class DownloadJob:
             known, model=model, commit=listing.commit, namespace=space, mismatch=None, whole=False, files=files
         )
         slot.write(contents)
+        if artifact.directory:
+            slot.remove_others(model, names)
         sizes = [piece.size_bytes for piece in listing.pieces]
         self.meter = DownloadProgress(0 if None in sizes else sum(size or 0 for size in sizes))
         missing = []
@@ -239,8 +277,11 @@ class DownloadJob:
                 self._unnoted = contents = with_file(contents, name, kept(target, piece.digest, piece.validator))
                 self.slot.write(contents)
                 self._unnoted = None
-        except fetch.Mismatch as error:
-            self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
+        except Unusable as error:
+            if error.reason == "InvalidModelFile":  # the next try asks for the commit of then
+                self.slot.write(replace(contents, commit=""))
+            if isinstance(error, fetch.Mismatch):
+                self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,19 @@ class ModelDirectory:
         """Write the note durably: it survives a power cut. Raises OSError."""
         write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))
         sync_directory(self.path)
+
+    def remove_others(self, model: str, names: Collection[str]) -> None:
+        """Remove what is in the model's directory besides these files: a library would load it with them.
+
+        `names`: of files, from the slot on. Raises Unusable for a link in its place, OSError.
+        """
+        if status_below(self.store, f"{self.name}/{model}") is None:
+            return
+        kept = {f"{name}{suffix}" for name in names for suffix in ("", *SUFFIXES)}
+        for directory, _, files in os.walk(self.path / model):
+            for path in (Path(directory, file) for file in files):
+                if str(path.relative_to(self.path)) not in kept:
+                    path.unlink()
 
     def model_path(self) -> Path | None:
         """Path of the model if it is complete and each file still has its size; None otherwise. Raises Unusable."""

@@ -233,6 +233,8 @@ class Store:
         while not task.again.wait(LOOK_AT_STORE_S) and task.state.real[:1] == _real(task.state.path):
             if artifact.local and (state_of(artifact.source), list(map(state_of, task.state.real))) != (judged, files):
                 break
+            if not artifact.local and not task.job.is_whole(Path(task.state.path)):
+                break
         task.again.clear()
 
     def _failed(self, task: _Task, trouble: Unusable, wait_s: float) -> None:

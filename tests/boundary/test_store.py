@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, canonical
 from metal_supervisor.spec.types import ModelFile
+from tests.support.hub import Hub
 from tests.support.system import eventually, free_ports, tiny_gguf
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
@@ -406,6 +408,60 @@ def test_a_model_that_somebody_removed_is_fetched_again(
     shutil.rmtree(path.parent.rename(path.parent.with_name(".aside")))  # as a whole: it is fetched again at once
     eventually(lambda: path.exists() and path.read_bytes() == GGUF, WITHIN_S, "it to be fetched again")
     shelf.ready(url)
+
+
+def test_a_shard_that_somebody_removed_is_fetched_again(
+    shelf: Shelf, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOOK_AT_STORE_S", 0.05)
+    web.bodies |= {f"/m-0000{number}-of-00002.gguf": GGUF for number in (1, 2)}
+    found = shelf.ready(f"{web.url}/m-00001-of-00002.gguf")
+    second = Path(found.path).with_name("m-00002-of-00002.gguf")
+    second.unlink()
+    eventually(second.exists, WITHIN_S, "it to be fetched again")
+
+
+def weights(size: int) -> bytes:
+    """A file of safetensors."""
+    return (8).to_bytes(8, "little") + b"{}      " + bytes(size)
+
+
+def test_a_repository_that_is_uploaded_anew_is_taken_as_it_is_then_and_nothing_old_stays(tmp_path: Path) -> None:
+    config, old, new = b'{"model_type": "llama"}', "1" * 40, "2" * 40
+    broken = {"model-00001-of-00002.safetensors": weights(3000), "model-00002-of-00002.safetensors": b"\x7fELF" * 9}
+    artifact = of("hf://o/r", directory=True)
+    with Hub({"o/r": {"config.json": config, **broken}}, old) as hub:
+        store = Store(tmp_path / "models", lambda: None, replace(LOOPBACK, hub=hub.url))
+
+        def decided() -> ModelFile:
+            store.want({artifact: NO_KEYS})
+            store.give_leave(artifact)
+            eventually(lambda: store.state(artifact).phase in ("Ready", "Failed"), WITHIN_S, "it to be decided")
+            found = store.state(artifact)
+            store.want({})
+            eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the end")
+            return found
+
+        assert decided().reason == "InvalidModelFile"
+        hub.upload(new, {"o/r": {"config.json": config, "model.safetensors": weights(5000)}})
+        path = Path(decided().path)
+    assert sorted(each.name for each in path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_sha256_that_is_that_of_a_later_commit_is_found_there(tmp_path: Path) -> None:
+    sha256 = hashlib.sha256(GGUF + b"new").hexdigest()
+    with Hub({"o/r": {"m.gguf": GGUF}}, "1" * 40) as hub:
+        for wanted, content in (("", GGUF), (sha256, GGUF + b"new")):
+            artifact = of("hf://o/r/m.gguf", sha256=wanted)
+            store = Store(tmp_path / "models", lambda: None, replace(LOOPBACK, hub=hub.url))
+            store.want({artifact: NO_KEYS})
+            store.give_leave(artifact)
+            path = Path(eventually(lambda: store.state(artifact).path, WITHIN_S, "it to be fetched"))  # noqa: B023
+            assert path.read_bytes() == content
+            store.want({})
+            eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the end")
+            path.unlink()
+            hub.upload("2" * 40, {"o/r": {"m.gguf": GGUF + b"new"}})
 
 
 def test_a_file_that_never_comes_whole_is_refused_in_the_end(shelf: Shelf, web: Web) -> None:
