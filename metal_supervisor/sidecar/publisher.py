@@ -90,6 +90,8 @@ class Publisher:
         self.statuses = Statuses(kube)
         self.resync_at = float("inf")
         """Monotonic time of the next resync; infinite until it is known what is wanted."""
+        self._begun = False
+        """A resync has been made."""
 
     def published(self, key: Key) -> Published:
         """Progress of the publication of a service."""
@@ -345,11 +347,13 @@ class Publisher:
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
                 self._delete(_slice_path(*key))
-        for done in self._done.values():
-            done.service_at = 0.0
-            if done.slice is None:
-                done.slice_name = ""
-        self.statuses.look_anew()
+        if self._begun:  # at first all else has just been looked at
+            for done in self._done.values():
+                done.service_at = 0.0
+                if done.slice is None:
+                    done.slice_name = ""
+            self.statuses.look_anew()
+        self._begun = True
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 
 
