@@ -112,6 +112,13 @@ class _HelpAll(argparse._HelpAction):
         parser.exit()
 
 
+def state_dir(text: str) -> str:
+    """The value of a --state-dir. An empty one, as of a variable that is not set, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; leave the flag out for the default")
+    return text
+
+
 def is_setting(action: argparse.Action) -> bool:
     """True for the flag of a setting, False for a command's own flag of the same name."""
     named = bool(action.option_strings) and action.dest in loader.FIELDS

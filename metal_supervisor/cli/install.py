@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.cli.command_parser import state_dir
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
-from metal_supervisor.settings.schema import Settings
 
 
 def add(commands: Any) -> None:
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     text = "stop it, and take it out of this Mac; weights stay"
     remove = commands.add_parser("uninstall", help=text, description=text)
     remove.add_argument("--purge", action="store_true", help="settings, logs and the embedded API's objects too")
-    remove.add_argument("--state-dir", default=loader.usual_state_dir(os.environ))
+    remove.add_argument("--state-dir", type=state_dir, default=loader.usual_state_dir(os.environ))
     remove.set_defaults(action=_uninstall)
     for each in (command, remove):
         each.add_argument("--dry-run", action="store_true", help="only print every file and command")
@@ -84,7 +84,7 @@ def _uninstall(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         uninstall.show(found, machine, arguments.purge, print)
         return 0
-    if not found.places and not Settings(state_dir=arguments.state_dir).state_path.is_dir():
+    if not found.places and not found.ours:
         say("there is nothing to uninstall")
         return 0
     uninstall.uninstall(found, machine, arguments.purge, say)

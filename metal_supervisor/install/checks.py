@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import plistlib
+import re
 import xml.parsers.expat
 from pathlib import Path
 
-from metal_supervisor.install.plan import InstallPaths, read
+from metal_supervisor.install.plan import HEADER, SETTINGS_FILE, InstallPaths, read
 from metal_supervisor.install.steps import InstallError
+from metal_supervisor.settings.loader import OVERRIDES_FILE
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 
@@ -34,6 +37,29 @@ def _working_directory(plist: bytes) -> str:
         content = plistlib.loads(plist)
         return str(content.get("WorkingDirectory", "")) if isinstance(content, dict) else ""
     return ""
+
+
+def names_state(where: InstallPaths) -> bool:
+    """True if the job's file is there and names this state directory."""
+    said = _working_directory(read(where.plist))
+    return bool(said) and Path(said).resolve() == where.state.resolve()
+
+
+def is_state_directory(state: Path) -> bool:
+    """True if a system ran in a directory, or was installed into it: by files that nothing else has there.
+
+    A name alone is no proof: `app/`, `log/` and a supervisord.conf are in many a project.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(read(state / OVERRIDES_FILE))
+        if isinstance(content, dict) and {"config", "values"} <= content.keys():
+            return True
+    if b"metal_supervisor" in read(state / "supervisord.conf"):
+        return True
+    if read(state / SETTINGS_FILE).startswith(HEADER.encode().splitlines()[0]):
+        return True
+    # Of a system that ran with a cluster, uninstall without --purge leaves no other sign.
+    return bool(re.fullmatch(rb"[-a-z0-9]+\n", read(state / "node"))) and (state / "log" / "controller.log").is_file()
 
 
 def refuse_running(state: Path) -> None:

@@ -20,9 +20,9 @@ from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.power_meter import FRAGMENT
-from metal_supervisor.install.checks import refuse_anothers, refuse_running
+from metal_supervisor.install.checks import is_state_directory, names_state, refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
-from metal_supervisor.install.steps import Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.placement import claims
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import Settings
@@ -54,14 +54,21 @@ class Found:
     """Those with a loaded job or an existing file."""
     settings: Settings
     steps: tuple[Remove, ...]
+    ours: bool
+    """The state directory is recognisably one; False for one that is missing, or has no file of ours."""
 
 
 def find(machine: Machine, state: Path) -> Found:
-    """Look for what install may have made; change nothing. Raises InstallError if it belongs to another system."""
-    here, steps = [], []
+    """Look for what install may have made; change nothing.
+
+    Raises InstallError if it belongs to another system, or if the directory is not recognisably a state directory but
+    has files of the names that would be removed.
+    """
+    here, steps, known = [], [], is_state_directory(state)
     for agent in (False, True):
         where = places(machine, state, agent)
         refuse_anothers(where)
+        known = known or names_state(where)
         ours = [Remove(where.plist, where.root)]
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
@@ -73,9 +80,13 @@ def find(machine: Machine, state: Path) -> Found:
     if logs.is_symlink():
         steps.append(Remove(logs))
     settings = Settings(state_dir=str(state))
+    strange = [] if known else sorted(path.name for path in _going(settings, purge=True))
+    if strange:
+        text = f"{state} is not a state directory of metal-supervisor, though it has {', '.join(strange)}"
+        raise InstallError(f"{text}; nothing is removed; name the directory of the system with --state-dir")
     with contextlib.suppress(loader.ConfigError):
         settings = loader.load_good(state)[0]
-    return Found(tuple(here), settings, tuple(step for step in steps if step.due()))
+    return Found(tuple(here), settings, tuple(step for step in steps if step.due()), known)
 
 
 def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:

@@ -115,7 +115,7 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
     for path in ("records/default.tiny.json", "specs/x.json", "models/m/file.gguf", "cluster/token", "log/a.log"):
         (state / path).parent.mkdir(parents=True, exist_ok=True)
         (state / path).write_bytes(b"x" * 5_000_000)
-    (state / "metal-supervisor.toml").write_text("")
+    (state / "metal-supervisor.toml").write_text(plan.HEADER)
     (state / "of-somebody-else").write_text("")
     for path in (root / "Library/LaunchDaemons/dev.metal-supervisor.plist", root / "usr/local/bin/supervisorctl"):
         path.parent.mkdir(parents=True)
@@ -129,6 +129,48 @@ def test_a_dry_run_of_uninstall_shows_what_goes_and_what_stays(tmp_path: Path) -
         said: list[str] = []
         uninstall.show(uninstall.find(mac, state), mac, purge, said.append)
         golden(f"uninstall{'-purge' if purge else ''}", [line.replace(str(tmp_path), "") for line in said])
+
+
+def test_uninstall_removes_nothing_from_a_directory_that_is_no_state_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = tmp_path / "project"
+    for path in ("app/main.py", "records/a.json", "current/b", "log/controller.log"):
+        (strangers / path).parent.mkdir(parents=True, exist_ok=True)
+        (strangers / path).write_text("mine")
+    (strangers / "supervisord.conf").write_text("[supervisord]\n")
+    (strangers / "metal-supervisor.toml").write_text("port = 9090\n")
+    (strangers / "overrides.json").write_text("[]")
+    before = sorted(strangers.rglob("*"))
+    mac = machine(nothing_loaded, tmp_path / "root", tmp_path / "home")
+    with pytest.raises(InstallError, match=r"project is not a state directory .* app, current, log, .*--state-dir"):
+        uninstall.find(mac, strangers)
+    monkeypatch.chdir(strangers)
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["uninstall", "--dry-run", "--state-dir", ""])
+    assert "--state-dir: must not be empty" in capsys.readouterr().err
+    assert sorted(strangers.rglob("*")) == before
+    (tmp_path / "empty").mkdir()
+    assert not uninstall.find(mac, tmp_path / "empty").ours
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"overrides.json": '{"config": "", "values": {}}'},
+        {"supervisord.conf": "command = /v/bin/python -m metal_supervisor sidecar"},
+        {"metal-supervisor.toml": plan.HEADER + "port = 9090\n"},
+        {"node": "mac-0123abcd\n", "log/controller.log": ""},
+    ],
+)
+def test_a_state_directory_is_known_by_any_file_that_only_a_system_leaves(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    state = tmp_path / "s"
+    for name, text in {**files, "records/a.json": "{}"}.items():
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_text(text)
+    assert uninstall.find(machine(nothing_loaded, tmp_path / "root", tmp_path / "home"), state).ours
 
 
 # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
