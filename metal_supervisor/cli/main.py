@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
 from metal_supervisor.cli import doctor as doctor_flags
-from metal_supervisor.cli.command_parser import CommandParser
+from metal_supervisor.cli.command_parser import CommandParser, state_dir
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
@@ -335,7 +335,7 @@ def parser() -> CommandParser:
     command.set_defaults(action=_boot)
     for name, program in PROGRAMS.items():
         command = commands.add_parser(name, description=f"the {name}; supervisord starts it")
-        command.add_argument("--state-dir", required=True)
+        command.add_argument("--state-dir", type=state_dir, required=True)
         command.set_defaults(action=program)
     for name, help_text in (
         ("cordon", "take nothing new on this Mac; what it runs goes on"),
@@ -343,13 +343,13 @@ def parser() -> CommandParser:
         ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
-        command.add_argument("--state-dir", default=loader.found_state_dir(os.environ))
+        command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
         command.set_defaults(action=_cordon)
         if name == "drain":
             command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
     text = "let a running system go on with this installation; no engine is touched"
     command = commands.add_parser("upgrade", help=text, description=text)
-    command.add_argument("--state-dir", default=loader.found_state_dir(os.environ))
+    command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
     command.set_defaults(action=_upgrade)
     look.add(commands)
     _add_kubeconfig(commands)

@@ -104,6 +104,9 @@ class Serve:
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
         """Serve the model; return the exit code."""
+        if not self._order.source.strip():  # as a path it would be the current directory
+            complain("SOURCE is empty; name a file, a repository, a URL or a shipped example")
+            return USAGE
         try:
             found = resolve(self._settings, self._order.source, self._order.context)
             made = manifests(self._order, found)

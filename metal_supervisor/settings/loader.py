@@ -92,6 +92,8 @@ def _convert(name: str, value: Any, origin: str) -> Any:
     problem = check(result) if check else None
     if problem is None and isinstance(result, str) and any(unicodedata.category(char) == "Cc" for char in result):
         problem = "must not contain control characters"
+    if name == "state_dir" and not result:  # as a path, that is the current directory
+        problem = "must not be empty; leave it out for the default"
     if problem:
         raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
     return result
@@ -170,6 +172,8 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
             continue
+        if variable == ENV_PREFIX + "STATE_DIR" and not value:
+            continue  # as a shell script leaves it that exports what it was not given
         name = variable[len(ENV_PREFIX) :].lower()
         if name not in FIELDS:
             known = [ENV_PREFIX + each.upper() for each in FIELDS]

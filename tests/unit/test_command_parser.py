@@ -73,3 +73,9 @@ def test_a_mistyped_word_is_answered_with_the_nearest(
     code, _, err = _said(capsys, *typed)
     assert (code, err.rpartition("error: ")[2]) == (2, f"{answer}\n")
     assert len(err.splitlines()) < 6
+
+
+@pytest.mark.parametrize("command", ["uninstall", "upgrade", "cordon", "uncordon", "drain", "sidecar"])
+def test_an_empty_state_directory_is_refused(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, _, err = _said(capsys, command, "--state-dir", "")
+    assert code == 2 and "argument --state-dir: must not be empty" in err

@@ -74,6 +74,17 @@ def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch
     assert loader.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
 
 
+def test_an_empty_state_directory_is_never_the_current_one(tmp_path: Path) -> None:
+    """An empty variable is one that a script was not given; an empty flag or line is a mistake."""
+    empty = {"METAL_SUPERVISOR_STATE_DIR": ""}
+    assert read_env(empty) == {}
+    assert load(overrides_from(parsed(), empty)) == Settings()
+    with pytest.raises(ConfigError, match="--state-dir: state_dir must not be empty"):
+        overrides_from(parsed("--state-dir", ""), {})
+    with pytest.raises(ConfigError, match=r"x\.toml: state_dir must not be empty"):
+        read_toml(written(tmp_path, 'state_dir = ""'))
+
+
 def test_without_anything_said_the_defaults_hold() -> None:
     assert load(overrides_from(parsed(), {"PATH": "/bin", "METAL_SUPERVISORY": "x"})) == Settings()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.cli import model_source, serve
+from metal_supervisor.cli import main, model_source, serve
 from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.models.listing import Unusable
@@ -109,3 +109,10 @@ def test_what_is_to_be_typed_next_is_what_the_model_can_answer() -> None:
     assert curl.startswith(f"  curl {endpoint} -d ") and '"messages"' in curl
     (only,) = serve.hints(Settings(gateway="off"), "one", endpoint, "rerank")
     assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
+
+
+@pytest.mark.parametrize("source", ["", " "])
+def test_an_empty_source_is_not_the_current_directory(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["serve", source, "--print"]) == 2
+    said = capsys.readouterr()
+    assert "SOURCE is empty; name a file" in said.err and not said.out
