@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from metal_supervisor.cli.services import ServiceClient, ServiceError, state_of
-from metal_supervisor.settings.loader import Settings
+from metal_supervisor.settings.loader import KEY_VARIABLE, Settings
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.types import Json
 
-KEY_VARIABLE = "METAL_SUPERVISOR_KEY"
 ANSWER_S = 600.0
 PROMPT = "> "
 

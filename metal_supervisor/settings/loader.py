@@ -33,6 +33,8 @@ else:
 __all__ = ["FIELDS", "HUB", "PATHS", "Settings"]
 
 ENV_PREFIX = "METAL_SUPERVISOR_"
+KEY_VARIABLE = f"{ENV_PREFIX}KEY"
+"""Variable with the key that `chat` shows to the gateway; a secret of the user's shell, and no setting."""
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 RUN_DIRECTORY = ".run"
 
@@ -170,7 +172,7 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings among environment variables; an unknown METAL_SUPERVISOR_* name is an error."""
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+        if not variable.startswith(ENV_PREFIX) or variable in (f"{ENV_PREFIX}CONFIG", KEY_VARIABLE):
             continue
         if variable == ENV_PREFIX + "STATE_DIR" and not value:
             continue  # as a shell script leaves it that exports what it was not given

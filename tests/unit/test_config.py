@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.cli import chat
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import (
     FIELDS,
@@ -83,6 +84,10 @@ def test_an_empty_state_directory_is_never_the_current_one(tmp_path: Path) -> No
         overrides_from(parsed("--state-dir", ""), {})
     with pytest.raises(ConfigError, match=r"x\.toml: state_dir must not be empty"):
         read_toml(written(tmp_path, 'state_dir = ""'))
+
+
+def test_the_key_that_chat_asks_for_is_no_setting() -> None:
+    assert read_env({chat.KEY_VARIABLE: "msk-secret"}) == {}
 
 
 def test_without_anything_said_the_defaults_hold() -> None:
