@@ -75,7 +75,7 @@ class Foreground:
         """Print one plain line."""
         if self._live is not None:
             self._live.clear()
-        with contextlib.suppress(BrokenPipeError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # a full disk below stdout must not end the system
             self._out.write(text + "\n")
             self._out.flush()
 

@@ -20,7 +20,7 @@ from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
 from metal_supervisor.cli import doctor as doctor_flags
 from metal_supervisor.cli.command_parser import CommandParser, state_dir
-from metal_supervisor.cli.terminal import say
+from metal_supervisor.cli.terminal import discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
 from metal_supervisor.state import gateway_note, own_processes
@@ -376,8 +376,7 @@ def _reader_left() -> bool:
     output.register(sys.stdout.fileno(), 0)
     if not output.poll(0):
         return False
-    # The interpreter flushes once more at its exit, to nowhere.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard_output()
     return True
 
 
@@ -387,6 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().print_help(sys.stderr)
         return 2
     parsed = parser().parse_args(arguments)
+    if sys.stdout is None and parsed.command not in (*PROGRAMS, "boot"):
+        say("standard output is closed, so that nothing could be shown; nothing was done")
+        return 1
     try:
         code = int(parsed.action(parsed))
         print(end="", flush=True)
@@ -407,6 +409,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from metal_supervisor.state import directory as state
         from metal_supervisor.supervisord import client
 
+        if isinstance(error, OSError) and (problem := output_problem(error)):
+            say(problem)
+            return 1
         ours = accounts.AccountError, own_processes.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
         if isinstance(error, (*ours, steps.InstallError, launchctl.LaunchdError)):
             _end(parsed.command, str(error))

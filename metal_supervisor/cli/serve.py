@@ -98,7 +98,7 @@ class Serve:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # a full disk below stdout must not end the system
             self._out.write(printable(text) + "\n")
             self._out.flush()
 

@@ -6,6 +6,7 @@ Only on a terminal: a file or a pipe would be filled with control characters, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,12 +16,32 @@ from metal_supervisor.spec.terminal_text import fitted
 
 UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
 CLEAR = "\r\x1b[J"
+UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""Errors of a write that failed for good."""
 USUAL = os.terminal_size((80, 24))
 
 
 def say(text: str) -> None:
     """Print a message about the command itself."""
     sys.stderr.write(f"metal-supervisor: {text}\n")
+
+
+def output_problem(error: OSError) -> str:
+    """Message if an error is one of writing to stdout, "" if it is another's; then discard what is not yet printed."""
+    if error.errno not in UNWRITTEN or error.filename is not None:
+        return ""
+    try:  # what failed may have been a file of ours: only another try tells
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        return ""
+    except OSError as again:
+        discard_output()
+        return f"the output cannot be written: {again.strerror}; send it somewhere else"
+
+
+def discard_output() -> None:
+    """Send stdout to nowhere: the interpreter flushes it once more at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def columns(out: TextIO) -> int | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from metal_supervisor.cli.foreground import Foreground
+from metal_supervisor.cli.serve import Serve, ServeOrder
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.types import Endpoint
@@ -19,6 +23,9 @@ from metal_supervisor.state.reports import CONTROLLER_REPORT
 from tests.support.records import a_record
 
 RECORD = a_record(endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100)
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 
 
 @pytest.fixture
@@ -84,3 +91,25 @@ def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) ->
         os.utime(state.path / CONTROLLER_REPORT, (at, at))  # a clock that ticks between two writes
         run._advise(state)
     assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1
+
+
+@needs_full
+def test_a_full_disk_below_stdout_does_not_end_the_system() -> None:
+    """The line is lost, and what is supervised is not."""
+    with Path("/dev/full").open("w") as full:
+        Foreground(Settings(), Overrides(), None, full).say("a line")
+        Serve(Settings(), Overrides(), ServeOrder("x"), full).say("a line")
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+@needs_full
+@pytest.mark.parametrize("words", [("version",), ("doctor", "--json"), ("models", "ls", "--json")])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path: Path, words: tuple[str, ...]) -> None:
+    state = () if words == ("version",) else ("--state-dir", str(tmp_path))
+    command = [sys.executable, "-I", "-m", "metal_supervisor", *words, *state]
+    for shell, why in (("exec \"$@\" >/dev/full", "No space left on device"), ("exec \"$@\" >&-", "is closed")):
+        done = subprocess.run(
+            ["/bin/sh", "-c", shell, "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
