@@ -67,7 +67,7 @@ class ServiceClient:
         """Delete a service, and its Model unless another uses it; returns what was done. Raises ServiceError."""
         found = self.named(name)
         model, namespace = string(mapping(found, "spec"), "modelRef"), found["metadata"]["namespace"]
-        users = [_key(each) for each in self.all() if _model_of(each) == (namespace, model)]
+        users = [_key(each) for each in self.all() if (namespace, model) in _models_of(each)]
         others = [each for each in users if each != _key(found)]
         self._asked("DELETE", _path(found), by_hand=f"delete {_typed(found)}")
         if others:
@@ -96,6 +96,13 @@ def _key(found: Json) -> str:
 
 def _model_of(found: Json) -> tuple[str, str]:
     return found["metadata"]["namespace"], string(mapping(found, "spec"), "modelRef")
+
+
+def _models_of(found: Json) -> tuple[tuple[str, str], ...]:
+    """(namespace, name) of each Model that a service names: its own, and its draft if that is one."""
+    namespace, own = _model_of(found)
+    draft = string(mapping(mapping(found, "spec"), "speculativeDecoding"), "draftModelRef").strip()
+    return (namespace, own), (namespace, draft)
 
 
 def _typed(found: Json) -> str:
