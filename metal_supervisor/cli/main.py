@@ -412,6 +412,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and (problem := output_problem(error)):
             say(problem)
             return 1
+        # Of another user, or no directory. The log of a program rather has the traceback.
+        at_a_terminal = parsed.command not in PROGRAMS
+        if at_a_terminal and isinstance(error, (PermissionError, NotADirectoryError)) and error.filename:
+            say(f"{error.filename}: {error.strerror}; run this as its owner, or name another")
+            return BAD_CONFIG
         ours = accounts.AccountError, own_processes.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
         if isinstance(error, (*ours, steps.InstallError, launchctl.LaunchdError)):
             _end(parsed.command, str(error))

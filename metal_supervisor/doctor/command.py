@@ -42,7 +42,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
     with contextlib.suppress(ConfigError):
         state = loader.load(overrides, **usual).state_path  # the file may name another
     try:
-        if not (state / loader.OVERRIDES_FILE).exists():
+        if not loader.system_in(state):
             return loader.load(overrides, **usual), overrides.config, problem
         if overrides.config:
             problem = _problem_of(overrides) or problem  # of a file that is to be tried out

@@ -64,8 +64,24 @@ def found_state_dir(environ: Mapping[str, str]) -> str:
 
     The environment's, else `./.run` if `make run` or `run --state-dir .run` started a system in it, else the default.
     """
-    said = environ.get(f"{ENV_PREFIX}STATE_DIR")
-    return said or (RUN_DIRECTORY if (Path(RUN_DIRECTORY) / OVERRIDES_FILE).exists() else usual_state_dir(environ))
+    if said := environ.get(f"{ENV_PREFIX}STATE_DIR"):
+        return said
+    try:
+        return RUN_DIRECTORY if system_in(Path(RUN_DIRECTORY)) else usual_state_dir(environ)
+    except ConfigError:  # it is another user's, or no directory at all
+        return usual_state_dir(environ)
+
+
+def system_in(state: Path) -> bool:
+    """True if a system was started in a state directory. Raises ConfigError if that cannot be looked at."""
+    try:
+        os.stat(state / OVERRIDES_FILE)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        text = f"state directory {state} cannot be read: {error.strerror}; run this as the user whose system it is"
+        raise ConfigError(f"{text}, or name another with --state-dir") from None
+    return True
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
@@ -204,7 +220,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.e
     """Settings of the system that a command addresses; its command line takes precedence. Raises ConfigError."""
     overrides = overrides_from(arguments, environ)
     settings = load(overrides, state_dir=found_state_dir(environ))
-    if (settings.state_path / OVERRIDES_FILE).exists():  # the running system's own overrides
+    if system_in(settings.state_path):  # the running system's own overrides
         settings = dataclasses.replace(load_good(settings.state_path)[0], **overrides.values)
     return settings
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.cli import chat
+from metal_supervisor.cli import chat, main
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import (
     FIELDS,
@@ -73,6 +75,41 @@ def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch
     assert of(METAL_SUPERVISOR_STATE_DIR=str(said)) == said
     assert of("--state-dir", str(tmp_path / "flag"), METAL_SUPERVISOR_STATE_DIR=str(said)) == tmp_path / "flag"
     assert loader.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
+
+
+def test_a_state_directory_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unreadable ./.run is another user's, and no reason for any command to fail."""
+    look = os.stat
+
+    def refused(path: Any, **more: Any) -> Any:
+        if ".run" in str(path) or "private" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, **more)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(os, "stat", refused)
+    assert loader.found_state_dir({}) == Settings().state_dir
+    assert main.main(["version"]) == 0
+    for words in (["status"], ["explain", "x"], ["logs", "x"], ["list"], ["key", "list"]):
+        for place, why in ((tmp_path / "private", "Permission denied"), (tmp_path / "file", "Not a directory")):
+            capsys.readouterr()
+            assert main.main([*words, "--state-dir", str(place)]) == 78
+            said = capsys.readouterr().err
+            assert f"state directory {place} cannot be read: {why}; " in said and said.count("\n") == 1
+
+
+def test_what_may_not_be_read_is_one_line_and_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/private/x")
+
+    monkeypatch.setattr(loader, "load", refuse)
+    assert main.main(["run", "--state-dir", str(tmp_path)]) == 78
+    assert "/private/x: Permission denied; run this as" in capsys.readouterr().err
 
 
 def test_an_empty_state_directory_is_never_the_current_one(tmp_path: Path) -> None:
