@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
+import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor.cli.terminal import say
+from metal_supervisor.cli.terminal import NOT_FOUND, say
 from metal_supervisor.gateway import access
 from metal_supervisor.gateway.access import AccessKey, BadKeys
 from metal_supervisor.settings import loader
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.state.directory import write_atomic
 
 HEAD = "# Keys of the gateway: NAME sha256:DIGEST [services=a,team/*] [per-minute=N] [at-once=N]\n"
@@ -50,23 +56,53 @@ def _run(arguments: argparse.Namespace) -> int:
     if not named:
         say("no file of keys is set; name one with --file, and give it to the gateway with --gateway-keys")
         return 1
-    path = Path(named).expanduser().absolute()
+    # The file itself: a link to it, as into a directory that is shared, must not be replaced.
+    path = Path(named).expanduser().resolve()
     try:
         if arguments.key_action == "list":
             return _list(path, sys.stdout, arguments.json)
-        return _add(path, arguments, sys.stdout) if arguments.key_action == "add" else _remove(path, arguments.name)
+        with _alone(path):
+            return _add(path, arguments, sys.stdout) if arguments.key_action == "add" else _remove(path, arguments.name)
     except (BadKeys, OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         say(f"{path}: {why}")
         return 1
 
 
-def _text(path: Path) -> str:
-    return path.read_text("utf-8") if path.exists() else ""
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold off other commands that change the file; raises OSError. The lock is its directory's, as it is replaced."""
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the file, with its mode, owner and group: the gateway may read it as one of a group. Raises OSError."""
+    if not path.exists():
+        write_atomic(path, text)
+        return
+    before = path.stat()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            made = os.fstat(file.fileno())
+            if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _list(path: Path, out: TextIO, as_json: bool) -> int:
-    keys = access.parse(_text(path))
+    keys = access.parse(path.read_text("utf-8"))
     if as_json:
         rows = [
             {"name": key.name, "services": key.services, "perMinute": key.per_minute, "atOnce": key.at_once}
@@ -82,7 +118,7 @@ def _list(path: Path, out: TextIO, as_json: bool) -> int:
 
 def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
     """Append the line of a fresh key, and print the key."""
-    text = _text(path)
+    text = path.read_text("utf-8") if path.exists() else ""
     secret = access.new_key()
     limits = []
     for flag, value in (("--per-minute", arguments.per_minute), ("--at-once", arguments.at_once)):
@@ -92,16 +128,18 @@ def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
     services = access.services_of(arguments.services, "--services")
     line = access.line_of(AccessKey(arguments.name, access.digest_of(secret), services, *limits))
     whole = f"{text or HEAD}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
-    access.parse(whole)
-    write_atomic(path, whole)
+    if arguments.name not in {key.name for key in access.parse(whole)}:  # a line that begins with # is a comment
+        raise BadKeys(f"{arguments.name!r:.80} is not the name of a key; it begins with a letter or digit")
+    _replace(path, whole)
     out.write(f"{secret}\n")
     return 0
 
 
 def _remove(path: Path, name: str) -> int:
-    text = _text(path)
+    text = path.read_text("utf-8")
     if name not in {key.name for key in access.parse(text)}:
-        raise BadKeys(f"there is no key called {name}")
+        say(f"{path}: there is no key called {printable(name)}; see metal-supervisor key list")
+        return NOT_FOUND
     kept = [line for line in text.splitlines(keepends=True) if line.split()[:1] != [name]]
-    write_atomic(path, "".join(kept))
+    _replace(path, "".join(kept))
     return 0

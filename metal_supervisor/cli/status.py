@@ -14,7 +14,7 @@ from typing import TextIO, cast
 
 from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
-from metal_supervisor.cli.terminal import Live, colours, columns
+from metal_supervisor.cli.terminal import NOT_RUNNING, Live, colours, columns
 from metal_supervisor.host import local_status, machine
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
@@ -25,7 +25,6 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.ctl_plugin import endpoint, listing
 
-NOT_RUNNING = 3
 LOOK_EVERY_S = 1.0
 ANSWER_S, ENGINE_S = 5.0, 0.5
 ASKED_AT_ONCE = 16

@@ -14,6 +14,8 @@ from typing import TextIO
 
 from metal_supervisor.spec.terminal_text import fitted
 
+NOT_RUNNING, NOT_FOUND = 3, 4
+"""Exit codes: nothing is running; there is nothing of that name."""
 UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
 CLEAR = "\r\x1b[J"
 UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
