@@ -2,10 +2,16 @@
 
 import sys
 
-try:
-    from metal_supervisor.cli.main import main
 
-    code = main()
-except KeyboardInterrupt:  # while still importing, too
-    code = 130
-sys.exit(code)
+def start() -> int:
+    """Run the command line; return its exit code: 130 for a Ctrl-C, while its modules are still imported, too."""
+    try:
+        from metal_supervisor.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(start())

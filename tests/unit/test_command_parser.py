@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from metal_supervisor.cli import main
@@ -79,3 +86,18 @@ def test_a_mistyped_word_is_answered_with_the_nearest(
 def test_an_empty_state_directory_is_refused(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, _, err = _said(capsys, command, "--state-dir", "")
     assert code == 2 and "argument --state-dir: must not be empty" in err
+
+
+def test_ctrl_c_while_the_modules_are_still_imported_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed script begins where the guard is, as `python -m metal_supervisor` does."""
+
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, _name: str) -> Any:
+            raise KeyboardInterrupt
+
+    written = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    (found,) = re.findall(r'(?m)^metal-supervisor = "([\w.]+):(\w+)"$', written)
+    begin = getattr(importlib.import_module(found[0]), found[1])
+    monkeypatch.setitem(sys.modules, "metal_supervisor.cli.main", Interrupted("main"))
+    monkeypatch.setattr(sys, "argv", ["metal-supervisor", "version"])
+    assert begin() == 130
