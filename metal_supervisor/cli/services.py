@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import mapping, objects, string
@@ -21,7 +22,11 @@ COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
 
 
 class ServiceError(Exception):
-    """The text says why, and what to do."""
+    """The text says why, and what to do; `code` is the command's exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class ServiceClient:
@@ -31,8 +36,10 @@ class ServiceClient:
         """Raises BadKubeconfig, and ServiceError where no system has run yet."""
         if settings.embedded and not settings.kubeconfig_path.exists():
             where = settings.state_path
-            raise ServiceError(f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one")
+            text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
+            raise ServiceError(text, NOT_RUNNING)
         self._kube = Kube(settings.kubeconfig_path, settings.context)
+        self._own = str(settings.state_path) if settings.embedded else ""
         self._scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
 
     def close(self) -> None:
@@ -49,9 +56,9 @@ class ServiceClient:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ServiceError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}")
+            raise ServiceError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}", NOT_FOUND)
         known = ", ".join(map(_key, self.all())) or "none"
-        raise ServiceError(f"there is no service {name}; there are: {known}")
+        raise ServiceError(f"there is no service {name}; there are: {known}", NOT_FOUND)
 
     def scale(self, name: str, replicas: int) -> str:
         """Set the number of replicas; returns what was done. Raises ServiceError."""
@@ -86,6 +93,9 @@ class ServiceClient:
         except KubeError as error:
             if method == "DELETE" and error.code == 404:
                 return {}
+            if self._own and error.code == 0:  # the embedded API is down only where the whole system is
+                text = f"the system in {self._own} (--state-dir) does not answer: {error}"
+                raise ServiceError(f"{text}; start it with: metal-supervisor run", NOT_RUNNING) from None
             hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""
             raise ServiceError(f"{error}{hint}") from None
 

@@ -75,7 +75,7 @@ def _tried(action: Callable[[], int]) -> int:
         return action()
     except ServiceError as error:
         say(str(error))
-        return 1
+        return error.code
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -139,7 +139,7 @@ def test_list_stop_start_and_rm(system: System) -> None:
 @pytest.mark.parametrize("words", [("stop", "nope"), ("start", "nope"), ("rm", "nope"), ("chat", "nope", "hi")])
 def test_a_name_that_is_none_is_told(system: System, words: tuple[str, ...]) -> None:
     code, _, err = typed(system, *words)
-    assert code == 1 and "there is no service nope" in err
+    assert code == 4 and "there is no service nope" in err
 
 
 def test_without_a_system_that_is_said(tmp_path: Path) -> None:
@@ -148,4 +148,4 @@ def test_without_a_system_that_is_said(tmp_path: Path) -> None:
             [*COMMAND, *words, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=60,
             env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
-        assert done.returncode == 1 and "metal-supervisor serve SOURCE starts one" in done.stderr, done
+        assert done.returncode == 3 and "metal-supervisor serve SOURCE starts one" in done.stderr, done

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from metal_supervisor.cli import services
-from metal_supervisor.cli.services import ServiceClient
+from metal_supervisor.cli import main, services
+from metal_supervisor.cli.services import ServiceClient, ServiceError
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Json
@@ -61,3 +62,25 @@ def test_a_model_that_another_service_drafts_with_stays(kube: type[StandInKube])
     assert kube.asked[1:] == [
         ("DELETE", "/namespaces/default/inferenceservices/large"), ("DELETE", "/namespaces/default/models/big"),
     ]  # fmt: skip
+
+
+def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
+    kube: type[StandInKube], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    commands = (["list"], ["stop", "x"], ["start", "x"], ["rm", "x"], ["chat", "x", "hi"])
+    for words in commands:
+        assert main.main([*words, *state]) == 3
+        assert f"no system has run in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "kubeconfig").write_text("")
+    for words in commands[1:]:
+        assert main.main([*words, *state]) == 4
+        assert "there is no service x; there are: none" in capsys.readouterr().err
+    kube.failure = KubeError(0, "Unreachable", "Connection refused")
+    for words in commands:
+        assert main.main([*words, *state]) == 3
+        said = capsys.readouterr().err
+        assert f"the system in {tmp_path} (--state-dir) does not answer: Connection refused; start it with" in said
+    with pytest.raises(ServiceError) as refused:
+        client().all()
+    assert refused.value.code == 1, "a cluster's API server is not what metal-supervisor run starts"
