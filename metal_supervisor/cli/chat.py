@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -90,16 +90,24 @@ def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:
         connection.close()
 
 
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[str]:
+def _pieces(answer: Iterable[bytes]) -> Iterator[str]:
+    """The pieces of text in the lines of an event stream. Raises ServiceError for one that is not whole."""
     for line in answer:
-        if not line.startswith(b"data: {"):
+        data = line[5:].strip() if line.startswith(b"data:") else b""
+        if data == b"[DONE]":
+            return
+        if not data.startswith(b"{"):
             continue
-        event = json.loads(line[6:])
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            break  # it ends within the event, or is not UTF-8
         if "error" in event:
             raise ServiceError(string(mapping(event, "error"), "message") or "the answer broke off")
         for choice in objects(event, "choices"):
             if piece := string(mapping(choice, "delta"), "content"):
                 yield piece
+    raise ServiceError("the answer broke off before its end; ask again, or see metal-supervisor logs NAME")
 
 
 def _refusal(status: int, content: bytes) -> str:
@@ -135,7 +143,15 @@ def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> int:
 
 
 def _show(conversation: Conversation, question: str, out: TextIO) -> None:
-    for piece in conversation.answer(question):
-        out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
-        out.flush()
+    begun = False
+    try:
+        for piece in conversation.answer(question):
+            out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
+            out.flush()
+            begun = True
+    except ServiceError:
+        if begun:  # the message begins on a line of its own
+            out.write("\n")
+            out.flush()
+        raise
     out.write("\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
+from metal_supervisor.spec.terminal_text import printable
 
 NAME_HELP = "name of an InferenceService, or NAMESPACE/NAME"
 
@@ -74,7 +75,7 @@ def _tried(action: Callable[[], int]) -> int:
     try:
         return action()
     except ServiceError as error:
-        say(str(error))
+        say(printable(str(error)))  # it may quote an engine, or whoever wrote the service
         return error.code
 
 

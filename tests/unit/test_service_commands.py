@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from metal_supervisor.cli import main, services
+from metal_supervisor.cli import chat, main, services
 from metal_supervisor.cli.services import ServiceClient, ServiceError
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.settings.loader import Settings
@@ -84,3 +85,27 @@ def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
     with pytest.raises(ServiceError) as refused:
         client().all()
     assert refused.value.code == 1, "a cluster's API server is not what metal-supervisor run starts"
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "told"),
+    [
+        ([event("hello"), b"\n", b"data: [DONE]\n"], 0, ""),
+        ([event("hello")], 1, "the answer broke off"),
+        ([event("hello"), b'data: {"choices": [{"del'], 1, "the answer broke off"),
+        ([event("hello"), b'data: {"choices": "\xff"}\n', b"data: [DONE]\n"], 1, "the answer broke off"),
+        ([event("hello"), b'data: {"error": {"message": "out \\u001b[2J of memory"}}\n'], 1, "out ?[2J of memory"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: list[bytes], code: int, told: str
+) -> None:
+    monkeypatch.setattr(chat, "partner_of", lambda *_: chat.Partner("http://127.0.0.1:1/v1", "m"))
+    monkeypatch.setattr(chat, "_streamed", lambda *_: chat._pieces(lines))
+    assert main.main(["chat", "m", "hi"]) == code
+    said = capsys.readouterr()
+    assert said.out == "hello\n" and told in said.err and said.err.count("\n") == bool(told)
