@@ -189,10 +189,12 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
         _refuse_context(values, "")
         return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
     named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
-    if not named and "kubeconfig" not in found:
+    source = Path(named).expanduser().absolute()
+    # Uninstall removes our copy, and leaves the settings that name it.
+    gone = bool(named) and source == where.kubeconfig and not source.exists()
+    if gone or (not named and "kubeconfig" not in found):
         raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
                            "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
-    source = Path(named).expanduser().absolute()
     if not named or source == where.kubeconfig:
         _refuse_context(values, _kept_context(where) if named else "")
         return config.edited(text, values, name), None
@@ -210,7 +212,10 @@ def _without_state(values: Mapping[str, Any]) -> dict[str, Any]:
 def _text(order: InstallOrder, where: InstallPaths) -> str:
     """The settings to begin with. Raises InstallError."""
     if order.config is None:
-        return where.settings.read_text("utf-8") if where.settings.exists() else HEADER
+        try:
+            return where.settings.read_text("utf-8") if where.settings.exists() else HEADER
+        except UnicodeDecodeError as error:
+            raise InstallError(f"{where.settings} cannot be read: {error}; write it in UTF-8") from None
     try:
         return order.config.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallP
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.placement import claims
 from metal_supervisor.settings import loader
-from metal_supervisor.settings.schema import Settings
+from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import DIRECTORIES, StateDir
@@ -38,7 +38,7 @@ PASSING = (
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
-    "confinement.json",
+    "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", SECRET_KEYS, "ollama", "ollama.made", "use",
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
@@ -136,10 +136,16 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 
 
 def _going(settings: Settings, purge: bool) -> Iterator[Path]:
-    """The files and directories to remove from the state directory, by name: it may also have foreign ones."""
+    """The files and directories to remove from the state directory, by name: it may also have foreign ones.
+
+    What the settings name as the user's own stays, wherever it is.
+    """
+    own = [settings.store_path, Path(settings.ollama_models_path)]
+    own += [Path(settings.gateway_keys)] if settings.gateway_keys else []
+    kept = [path.expanduser().resolve() for path in own]
     for name in (*PASSING, *(USERS if purge else ())):
         path = settings.state_path / name
-        if (path.is_symlink() or path.exists()) and not settings.store_path.is_relative_to(path):
+        if (path.is_symlink() or path.exists()) and not any(each.is_relative_to(path) for each in kept):
             yield path
 
 

@@ -28,7 +28,7 @@ from metal_supervisor.host.launchctl import LABEL, LaunchdError
 from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.steps import FileStep, InstallError, Machine
-from metal_supervisor.settings.loader import ConfigError, edited
+from metal_supervisor.settings.loader import ConfigError, Settings, edited
 from tests.support.launchd import Mac, no_pause
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "install"
@@ -171,6 +171,22 @@ def test_a_state_directory_is_known_by_any_file_that_only_a_system_leaves(
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_text(text)
     assert uninstall.find(machine(nothing_loaded, tmp_path / "root", tmp_path / "home"), state).ours
+
+
+def test_uninstall_leaves_no_file_of_the_gateway_nor_of_a_daemon_and_keeps_what_the_settings_name(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "s"
+    files = ("ollama/.ollama/id_ed25519", "ollama.made", "gateway.json", "gateway.bell", "gateway.keys", "use/x.json")
+    mine = Settings(state_dir=str(state), ollama_models=f"{state}/ollama/models", gateway_keys=f"{state}/gateway.keys")
+    for purge in (False, True):
+        for name in files:
+            (state / name).parent.mkdir(parents=True, exist_ok=True)
+            (state / name).write_text("")
+        (state / "overrides.json").write_text('{"config": "", "values": {}}')
+        going = {path.name for path in uninstall._going(Settings(state_dir=str(state)), purge)}
+        assert going == {*(name.partition("/")[0] for name in files), "overrides.json"}
+        assert going - {path.name for path in uninstall._going(mine, purge)} == {"ollama", "gateway.keys"}
 
 
 # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
@@ -351,6 +367,25 @@ def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tm
     with pytest.raises(InstallError, match=match):
         uninstall.find(mac, tmp_path / "ours")
     assert uninstall.find(mac, tmp_path / "theirs").places == (installed.places,)
+
+
+def test_an_install_after_uninstall_asks_for_the_cluster_whose_copy_is_gone(tmp_path: Path) -> None:
+    first = planned(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
+    for step in first.steps:
+        if isinstance(step, FileStep) and not step.root:
+            step.do(machine(nothing_loaded, tmp_path, tmp_path / "home"))
+    assert planned(tmp_path).settings.kubeconfig == str(first.places.kubeconfig)
+    first.places.kubeconfig.unlink()
+    with pytest.raises(InstallError, match="say which cluster: --cluster KUBECONFIG, or --embedded"):
+        planned(tmp_path)
+
+
+def test_settings_that_are_not_text_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "home" / ".metal-supervisor" / "metal-supervisor.toml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"namespace = '\xff'")
+    with pytest.raises(InstallError, match=r"metal-supervisor\.toml cannot be read: .*; write it in UTF-8"):
+        planned(tmp_path, embedded=True)
 
 
 @pytest.mark.parametrize("name", ["documents/s", "link/s"])
