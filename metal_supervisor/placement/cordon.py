@@ -12,8 +12,11 @@ from collections.abc import Callable
 
 from metal_supervisor.state.directory import CORDON_FILE, StateDir, write_atomic
 from metal_supervisor.state.doorbell import ring
+from metal_supervisor.supervisord.client import Supervisord
 
 LOOK_EVERY_S, TELL_EVERY_S = 0.2, 30.0
+NOT_RUNNING = 3
+"""Exit code, the same as that of `metal-supervisor status`."""
 
 
 def _write(directory: StateDir, word: str) -> None:
@@ -32,13 +35,26 @@ def say(directory: StateDir, cordoned: bool, out: Callable[[str], None]) -> None
     out("cordoned: it keeps what it runs and takes nothing new" if cordoned else "uncordoned: it takes part again")
 
 
+def _here(directory: StateDir) -> frozenset[str]:
+    """The programs that have a record; one that cannot be read may be of an engine that runs."""
+    readable, unreadable = directory.records()
+    return frozenset(readable) | frozenset(unreadable)
+
+
 def drain(directory: StateDir, timeout_s: float, out: Callable[[str], None]) -> int:
-    """Cordon this Mac and wait until its peers have taken over; 0 once nothing is left, 1 after the timeout."""
+    """Cordon this Mac and wait until its peers have taken over.
+
+    Returns the exit code: 0 once nothing is left, 1 after the timeout, 3 if no system runs that could hand over.
+    """
     _write(directory, "drain")
+    if not Supervisord(directory.socket).answers():
+        out("nothing runs here that could be handed over: other Macs take over by themselves what this one has left")
+        out("it stays drained when it is started; `metal-supervisor uncordon` lets it take part again")
+        return NOT_RUNNING
     until = time.monotonic() + timeout_s
-    known, told_at = frozenset(directory.records()[0]), time.monotonic()
+    known, told_at = _here(directory), time.monotonic()
     out(f"draining: {', '.join(sorted(known)) or 'nothing runs here'}")
-    while left := frozenset(directory.records()[0]):
+    while left := _here(directory):
         for program in sorted(known - left):
             out(f"{program} has moved")
         known = left
