@@ -84,12 +84,6 @@ class Foreground:
         line = f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}"
         self.say(printable(line).rstrip())
 
-    def _shown(self, path: Path) -> str:
-        """A path as a user would type it here."""
-        with contextlib.suppress(ValueError):
-            path = path.relative_to(Path.cwd())
-        return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
-
     # ── the run ──────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
@@ -168,7 +162,7 @@ class Foreground:
             self.say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
         else:
             self._reach(Kube(settings.kubeconfig_path, settings.context))
-        self.say(f"  state    {self._shown(directory.path)}")
+        self.say(f"  state    {shown(directory.path)}")
         if settings.gateway_on:
             self.say(f"  gateway  {settings.gateway_url} for all models")
 
@@ -212,7 +206,7 @@ class Foreground:
                 break
             except KubeError as error:
                 if time.monotonic() > until:
-                    log = self._shown(directory.log_path("apiserver"))
+                    log = shown(directory.log_path("apiserver"))
                     raise CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
                 time.sleep(0.02)
         if self._stopping():
@@ -338,14 +332,14 @@ class Foreground:
         if not new:
             return
         self._hinted |= new
-        conf, kubeconfig = (self._shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
+        conf, kubeconfig = (shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
         beside = Path(sys.executable).parent
         # What the reader's own shell finds; make puts our environment first on its PATH.
         theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
         tool = {}
         for name in ("supervisorctl", "kubectl", "metal-supervisor"):
             found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
-            tool[name] = name if found else self._shown(beside / name)
+            tool[name] = name if found else shown(beside / name)
         lines = []
         if "system" in new:
             lines.append(f"{tool['supervisorctl']} -c {conf} status")
@@ -358,15 +352,10 @@ class Foreground:
             path, body = first_request.example(mode, key[1])
             lines.append(f"curl {url}{path} -d '{body}'")
             if mode == "chat":
-                lines.append(f"{tool['metal-supervisor']} chat {key[1]}{self._where(directory)}")
+                lines.append(f"{tool['metal-supervisor']} chat {key[1]}{state_flag(directory.path)}")
         if "system" in new and self.settings.embedded:
-            lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{self._where(directory)}")
+            lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{state_flag(directory.path)}")
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
-
-    def _where(self, directory: StateDir) -> str:
-        """The flag by which a command typed here finds this system, "" if it needs none."""
-        found = Path(found_state_dir(os.environ)).expanduser().absolute()
-        return "" if found == directory.path else f" --state-dir {self._shown(directory.path)}"
 
     def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
         """Shut down supervisord and everything below it, and wait until all has ended."""
@@ -410,6 +399,19 @@ class Foreground:
         # A note may name a pid that the system has reused for another process since.
         same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
         return list({item[1]: item for item in [*same, *own]}.values())
+
+
+def shown(path: Path) -> str:
+    """A path as a user would type it here."""
+    with contextlib.suppress(ValueError):
+        path = path.relative_to(Path.cwd())
+    return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
+
+
+def state_flag(state: Path) -> str:
+    """The flag by which a command typed here finds a system, with a space before it; "" if it needs none."""
+    found = Path(found_state_dir(os.environ)).expanduser().absolute()
+    return "" if found == state else f" --state-dir {shown(state)}"
 
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:

@@ -94,6 +94,7 @@ class Serve:
 
     def __init__(self, settings: Settings, overrides: Overrides, order: ServeOrder, out: TextIO) -> None:
         self._settings, self._overrides, self._order, self._out = settings, overrides, order, out
+        self._flag = foreground.state_flag(settings.state_path)
         self._failed = False
 
     def say(self, text: str) -> None:
@@ -180,7 +181,8 @@ class Serve:
             if before and string(mapping(before, "spec"), field) != each["spec"][field]:
                 name, said = each["metadata"]["name"], string(mapping(before, "spec"), field)
                 text = f"there is a {each['kind']} {name} already, with spec.{field} {said}"
-                raise CannotBoot(f"{text}; choose another name with --name, or remove it: metal-supervisor rm {name}")
+                text += f"; choose another name with --name, or remove it: metal-supervisor rm {name}{self._flag}"
+                raise CannotBoot(text)
         for each in made:
             kube.apply(path_of(each), each, MANAGER, force=True)
 
@@ -189,14 +191,16 @@ class Serve:
         try:
             self._apply(kube, made)
             if self._order.detach:
-                self.say(f"{made[-1]['metadata']['name']} is applied; metal-supervisor status shows what becomes of it")
+                name, see = made[-1]["metadata"]["name"], f"metal-supervisor status{self._flag}"
+                self.say(f"{name} is applied; {see} shows what becomes of it")
                 return 0
             return self._follow(kube, path_of(made[-1]))
         except KubeError as error:
             raise CannotBoot(f"{error}; metal-supervisor serve --print shows what to apply with kubectl") from None
         except KeyboardInterrupt:
             name = made[-1]["metadata"]["name"]
-            self.say(f"{name} stays without this command; see metal-supervisor status, or metal-supervisor rm {name}")
+            see = f"metal-supervisor status{self._flag}, or metal-supervisor rm {name}{self._flag}"
+            self.say(f"{name} stays without this command; see {see}")
             return 130
         finally:
             kube.close()
@@ -244,7 +248,8 @@ def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     """What to type next."""
     base = settings.gateway_url if settings.gateway_on else endpoint.removesuffix("/chat/completions")
     path, body = first_request.example(mode, name)
-    chat = [f"  metal-supervisor chat {name}"] if path == "/chat/completions" else []
+    flag = foreground.state_flag(settings.state_path)
+    chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []
     return [*chat, f"  curl {base}{path} -d '{body}'"]
 
 

@@ -111,6 +111,15 @@ def test_what_is_to_be_typed_next_is_what_the_model_can_answer() -> None:
     assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
 
 
+def test_what_is_to_be_typed_next_is_for_the_system_that_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
+    told = serve.hints(Settings(state_dir=str(tmp_path / "here")), "one", "", "chat")[0]
+    assert told.strip() == "metal-supervisor chat one --state-dir here"
+
+
 @pytest.mark.parametrize("source", ["", " "])
 def test_an_empty_source_is_not_the_current_directory(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["serve", source, "--print"]) == 2
