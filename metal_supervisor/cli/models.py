@@ -193,8 +193,9 @@ class ModelsCommand:
         entries = {entry.name: entry for entry in found.entries}
         chosen = [(entries[name], text) for name, text in why.items()]
         if not chosen:
-            self._print("nothing is left over" if bounds == Bounds() else "nothing has to go")
-        if bounds == Bounds():
+            empty = "nothing is in the store" if not items else "nothing is left over"
+            self._print(empty if bounds == Bounds() else "nothing has to go")
+        if bounds == Bounds() and len(items) > len(chosen):
             self._advise(found, now)
         return self._remove(chosen, how, "gc") if chosen else OK
 

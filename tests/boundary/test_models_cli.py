@@ -399,3 +399,7 @@ def test_unused_models_go_as_the_options_say_the_longest_unused_first(mac: Mac) 
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused(mac: Mac, words: tuple[str, str], text: str) -> None:
     assert text in mac.models("gc", *words, "--yes", code=2)
+
+
+def test_an_empty_store_has_no_other_model(mac: Mac) -> None:
+    assert mac.models("gc", "--yes") == "nothing is in the store\n"
