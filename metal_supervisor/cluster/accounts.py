@@ -173,6 +173,8 @@ def _check(order: TokenOrder) -> None:
             good = False
         if not good or "@" in order.server:
             raise AccountError("--server must be the https URL of the API server, as the Mac reaches it")
+    if not order.source.is_file():
+        raise AccountError(f"--from: {order.source} does not exist; name the kubeconfig of an administrator")
     if not order.output.parent.is_dir():
         raise AccountError(f"--output: {order.output.parent} is not a directory; create it first")
     for path in (order.output, order.token_file):

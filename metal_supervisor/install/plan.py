@@ -198,6 +198,8 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
     if not named or source == where.kubeconfig:
         _refuse_context(values, _kept_context(where) if named else "")
         return config.edited(text, values, name), None
+    if order.kubeconfig and not source.is_file():
+        raise InstallError(f"--cluster {source}: there is no such file; name the kubeconfig of the cluster")
     context = str(values.get("context") or found.get("context", ""))
     if not context and _taken(where)[1] == str(source):
         context = _kept_context(where)  # the same file again: keep its chosen context

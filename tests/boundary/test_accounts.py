@@ -117,7 +117,7 @@ def test_a_server_that_gives_less_is_reported(shell: Shell, api: Api) -> None:
         (("--server", "https://me:pw@k8s.example"), "--server must be the https URL"),
         (("--context", "other"), 'no context "other"'),
         (("--output", "/nonexistent/file"), "/nonexistent is not a directory"),
-        (("--from", "/nonexistent/config"), "/nonexistent/config does not exist"),
+        (("--from", "/nonexistent/config"), "--from: /nonexistent/config does not exist; name the kubeconfig"),
     ],
 )
 def test_wrong_input_is_answered_with_what_to_do(shell: Shell, flags: tuple[str, ...], words: str) -> None:

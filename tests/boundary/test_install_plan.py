@@ -380,6 +380,13 @@ def test_an_install_after_uninstall_asks_for_the_cluster_whose_copy_is_gone(tmp_
         planned(tmp_path)
 
 
+def test_a_kubeconfig_that_is_not_there_is_named_by_the_flag_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="--cluster /none: there is no such file; name the kubeconfig"):
+        planned(tmp_path, kubeconfig=Path("/none"))
+    with pytest.raises(BadKubeconfig, match="/none does not exist; check --kubeconfig"):
+        planned(tmp_path, values={"kubeconfig": "/none"})
+
+
 def test_settings_that_are_not_text_are_named(tmp_path: Path) -> None:
     file = tmp_path / "home" / ".metal-supervisor" / "metal-supervisor.toml"
     file.parent.mkdir(parents=True)
