@@ -124,7 +124,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._discard(min(int(text), _DISCARD_BYTES))
             message = f"Request entity too large: limit is {MAX_BODY_BYTES}"
             raise ApiError(413, "RequestEntityTooLarge", message)
-        return self.rfile.read(int(text)) if text != "0" else b""
+        body = self.rfile.read(int(text)) if text != "0" else b""
+        if len(body) < int(text):
+            # A cut request may mean something else: YAML may end anywhere, and a DELETE works without its options.
+            self.close_connection = True
+            message = f"the request body ended after {len(body)} of {text} bytes: send the request again"
+            raise ApiError(400, "BadRequest", message)
+        return body
 
     def _discard(self, size_bytes: int) -> None:
         """Read and discard a body: a client that is still sending would not see the answer."""

@@ -288,6 +288,25 @@ def test_a_request_without_length_is_refused(api: ApiServer) -> None:
         assert raw.recv(100).startswith(b"HTTP/1.1 411")
 
 
+def test_a_body_that_is_cut_off_changes_nothing(api: ApiServer, client: Client) -> None:
+    full = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\ndata:\n  one: 'x'\n  two: 'y'\n"
+    where = f"{CONFIG_MAPS}/c"
+    assert client.request("PATCH", where, full, kind=APPLY, fieldManager="m").code == 201
+    options_of_delete = b'{"dryRun":["All"]}'
+    for method, kind, body, sent in (
+        ("PATCH", APPLY, full, full.index(b"  two")),
+        ("DELETE", "application/json", options_of_delete, 0),
+    ):
+        head = f"{method} {PREFIX}{where}?fieldManager=m HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        with socket.create_connection(("127.0.0.1", api.port), 10) as dying:
+            dying.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:sent])
+            dying.shutdown(socket.SHUT_WR)
+            answer = dying.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"Connection: close" in answer
+        assert f"after {sent} of {len(body)} bytes" in answer.decode()
+    assert client.get(where).body["data"] == {"one": "x", "two": "y"}
+
+
 def test_a_wrong_path_is_refused_before_the_body_is_read(api: ApiServer) -> None:
     for head in ("Content-Length: 3145728", "Content-Length: 3145728\r\nExpect: 100-continue", "Content-Length: x",
                  "Transfer-Encoding: chunked"):  # fmt: skip
