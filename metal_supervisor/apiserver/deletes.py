@@ -197,10 +197,15 @@ class Collector:
         if not alive:
             self.deleter.begin(kind, name, "Background")
             return True
-        kept = clone(obj)
-        kept["metadata"]["ownerReferences"] = alive
-        self._store.put(kind, name, kept)
+        self._keep_owners(kind, name, obj, alive)
         return True
+
+    def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
+        freed = clone(obj)
+        freed["metadata"]["ownerReferences"] = owners
+        if not owners:
+            del freed["metadata"]["ownerReferences"]
+        self._store.put(kind, name, freed)
 
     def _owner_lives(self, namespace: str, owner: Json) -> bool:
         """True if an owner exists, or is of a kind that this server does not know."""
@@ -212,6 +217,14 @@ class Collector:
         own = found[1]["metadata"]
         return own["name"] == owner.get("name") and own.get("namespace", "") in ("", namespace)
 
+    def _owner_stays(self, namespace: str, owner: Json) -> bool:
+        """True if an owner lives, and is not itself waiting for its dependents to go."""
+        if not self._owner_lives(namespace, owner):
+            return False
+        found = self._store.by_uid(str(owner.get("uid", "")))
+        own = section(found[1] if found else {}, "metadata")
+        return not (own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers")))
+
     def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
         def depends(obj: Json) -> bool:
             return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
@@ -220,20 +233,21 @@ class Collector:
 
     def _orphan_dependents(self, uid: str) -> None:
         for kind, name, obj in self._dependents(uid):
-            freed = clone(obj)
-            owners = [owner for owner in freed["metadata"]["ownerReferences"] if owner.get("uid") != uid]
-            freed["metadata"]["ownerReferences"] = owners
-            if not owners:
-                del freed["metadata"]["ownerReferences"]
-            self._store.put(kind, name, freed)
+            owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner.get("uid") != uid]
+            self._keep_owners(kind, name, obj, owners)
 
     def _finish_foreground(self, kind: str, name: Name, uid: str) -> bool:
         dependents = self._dependents(uid)
         changed = False
         for inner_kind, inner_name, obj in dependents:
-            if not obj["metadata"].get("deletionTimestamp"):
+            if obj["metadata"].get("deletionTimestamp"):
+                continue
+            owners = obj["metadata"]["ownerReferences"]
+            if staying := [owner for owner in owners if self._owner_stays(inner_name[0], owner)]:
+                self._keep_owners(inner_kind, inner_name, obj, staying)
+            else:
                 self.deleter.begin(inner_kind, inner_name, "Background")
-                changed = True
+            changed = True
         if not self._dependents(uid):
             self.deleter.release(kind, name, _FOREGROUND)
             return True

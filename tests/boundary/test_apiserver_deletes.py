@@ -46,6 +46,28 @@ def test_dependents_stay_when_orphaned_and_hold_a_foreground_deletion(widgets: C
         assert watch.next()[0] == "DELETED"
 
 
+def test_a_foreground_deletion_leaves_a_dependent_that_has_another_owner(widgets: Client) -> None:
+    uids = {name: widgets.post(WIDGETS, widget(name)).body["metadata"]["uid"] for name in ("a", "b", "c")}
+
+    def dependent(name: str, *owners: str, finalizers: tuple[str, ...] = ()) -> None:
+        kind = {"apiVersion": "example.test/v1", "kind": "Widget"}
+        references = [{**kind, "name": owner, "uid": uids[owner], "blockOwnerDeletion": True} for owner in owners]
+        made = {"name": name, "ownerReferences": references, "finalizers": list(finalizers)}
+        assert widgets.post(CONFIG_MAPS, {"metadata": made}).code == 201
+
+    dependent("held", "c", finalizers=("example.test/hold",))
+    assert widgets.delete(f"{WIDGETS}/c", {"propagationPolicy": "Foreground"}).body["metadata"]["deletionTimestamp"]
+    dependent("shared", "a", "b")
+    dependent("lost", "a", "c")
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{WIDGETS}/a", {"propagationPolicy": "Foreground"})
+        while watch.next()[0] != "DELETED":
+            pass
+    left = widgets.get(f"{CONFIG_MAPS}/shared").body["metadata"]["ownerReferences"]
+    assert [owner["name"] for owner in left] == ["b"]
+    assert widgets.get(f"{CONFIG_MAPS}/lost").code == 404, "its other owner waits for its dependents to go"
+
+
 def test_finalizers_hold_an_object_until_they_are_gone(client: Client) -> None:
     client.post(CONFIG_MAPS, {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}})
     marked = client.delete(f"{CONFIG_MAPS}/c").body
