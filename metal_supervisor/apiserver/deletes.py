@@ -89,11 +89,12 @@ class Deleter:
         return removed
 
     def release(self, kind: str, name: Name, finalizer: str) -> None:
-        """Takes one finalizer off an object that is being deleted, and removes it if that was the last."""
+        """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
         stored = self._store.get(kind, name)
         assert stored is not None
         kept = [item for item in listed(stored["metadata"].get("finalizers")) if item != finalizer]
-        if not kept:
+        held = kind == "/namespaces" and listed(section(stored, "spec").get("finalizers"))
+        if not kept and not held:
             self._remove(kind, name)
             return
         freed = clone(stored)
@@ -170,25 +171,26 @@ class Collector:
             return changed
 
     def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:
-        if kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S:
+        own = obj["metadata"]
+        expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
+        if expired and not own.get("deletionTimestamp"):
             self.deleter.begin(kind, name, "Background")
             return True
-        own = obj["metadata"]
         owners = listed(own.get("ownerReferences"))
         if owners and self._lost_owners(kind, name, obj, owners):
             return True
         if not own.get("deletionTimestamp"):
             return False
-        if kind == crds.KIND:
-            return self._finish_crd(name, obj)
-        if kind == "/namespaces":
-            return self._finish_namespace(name, obj)
         finalizers = listed(own.get("finalizers"))
         if _ORPHAN in finalizers:
             self._orphan_dependents(own["uid"])
             self.deleter.release(kind, name, _ORPHAN)
             return True
-        return _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"])
+        if _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"]):
+            return True
+        if kind == crds.KIND:
+            return self._finish_crd(name, obj)
+        return kind == "/namespaces" and self._finish_namespace(name, obj)
 
     def _lost_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> bool:
         alive = [owner for owner in owners if self._owner_lives(name[0], owner)]

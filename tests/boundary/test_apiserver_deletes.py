@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from apiserver_support import (
     CONFIG_MAPS,
     CRD_PATH,
@@ -13,6 +15,9 @@ from apiserver_support import (
     config_map,
     widget,
 )
+
+from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 
 
 def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
@@ -88,6 +93,26 @@ def test_a_namespace_takes_its_content_along(client: Client) -> None:
         while watch.next()[0] != "DELETED":
             pass
     assert client.delete("/api/v1/namespaces/default").code == 403
+
+
+@pytest.mark.parametrize("policy", ["Foreground", "Orphan"])
+def test_a_namespace_goes_with_any_policy(client: Client, policy: str) -> None:
+    client.post("/api/v1/namespaces", {"metadata": {"name": "llm"}})
+    client.post("/api/v1/namespaces/llm/configmaps", config_map("c"))
+    with client.watch("/api/v1/namespaces", resourceVersion=client.version()) as watch:
+        assert client.delete("/api/v1/namespaces/llm", {"propagationPolicy": policy}).code == 200
+        while watch.next()[0] != "DELETED":
+            pass
+    assert client.get("/api/v1/configmaps", fieldSelector="metadata.namespace=llm").body["items"] == []
+
+
+def test_an_expired_event_that_is_held_is_marked_once(api: ApiServer, client: Client) -> None:
+    held = {"metadata": {"name": "e", "namespace": "default", "finalizers": ["example.test/hold"]}}
+    event = {**held, "involvedObject": {"namespace": "default", "kind": "Widget", "name": "w"}, "reason": "r"}
+    assert client.post("/api/v1/namespaces/default/events", event).code == 201
+    much_later_s = time.time() + 2 * EVENT_LIFETIME_S
+    assert [api.kernel.collector.sweep(much_later_s) for _ in range(2)] == [True, False]
+    assert client.get("/api/v1/namespaces/default/events/e").body["metadata"]["deletionTimestamp"]
 
 
 def test_a_deleted_crd_takes_its_objects_and_routes_along(widgets: Client) -> None:
