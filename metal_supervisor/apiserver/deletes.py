@@ -15,17 +15,16 @@ from typing import Any
 
 from . import crds
 from .codec import clone, listed, section, timestamp
-from .errors import Json, conflict, forbidden, invalid_options, not_found, unsupported_value
+from .errors import Json, conflict, forbidden, not_found
 from .resources import Registry, Resource
 from .storage import Name, ObjectStore
-from .targets import RequestTarget
+from .targets import DeleteOptions, RequestTarget
 from .views import view
 
 log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
-_POLICIES = ("Foreground", "Background", "Orphan")
 _PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
@@ -38,41 +37,46 @@ class Deleter:
         self._registry = registry
         self._on_removed = on_removed
 
-    def delete(self, target: RequestTarget, wishes: Json, *, dry_run: bool = False) -> tuple[Json, bool]:
+    def delete(self, target: RequestTarget, options: DeleteOptions) -> tuple[Json, bool]:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
         resource = target.resource
-        policy = _policy(wishes)
         with self._store.lock:
             stored = self._store.get(resource.storage_key, (target.namespace, target.name))
             if stored is None:
                 raise not_found(resource.group, resource.plural, target.name)
-            _check_preconditions(resource, stored, section(wishes, "preconditions"))
+            _check_preconditions(resource, stored, options.preconditions)
             if resource.storage_key == "/namespaces" and target.name in _PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
-            if dry_run:
+            if options.dry_run:
                 return view(resource, stored), True
-            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), policy)
+            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), options.policy)
             return view(resource, last), gone
 
-    def begin(self, kind: str, name: Name, policy: str) -> tuple[Json, bool]:
-        """Removes an object, or marks it as being deleted. (last state, gone?)"""
+    def begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
+        """Removes an object, or marks it as being deleted. (last state, gone?)
+
+        A policy replaces an earlier one; without one, the finalizers that the object has say it.
+        """
         stored = self._store.get(kind, name)
         assert stored is not None
-        finalizers = list(listed(stored["metadata"].get("finalizers")))
+        before = listed(stored["metadata"].get("finalizers"))
         added = {"Foreground": [_FOREGROUND], "Orphan": [_ORPHAN]}.get(policy, [])
         if kind == crds.KIND:
             added = [crds.CLEANUP]
+        dropped = {_FOREGROUND, _ORPHAN}.difference(added) if policy else ()
+        finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
         if not finalizers and kind != "/namespaces":
             return self._remove(kind, name), True
-        if stored["metadata"].get("deletionTimestamp") and finalizers == listed(stored["metadata"].get("finalizers")):
+        if stored["metadata"].get("deletionTimestamp") and finalizers == before:
             return stored, False
         marked = clone(stored)
         own = marked["metadata"]
         own.setdefault("deletionTimestamp", timestamp())
         own.setdefault("deletionGracePeriodSeconds", 0)
-        if finalizers:
-            own["finalizers"] = finalizers
+        own["finalizers"] = finalizers
+        if not finalizers:
+            del own["finalizers"]
         if kind == "/namespaces":
             marked.setdefault("status", {})["phase"] = "Terminating"
         elif "generation" in own:
@@ -100,15 +104,6 @@ class Deleter:
         freed = clone(stored)
         freed["metadata"]["finalizers"] = kept
         self._store.put(kind, name, freed)
-
-
-def _policy(wishes: Json) -> str:
-    if wishes.get("orphanDependents") is True:
-        return "Orphan"
-    wanted = wishes.get("propagationPolicy") or "Background"
-    if wanted not in _POLICIES:
-        raise invalid_options("DeleteOptions", unsupported_value("propagationPolicy", wanted, [*_POLICIES, "nil"]))
-    return str(wanted)
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
@@ -174,7 +169,7 @@ class Collector:
         own = obj["metadata"]
         expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
         if expired and not own.get("deletionTimestamp"):
-            self.deleter.begin(kind, name, "Background")
+            self.deleter.begin(kind, name)
             return True
         owners = listed(own.get("ownerReferences"))
         if owners and self._lost_owners(kind, name, obj, owners):
@@ -197,7 +192,7 @@ class Collector:
         if len(alive) == len(owners) or (not alive and obj["metadata"].get("deletionTimestamp")):
             return False
         if not alive:
-            self.deleter.begin(kind, name, "Background")
+            self.deleter.begin(kind, name)
             return True
         self._keep_owners(kind, name, obj, alive)
         return True
@@ -248,7 +243,7 @@ class Collector:
             if staying := [owner for owner in owners if self._owner_stays(inner_name[0], owner)]:
                 self._keep_owners(inner_kind, inner_name, obj, staying)
             else:
-                self.deleter.begin(inner_kind, inner_name, "Background")
+                self.deleter.begin(inner_kind, inner_name)
             changed = True
         if not self._dependents(uid):
             self.deleter.release(kind, name, _FOREGROUND)
@@ -285,7 +280,7 @@ class Collector:
             if obj["metadata"].get("deletionTimestamp"):
                 left = True
                 continue
-            gone = self.deleter.begin(kind, name, "Background")[1]
+            gone = self.deleter.begin(kind, name)[1]
             changed = True
             left = left or not gone
         return changed, left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import discovery, openapi, protobuf
 from .codec import decode_body, decode_object, encode
@@ -12,6 +12,7 @@ from .kernel import Kernel
 from .reads import Form, form_of, selection
 from .routes import (
     Request,
+    delete_options,
     field_validation,
     is_dry_run,
     is_forced,
@@ -175,23 +176,20 @@ class Dispatcher:
         return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
-        wishes = _object(request) if request.body.strip() else {}
-        for name in ("propagationPolicy", "orphanDependents"):
-            if name in request.query:
-                wishes.setdefault(name, request.query[name])
-        dry_run = is_dry_run(request) or wishes.get("dryRun") == ["All"]
+        options = delete_options(request, _object(request) if request.body.strip() else {})
         if target.name:
-            last, gone = self._kernel.deleter.delete(target, wishes, dry_run=dry_run)
+            last, gone = self._kernel.deleter.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
-        wishes.pop("preconditions", None)
         with self._kernel.store.lock:
             chosen = self._kernel.reader.selected(target, selection(target, request.query))
-            for obj in chosen:
-                own = obj["metadata"]
-                one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
-                self._kernel.deleter.delete(one, wishes, dry_run=dry_run)
+            # All are tried first: none is deleted if one does not meet the preconditions.
+            for each in (replace(options, dry_run=True), options):
+                for obj in chosen:
+                    own = obj["metadata"]
+                    one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
+                    self._kernel.deleter.delete(one, each)
             metadata = {"resourceVersion": str(self._kernel.store.version)}
         return Response(200, encode(Form().many(target.resource, chosen, metadata)))
 

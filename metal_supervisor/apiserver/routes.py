@@ -1,4 +1,4 @@
-"""Parsing of request paths: `/apis/<group>/<version>/namespaces/<ns>/<plural>/<name>/<subresource>`."""
+"""Parsing of requests: `/apis/<group>/<version>/namespaces/<ns>/<plural>/<name>/<subresource>`, and their options."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from . import schemas
 from .errors import (
     ApiError,
+    Json,
     Problem,
     bad_request,
     forbidden_value,
     invalid_options,
+    invalid_value,
     method_not_allowed,
     no_such_path,
     too_long,
@@ -20,7 +23,19 @@ from .errors import (
 from .patch import APPLY
 from .reads import flag
 from .resources import Registry
-from .targets import RequestTarget
+from .schema import settle
+from .steps import mistyped
+from .targets import DeleteOptions, RequestTarget
+
+_POLICIES = ("Foreground", "Background", "Orphan")
+_DELETE_OPTIONS = schemas.fields(
+    {
+        "dryRun": schemas.texts(),
+        "orphanDependents": schemas.flag(),
+        "preconditions": schemas.fields({"resourceVersion": schemas.text(), "uid": schemas.text()}),
+        "propagationPolicy": schemas.text(),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,31 @@ def is_dry_run(request: Request) -> bool:
     if value not in ("", "All"):
         raise _refused(request, unsupported_value("dryRun", [value], ["All"]))
     return value == "All"
+
+
+def delete_options(request: Request, body: Json) -> DeleteOptions:
+    """The options in the body of a DELETE ({} without one), or in its query where the body has none.
+
+    Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
+    """
+    settle(_DELETE_OPTIONS, body)
+    if complaint := mistyped(_DELETE_OPTIONS, body, "DeleteOptions"):
+        raise bad_request(complaint)
+    dry_run = body.get("dryRun") or []
+    if set(dry_run) - {"All"}:
+        raise _refused(request, unsupported_value("dryRun", dry_run, ["All"]))
+    policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
+    if policy not in ("", *_POLICIES):
+        raise _refused(request, unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
+    orphan = body.get("orphanDependents")
+    if orphan is None and "orphanDependents" in request.query:
+        orphan = flag(request.query, "orphanDependents")
+    if orphan is not None and policy:
+        detail = "orphanDependents and deletionPropagation cannot be both set"
+        raise _refused(request, invalid_value("propagationPolicy", policy, detail))
+    if orphan is not None:
+        policy = "Orphan" if orphan else "Background"
+    return DeleteOptions(policy, body.get("preconditions") or {}, is_dry_run(request) or bool(dry_run))
 
 
 def field_validation(request: Request) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import Json
 from .resources import Resource
@@ -31,6 +31,17 @@ class WriteOptions:
     """`Strict`, `Warn` or `Ignore`: treatment of unknown fields before they are dropped."""
     force: bool = False
     """Let an apply take fields from other managers."""
+
+
+@dataclass(frozen=True)
+class DeleteOptions:
+    """Options of a deletion."""
+
+    policy: str = ""
+    """`Foreground`, `Background` or `Orphan`; empty to leave it to the finalizers that the object has."""
+    preconditions: Json = field(default_factory=dict)
+    """`uid` and `resourceVersion` that the object must have, where given."""
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)

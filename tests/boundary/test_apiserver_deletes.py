@@ -73,6 +73,58 @@ def test_a_foreground_deletion_leaves_a_dependent_that_has_another_owner(widgets
     assert widgets.get(f"{CONFIG_MAPS}/lost").code == 404, "its other owner waits for its dependents to go"
 
 
+def test_orphans_are_left_when_the_query_asks_for_it(widgets: Client) -> None:
+    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
+    widgets.post(CONFIG_MAPS, owned("c", uid))
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{WIDGETS}/w", orphanDependents="true")
+        assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"]
+    assert "ownerReferences" not in widgets.get(f"{CONFIG_MAPS}/c").body["metadata"]
+
+
+def test_a_later_policy_replaces_an_earlier_one(widgets: Client) -> None:
+    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
+    widgets.post(CONFIG_MAPS, owned("held", uid, finalizers=["example.test/hold"]))
+    waiting = widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Foreground"}).body
+    assert waiting["metadata"]["finalizers"] == ["foregroundDeletion"]
+    assert widgets.delete(f"{WIDGETS}/w").body["metadata"]["finalizers"] == ["foregroundDeletion"], "no policy given"
+    assert widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Background"}).body["status"] == "Success"
+    assert widgets.get(f"{WIDGETS}/w").code == 404
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        ({"dryRun": ["all"]}, 422, "dryRun"),
+        ({"dryRun": "All"}, 400, "dryRun"),
+        ({"propagationPolicy": "orphan"}, 422, "propagationPolicy"),
+        ({"propagationPolicy": "Orphan", "orphanDependents": False}, 422, "orphanDependents"),
+        ({"orphanDependents": "true"}, 400, "orphanDependents"),
+        ({"preconditions": "1"}, 400, "preconditions"),
+        ({"preconditions": {"resourceVersion": "1"}}, 409, "ResourceVersion"),
+    ],
+)
+def test_what_cannot_be_read_deletes_nothing(client: Client, options: dict[str, Any], code: int, named: str) -> None:
+    for name in ("a", "b"):
+        client.post(CONFIG_MAPS, config_map(name))
+    for path in (f"{CONFIG_MAPS}/a", CONFIG_MAPS):
+        refused = client.delete(path, options)
+        assert refused.code == code and named in refused.body["message"], refused.body
+    assert client.delete(CONFIG_MAPS, orphanDependents="perhaps").code == 400
+    assert len(client.get(CONFIG_MAPS).body["items"]) == 2
+
+
+def test_a_collection_goes_only_if_all_of_it_meets_the_preconditions(client: Client) -> None:
+    made = [client.post(CONFIG_MAPS, config_map(name)).body["metadata"] for name in ("a", "b")]
+    only_a = {"preconditions": {"uid": made[0]["uid"]}}
+    assert client.delete(CONFIG_MAPS, only_a).code == 409
+    assert len(client.get(CONFIG_MAPS).body["items"]) == 2
+    assert client.delete(CONFIG_MAPS, {**only_a, "dryRun": ["All"]}, fieldSelector="metadata.name=a").code == 200
+    assert len(client.get(CONFIG_MAPS).body["items"]) == 2
+    assert client.delete(CONFIG_MAPS, only_a, fieldSelector="metadata.name=a").code == 200
+    assert len(client.get(CONFIG_MAPS).body["items"]) == 1
+
+
 def test_finalizers_hold_an_object_until_they_are_gone(client: Client) -> None:
     client.post(CONFIG_MAPS, {"metadata": {"name": "c", "finalizers": ["example.test/hold"]}})
     marked = client.delete(f"{CONFIG_MAPS}/c").body
