@@ -2,7 +2,8 @@
 
 Bodies are JSON or YAML. JSON can spell halves of characters, which cannot be encoded: they become U+FFFD, as on a
 real server. YAML has three traps: timestamps become dates, aliases can expand without end, and the pure-Python parser
-is slow on a large CRD; all three are handled here.
+is slow on a large CRD; all three are handled here. Both can spell numbers that are infinite once read, and that no
+client could read back: they are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +23,7 @@ from .errors import ApiError, Json, bad_request
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
 _MAX_YAML_NODES = 200_000
+_LARGEST = sys.float_info.max
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Where a body may spell half of a character."""
 _SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -37,14 +40,14 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def encode(value: Any) -> bytes:
-    """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Compact JSON. Raises ValueError for an infinite number, which JSON cannot say."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def decode_body(body: bytes) -> Any:
     """JSON, else YAML; 400 when it is neither."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
         return _whole(value) if _HALVES.search(body) else value
     except (ValueError, RecursionError) as problem:
         if body.lstrip()[:1] in (b"{", b"["):
@@ -85,6 +88,21 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _float(text: str) -> float:
+    return _sized(float(text), text)
+
+
+def _int(text: str) -> int:
+    _sized(float(text), text)
+    return int(text)
+
+
+def _sized(value: float, text: str) -> float:
+    if not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{text[:40] or 'a whole number'} is out of range: a number must fit into 64 bits")
+    return value
+
+
 class _Budget:
     """Counts nodes down, so that a few aliases cannot become gigabytes."""
 
@@ -109,6 +127,9 @@ def clone(value: Any, budget: _Budget | None = None) -> Any:
         return [clone(item, budget) for item in value]
     if budget is not None and not (value is None or isinstance(value, (str, bool, int, float))):
         raise ValueError(f"{type(value).__name__} has no meaning in JSON")
+    if budget is not None and isinstance(value, (int, float)):
+        # A whole number that is too large is not turned into text: that alone fails for one of many digits.
+        _sized(value, str(value) if isinstance(value, float) else "")
     return value
 
 

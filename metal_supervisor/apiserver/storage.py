@@ -85,7 +85,7 @@ class ObjectStore:
         self.version = int(row[0]) if row else 1
         self._floor = self.version
         for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
-            self._keep(kind, (namespace, name), json.loads(body), written_s)
+            self._keep(kind, (namespace, name), _stored(body), written_s)
 
     def _keep(self, kind: str, name: Name, obj: Json, written_s: float) -> None:
         self._objects.setdefault(kind, {})[name] = obj
@@ -191,6 +191,12 @@ class ObjectStore:
                 break
             recent.append(change)
         return recent[::-1]
+
+
+def _stored(body: bytes) -> Json:
+    """An object as it was stored. Earlier releases stored infinite numbers, which break clients: they become null."""
+    obj: Json = json.loads(body, parse_constant=lambda _: None)
+    return obj
 
 
 def _open(data_file: Path) -> sqlite3.Connection:
