@@ -23,6 +23,7 @@ from .errors import ApiError, Json, bad_request
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
 _MAX_YAML_NODES = 200_000
+_MOST_DIGITS = 19
 _LARGEST = sys.float_info.max
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Where a body may spell half of a character."""
@@ -153,6 +154,14 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of plain digits is; None for any other text, and for one that 64 bits do not hold."""
+    # Superscripts are digits to Python too, and yet no number to `int`, which also refuses thousands of digits.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        return None
+    return int(text)
+
+
 def now() -> datetime:
     """The present, in UTC."""
     return datetime.now(timezone.utc)
@@ -188,7 +197,7 @@ def unpack_token(token: str) -> Json:
     """The value of a token; 400 if this server did not make it."""
     try:
         value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ApiError(400, "BadRequest", "continue key is not valid: invalid token")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .codec import MAX_BODY_BYTES, clone, encode, listed
+from .codec import MAX_BODY_BYTES, clone, encode, listed, whole_number
 from .errors import ApiError, Json, as_go_prints, bad_request
 from .schema import child_schema
 from .schemas import METADATA
@@ -108,9 +108,10 @@ def _step(container: Any, token: str) -> Any:
 
 
 def _index(token: str, last: int) -> int:
-    if not token.isdigit() or int(token) > last:
+    index = whole_number(token)
+    if index is None or index > last:
         raise _unfitting(f"invalid index {token!r}")
-    return int(token)
+    return index
 
 
 def _look(document: Any, path: list[str]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import tables
-from .codec import pack_token, unpack_token
+from .codec import pack_token, unpack_token, whole_number
 from .errors import (
     Json,
     bad_request,
@@ -96,9 +96,10 @@ def flag(query: Mapping[str, str], name: str) -> bool:
 def number(query: Mapping[str, str], name: str) -> int:
     """A whole number in the query, 0 when absent; 400 for anything else."""
     text = query.get(name) or "0"
-    if not text.isdigit():
+    value = whole_number(text)
+    if value is None:
         raise bad_request(f'{name}: Invalid value: "{text}": must be a non-negative whole number')
-    return int(text)
+    return value
 
 
 def selection(target: RequestTarget, query: Mapping[str, str]) -> Test:

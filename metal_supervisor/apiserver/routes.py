@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from . import schemas
 from .errors import (
@@ -58,11 +58,12 @@ class Request:
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
     """(path, query) of a request line; the first of repeated parameters counts."""
-    parts = urlsplit(url)
+    # Only a path and a query come here: `urlsplit` would take what follows two slashes for a host, and may raise.
+    path, _, text = url.partition("?")
     query: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+    for name, value in parse_qsl(text, keep_blank_values=True):
         query.setdefault(name, value)
-    return unquote(parts.path).rstrip("/") or "/", query
+    return unquote(path).rstrip("/") or "/", query
 
 
 def resource_target(registry: Registry, path: str) -> RequestTarget | None:

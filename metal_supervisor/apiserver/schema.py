@@ -88,6 +88,9 @@ def settle(schema: Json, value: Any, path: str = "") -> list[str]:
             continue
         if value.get(name) is None and "default" in inner and not inner.get("nullable"):
             value[name] = clone(inner["default"])
+        if name not in value:
+            # The default of a field that may be null is for one that is absent.
+            value[name] = clone(inner["default"])
         if inner.get("type") == "integer" and isinstance(value[name], float) and value[name].is_integer():
             value[name] = int(value[name])
         elif value[name] is None and not inner.get("nullable") and inner.get("type"):

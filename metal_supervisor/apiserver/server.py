@@ -18,7 +18,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from .codec import MAX_BODY_BYTES, encode
+from .codec import MAX_BODY_BYTES, encode, whole_number
 from .connections import Connections
 from .dispatch import Dispatcher, Response, Stream
 from .errors import ApiError, no_such_path
@@ -115,20 +115,20 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding"):
             self.close_connection = True
             raise ApiError(411, "BadRequest", "a request body needs a Content-Length")
-        text = self.headers.get("Content-Length") or "0"
-        if not text.isdigit():
+        size_bytes = whole_number(self.headers.get("Content-Length") or "0")
+        if size_bytes is None:
             self.close_connection = True
             raise ApiError(400, "BadRequest", "Content-Length is not a number")
-        if int(text) > MAX_BODY_BYTES:
+        if size_bytes > MAX_BODY_BYTES:
             self.close_connection = True
-            self._discard(min(int(text), _DISCARD_BYTES))
+            self._discard(min(size_bytes, _DISCARD_BYTES))
             message = f"Request entity too large: limit is {MAX_BODY_BYTES}"
             raise ApiError(413, "RequestEntityTooLarge", message)
-        body = self.rfile.read(int(text)) if text != "0" else b""
-        if len(body) < int(text):
+        body = self.rfile.read(size_bytes) if size_bytes else b""
+        if len(body) < size_bytes:
             # A cut request may mean something else: YAML may end anywhere, and a DELETE works without its options.
             self.close_connection = True
-            message = f"the request body ended after {len(body)} of {text} bytes: send the request again"
+            message = f"the request body ended after {len(body)} of {size_bytes} bytes: send the request again"
             raise ApiError(400, "BadRequest", message)
         return body
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from . import events
-from .codec import listed, now, parse_time, section
+from .codec import listed, now, parse_time, section, whole_number
 from .errors import Json
 from .resources import Resource
 from .views import partial
@@ -131,7 +131,7 @@ def _steps(json_path: str) -> tuple[_Step, ...]:
             steps.append(("filter", condition[1].replace("\\", ""), condition[2]))
         elif bracket == "*":
             steps.append(("all", "", ""))
-        elif bracket.isdigit():
+        elif whole_number(bracket) is not None:
             steps.append(("index", bracket, ""))
         else:
             steps.append(("field", bracket.strip("'\""), ""))

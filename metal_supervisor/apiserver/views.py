@@ -10,7 +10,7 @@ from typing import Any
 
 from . import events
 from .codec import clone, section
-from .errors import Json, invalid_value
+from .errors import ApiError, Json, Problem, invalid_value
 from .errors import invalid as invalid_object
 from .resources import Resource, Scale
 
@@ -58,42 +58,59 @@ def partial(obj: Json) -> Json:
 
 
 def scale_of(resource: Resource, obj: Json) -> Json:
-    """An object as `autoscaling/v1` Scale."""
+    """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
     scale = resource.scale or Scale("", "", "")
     metadata = {
         name: obj["metadata"][name]
         for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
         if name in obj["metadata"]
     }
-    status: Json = {"replicas": int(_at(obj, scale.status_path) or 0)}
+    status: Json = {"replicas": _count(resource, obj, scale.status_path)}
     if scale.selector_path:
         status["selector"] = _at(obj, scale.selector_path) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": int(_at(obj, scale.spec_path) or 0)},
+        "spec": {"replicas": _count(resource, obj, scale.spec_path)},
         "status": status,
     }
 
 
 def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
-    """An object with the replica count of a Scale. 422 when the count makes no sense."""
+    """An object with the replica count of a Scale. 422 when the count makes no sense, or has no place in the object."""
     replicas = section(scale, "spec").get("replicas", 0)
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
         name = section(obj, "metadata").get("name", "")
         problem = invalid_value("spec.replicas", replicas, "should be a non-negative integer")
         raise invalid_object("autoscaling", "Scale", name, [problem])
+    places = resource.scale or Scale("", "", "")
+    # The answer to the write has this count too, and must not fail once the object is stored.
+    _count(resource, obj, places.status_path)
     changed: Json = clone(obj)
-    path = [part for part in (resource.scale or Scale("", "", "")).spec_path.split(".") if part]
+    where = places.spec_path
+    path = [part for part in where.split(".") if part]
     node = changed
     for part in path[:-1]:
-        node = node.setdefault(part, {})
+        node = node.setdefault(part, {}) if isinstance(node, dict) else None
+    if not path or not isinstance(node, dict):
+        raise _unscalable(resource, obj, invalid_value(where.lstrip("."), replicas, "is not within an object"))
     node[path[-1]] = replicas
     wanted = section(scale, "metadata").get("resourceVersion")
     if wanted:
         changed["metadata"]["resourceVersion"] = wanted
     return changed
+
+
+def _unscalable(resource: Resource, obj: Json, problem: Problem) -> ApiError:
+    return invalid_object(resource.group, resource.kind, section(obj, "metadata").get("name", ""), [problem])
+
+
+def _count(resource: Resource, obj: Json, path: str) -> int:
+    value = (_at(obj, path) if path else 0) or 0
+    if isinstance(value, int):
+        return int(value)
+    raise _unscalable(resource, obj, invalid_value(path.lstrip("."), value, "must be a whole number"))
 
 
 def _at(obj: Any, path: str) -> Any:

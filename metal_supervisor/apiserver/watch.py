@@ -20,6 +20,8 @@ from .targets import RequestTarget
 from .views import view
 
 _DEFAULT_TIMEOUT_S = 1800.0
+_LONGEST_TIMEOUT_S = 365 * 86400.0
+"""Bound of `timeoutSeconds`: a thread cannot wait for just any number of seconds."""
 _LAST_BOOKMARK_S = 2.0
 
 
@@ -57,7 +59,7 @@ class Watcher:
     ) -> None:
         """Calls `send` with one or more lines at a time until the watch ends."""
         stream = _Stream(subscription.target, selection(subscription.target, query), form)
-        timeout_s = number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S
+        timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
         ends_s = time.monotonic() + timeout_s
         bookmarks = flag(query, "allowWatchBookmarks")
         version, lines = self._begin(subscription.target, query, stream)

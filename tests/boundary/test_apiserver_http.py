@@ -73,6 +73,10 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
         ("POST", SERVICES, b"a: 0x%s" % (b"f" * 9000), 400),
         ("POST", SERVICES, b"k8s\x00\xff\xff", 400),
         ("GET", SERVICES + "?limit=x", None, 400),
+        ("GET", SERVICES + "?limit=%C2%B2", None, 400),
+        ("GET", SERVICES + "?limit=" + "9" * 5000, None, 400),
+        ("GET", SERVICES + "?continue=" + "W1tb" * 5000, None, 400),
+        ("GET", "//[", None, 404),
         ("GET", SERVICES + "?watch=1&resourceVersion=x", None, 400),
         ("GET", SERVICES + "?watch=1&labelSelector=a%20b", None, 400),
     ],
@@ -292,6 +296,12 @@ def test_a_request_without_length_is_refused(api: ApiServer) -> None:
     with socket.create_connection(("127.0.0.1", api.port), timeout=5) as raw:
         raw.sendall(f"POST {PREFIX}{SERVICES} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 411")
+
+
+def test_a_length_is_a_number(api: ApiServer) -> None:
+    with socket.create_connection(("127.0.0.1", api.port), 10) as raw:
+        raw.sendall(f"POST {PREFIX}{SERVICES} HTTP/1.1\r\nHost: x\r\nContent-Length: \xb2\r\n\r\n".encode("latin-1"))
+        assert raw.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_body_that_is_cut_off_changes_nothing(api: ApiServer, client: Client) -> None:

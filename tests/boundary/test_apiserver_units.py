@@ -89,6 +89,7 @@ def test_json_patches_do_what_they_say(old: dict[str, Any], new: dict[str, Any])
     [
         {"op": "remove", "path": "/nope"},
         {"op": "replace", "path": "/a/9", "value": 1},
+        {"op": "replace", "path": "/a/\u00b2", "value": 1},
         {"op": "add", "path": "/a/-1", "value": 1},
         {"op": "add", "path": "/s/x", "value": 1},
         {"op": "move", "from": "/nope", "path": "/b"},
@@ -186,6 +187,15 @@ def test_a_schema_prunes_defaults_and_complains_in_kubernetes_words() -> None:
         "spec.many: Too many: 2: must have at most 1 items",
         'spec.size: Invalid value: "number": spec.size in body must be of type integer,string: "number"',
     ]
+
+
+def test_a_field_that_may_be_null_has_its_default_when_it_is_absent() -> None:
+    field = {"type": "string", "nullable": True, "default": "x"}
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"a": field}}}}
+    absent: dict[str, Any] = {"spec": {}}
+    null: dict[str, Any] = {"spec": {"a": None}}
+    assert settle(schema, absent) == settle(schema, null) == []
+    assert (absent, null) == ({"spec": {"a": "x"}}, {"spec": {"a": None}})
 
 
 @pytest.mark.parametrize(

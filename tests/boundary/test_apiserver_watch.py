@@ -41,6 +41,14 @@ def test_a_watch_without_version_begins_with_what_is_there(client: Client) -> No
         assert watch.next()[0] == "ADDED"
 
 
+def test_a_watch_may_be_asked_to_last_longer_than_any_machine(client: Client) -> None:
+    version = client.version()
+    with client.watch(CONFIG_MAPS, resourceVersion=version, timeoutSeconds="99999999999999") as watch:
+        for name in "abcde":
+            client.post(CONFIG_MAPS, config_map(name))
+            assert watch.next()[0] == "ADDED"
+
+
 def test_a_streamed_list_ends_with_a_marked_bookmark(client: Client) -> None:
     client.post(CONFIG_MAPS, config_map("a"))
     how = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from apiserver_support import (
     CONFIG_MAPS,
+    CRD_PATH,
     EVENTS,
     JSON_PATCH,
     LEASES,
     SERVICES,
     SLICES,
     STRATEGIC,
+    WIDGET_CRD,
     WIDGETS,
     Client,
     condition,
@@ -26,6 +28,7 @@ from apiserver_support import (
 )
 
 from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver.codec import clone
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 
 
@@ -134,6 +137,30 @@ def test_generated_names_and_mismatched_addresses(client: Client) -> None:
     assert client.post(CONFIG_MAPS, {"kind": "Secret", "metadata": {"name": "c"}}).code == 400
     assert client.post(CONFIG_MAPS, {"metadata": {"name": "c"}, "data": {"a": 1}}).code == 400
     assert client.post("/api/v1/namespaces/nowhere/configmaps", config_map("c")).code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "spec", "status", "named"),
+    [
+        ("GET", {"count": "two"}, {}, "spec.count"),
+        ("GET", {"count": 1.5}, {}, "spec.count"),
+        ("PUT", "no object", {}, "spec.count"),
+        ("PUT", {"count": 1}, {"count": "two"}, "status.count"),
+    ],
+)
+def test_a_scale_without_a_count_or_a_place_for_it_is_refused(
+    client: Client, method: str, spec: Any, status: Any, named: str
+) -> None:
+    crd = clone(WIDGET_CRD)
+    version = crd["spec"]["versions"][0]
+    version["schema"] = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version["subresources"] = {"scale": {"specReplicasPath": ".spec.count", "statusReplicasPath": ".status.count"}}
+    assert client.post(CRD_PATH, crd).code == 201
+    made = client.post(WIDGETS, {**widget(), "spec": spec, "status": status})
+    assert made.code == 201
+    refused = client.request(method, f"{WIDGETS}/w/scale", {"spec": {"replicas": 2}} if method == "PUT" else None)
+    assert refused.code == 422 and refused.body["details"]["causes"][0]["field"] == named, refused.body
+    assert client.get(f"{WIDGETS}/w").body == made.body
 
 
 def test_json_and_strategic_patches(client: Client) -> None:
