@@ -29,5 +29,6 @@ Pods and all other kinds        yes                                 404: they do
 
 from .options import Options
 from .server import ApiServer, serve
+from .storage import UnusableData
 
-__all__ = ["ApiServer", "Options", "serve"]
+__all__ = ["ApiServer", "Options", "UnusableData", "serve"]

@@ -50,6 +50,10 @@ class StoredChange:
     """The object before the write, for selectors that it enters or leaves."""
 
 
+class UnusableData(RuntimeError):
+    """The data file cannot be used; the message names it, and says what to do."""
+
+
 class TooOld(Exception):
     """The history does not reach back to the resourceVersion asked for."""
 
@@ -59,7 +63,10 @@ class TooOld(Exception):
 
 
 class ObjectStore:
-    """The objects. Hold `lock` around every sequence of calls that must see one state."""
+    """The objects. Hold `lock` around every sequence of calls that must see one state.
+
+    Raises UnusableData if the file is damaged, cannot be opened, or is another server's.
+    """
 
     def __init__(self, data_file: Path) -> None:
         self.lock = threading.RLock()
@@ -73,19 +80,30 @@ class ObjectStore:
         self._floor = 1
         self._conditions: dict[str, threading.Condition] = {}
         self._db = _open(data_file)
-        self._load()
+        try:
+            self._load(data_file)
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         """Closes the file; the store is of no use afterwards."""
         with self.lock:
             self._db.close()
 
-    def _load(self) -> None:
-        row = self._db.execute("SELECT value FROM counters WHERE name = 'version'").fetchone()
-        self.version = int(row[0]) if row else 1
-        self._floor = self.version
-        for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
-            self._keep(kind, (namespace, name), _stored(body), written_s)
+    def _load(self, data_file: Path) -> None:
+        place = "the row `version` of its table `counters`"
+        try:
+            row = self._db.execute("SELECT value FROM counters WHERE name = 'version'").fetchone()
+            self.version = int(row[0]) if row else 1
+            self._floor = self.version
+            for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
+                place = f"the row of {kind.lstrip('/')} {namespace}/{name} in its table `objects`"
+                self._keep(kind, (namespace, name), _stored(body), written_s)
+        except sqlite3.DatabaseError as problem:
+            raise _damaged(data_file, str(problem)) from problem
+        except (LookupError, RecursionError, TypeError, ValueError) as problem:
+            raise _damaged(data_file, f"{place} cannot be read") from problem
 
     def _keep(self, kind: str, name: Name, obj: Json, written_s: float) -> None:
         self._objects.setdefault(kind, {})[name] = obj
@@ -213,7 +231,20 @@ def _open(data_file: Path) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         db.execute("COMMIT")
         db.executescript(_TABLES)
+    except sqlite3.OperationalError as problem:
+        db.close()
+        locked = "locked" in str(problem)
+        fix = "it is in use by another server: end that one" if locked else "make it writable, and room on its disk"
+        raise UnusableData(f"{data_file} cannot be opened ({problem}): {fix}") from problem
     except sqlite3.DatabaseError as problem:
         db.close()
-        raise RuntimeError(f"{data_file}: in use by another server, or not a database ({problem})") from problem
+        raise _damaged(data_file, str(problem)) from problem
     return db
+
+
+def _damaged(data_file: Path, detail: str) -> UnusableData:
+    remedy = (
+        f"move {data_file.name} and {data_file.name}-* away, then put your copy of it there "
+        "(docs/operations.md, What to keep a copy of), or start without one and apply your manifests again"
+    )
+    return UnusableData(f"{data_file} is damaged ({detail}): {remedy}")

@@ -181,15 +181,17 @@ def _apiserver(arguments: argparse.Namespace) -> int:
 
     settings, directory, _ = _program(arguments)
     port, prefix = own_processes.saved_access(directory)
-    apiserver.serve(
-        apiserver.Options(
-            data_file=settings.state_path / "apiserver.db",
-            port=port,
-            prefix=prefix,
-            crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
-            allow_loopback_endpoints=True,
-        )
+    options = apiserver.Options(
+        data_file=settings.state_path / "apiserver.db",
+        port=port,
+        prefix=prefix,
+        crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
+        allow_loopback_endpoints=True,
     )
+    try:
+        apiserver.serve(options)
+    except apiserver.UnusableData as error:
+        raise own_processes.CannotBoot(str(error)) from None
     return 0
 
 

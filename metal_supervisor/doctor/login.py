@@ -10,18 +10,20 @@ import errno
 import socket
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.software import START
+from metal_supervisor.doctor.software import START, table_of
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
 from metal_supervisor.spec.instants import utc
+from metal_supervisor.spec.processes import ProgramState
 
 SOON_S = 3 * 86400.0
 ANSWER_S = 4.0
@@ -163,11 +165,21 @@ def judge_answer(server: str, error: KubeError) -> Finding:
     return fail(error.message, "check the server in the kubeconfig, and what is between (proxy-url, TLS)")
 
 
+def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path) -> Finding:
+    """Finding about the embedded API that does not answer: only a warning if that is because the system is down.
+
+    `table`: None if supervisord does not answer; `log`: the API's.
+    """
+    if table is None:
+        return warn("the embedded API does not answer: the system does not run", START)
+    state = table["apiserver"].state.value if "apiserver" in table else "missing"
+    return fail(f"the embedded API does not answer: supervisord runs, and has apiserver as {state}", f"see {log}")
+
+
 def _not_there(around: Surroundings, finding: Finding) -> Finding:
-    """The finding itself; with the embedded API only a warning, because that is down while the system is."""
     if not around.settings.embedded:
         return finding
-    return warn("the embedded API does not answer: the system does not run", START)
+    return judge_embedded(table_of(around.supervisord), around.directory.log_path("apiserver"))
 
 
 def _api(around: Surroundings) -> Sequence[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import sqlite3
@@ -29,7 +30,8 @@ from apiserver_support import (
     widget,
 )
 
-from metal_supervisor.apiserver import ApiServer, Options
+from metal_supervisor.apiserver import ApiServer, Options, UnusableData
+from metal_supervisor.settings.loader import Overrides, save_overrides
 from tests.support.pace import patience
 
 PROGRAM = """
@@ -125,10 +127,53 @@ def test_installing_the_same_crds_again_changes_nothing(tmp_path: Path) -> None:
 
 def test_one_data_file_has_one_server(tmp_path: Path) -> None:
     with ApiServer(options(tmp_path, crd_paths=())) as server:
-        with pytest.raises(RuntimeError, match="another server"):
+        with pytest.raises(UnusableData, match="another server"):
             ApiServer(options(tmp_path, crd_paths=()))
         with Client(server.port) as client:
             assert client.get("/healthz").code == 200
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        ("UPDATE objects SET body = '{' WHERE name = 'default'", "namespaces /default"),
+        ("UPDATE objects SET body = '[]' WHERE name = 'default'", "namespaces /default"),
+        ("UPDATE counters SET value = 'x'", "counters"),
+        (b"\0" * 4096, "malformed"),
+        (b"garbage" * 4096, "not a database"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, spoil: str | bytes, named: str) -> None:
+    file = tmp_path / "api.db"
+    with ApiServer(options(tmp_path)):
+        pass
+    if isinstance(spoil, str):
+        with contextlib.closing(sqlite3.connect(file)) as db, db:
+            db.execute(spoil)
+    else:
+        pages = file.read_bytes()
+        start = 0 if b"garbage" in spoil else 4096
+        file.write_bytes(pages[:start] + spoil + pages[start + len(spoil) :])
+    for _ in range(2):  # the first attempt leaves no lock behind
+        with pytest.raises(UnusableData, match=named) as refused:
+            ApiServer(options(tmp_path))
+        assert str(file) in str(refused.value) and "docs/operations.md" in str(refused.value)
+    for each in tmp_path.glob("api.db*"):
+        each.unlink()
+    with ApiServer(options(tmp_path)):
+        pass
+
+
+def test_the_program_says_in_one_sentence_that_its_file_is_damaged(tmp_path: Path, port: int) -> None:
+    (tmp_path / "runs").mkdir()
+    save_overrides(tmp_path, Overrides("", {"state_dir": str(tmp_path)}))
+    (tmp_path / "apiserver.json").write_text(json.dumps({"port": port, "prefix": PREFIX}))
+    (tmp_path / "apiserver.db").write_bytes(b"garbage" * 1000)
+    command = [sys.executable, "-m", "metal_supervisor", "apiserver", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "apiserver.db is damaged" in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_port_in_use_is_an_error_that_leaves_nothing_open(api: ApiServer, tmp_path: Path) -> None:
