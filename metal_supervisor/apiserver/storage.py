@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from .codec import encode
-from .errors import Json
+from .errors import ApiError, Json
 
 Name: TypeAlias = tuple[str, str]
 """(namespace, name); the namespace is empty for cluster-scoped objects."""
@@ -70,6 +71,7 @@ class ObjectStore:
 
     def __init__(self, data_file: Path) -> None:
         self.lock = threading.RLock()
+        self._data_file = data_file
         self.version = 1
         """The latest resourceVersion."""
         self._objects: dict[str, dict[Name, Json]] = {}
@@ -81,7 +83,7 @@ class ObjectStore:
         self._conditions: dict[str, threading.Condition] = {}
         self._db = _open(data_file)
         try:
-            self._load(data_file)
+            self._load()
         except BaseException:
             self._db.close()
             raise
@@ -91,7 +93,7 @@ class ObjectStore:
         with self.lock:
             self._db.close()
 
-    def _load(self, data_file: Path) -> None:
+    def _load(self) -> None:
         place = "the row `version` of its table `counters`"
         try:
             row = self._db.execute("SELECT value FROM counters WHERE name = 'version'").fetchone()
@@ -101,9 +103,9 @@ class ObjectStore:
                 place = f"the row of {kind.lstrip('/')} {namespace}/{name} in its table `objects`"
                 self._keep(kind, (namespace, name), _stored(body), written_s)
         except sqlite3.DatabaseError as problem:
-            raise _damaged(data_file, str(problem)) from problem
+            raise _damaged(self._data_file, str(problem)) from problem
         except (LookupError, RecursionError, TypeError, ValueError) as problem:
-            raise _damaged(data_file, f"{place} cannot be read") from problem
+            raise _damaged(self._data_file, f"{place} cannot be read") from problem
 
     def _keep(self, kind: str, name: Name, obj: Json, written_s: float) -> None:
         self._objects.setdefault(kind, {})[name] = obj
@@ -149,7 +151,7 @@ class ObjectStore:
         """Removes an object; returns its last state with the resourceVersion of the removal."""
         previous = self._objects[kind][name]
         version = self.version + 1
-        with self._db:
+        with self._transaction():
             self._db.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, *name))
             self._save_version(version)
         self.version = version
@@ -162,13 +164,25 @@ class ObjectStore:
 
     def _save(self, kind: str, name: Name, obj: Json, version: int, written_s: float) -> Json:
         stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
-        with self._db:
+        with self._transaction():
             row = (kind, *name, written_s, encode(stored))
             self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
             self._save_version(version)
         self.version = version
         self._keep(kind, name, stored, written_s)
         return stored
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit what is written within, or nothing. Raises ApiError 507 if the disk is full, 500 if it fails."""
+        try:
+            with self._db:
+                yield
+        except sqlite3.DatabaseError as problem:
+            full = "is full" in str(problem)
+            fix = "make room on its disk" if full else "see whether its disk is in order"
+            why = f"{self._data_file} cannot be written ({problem}), and nothing was changed: {fix}, and try again"
+            raise ApiError(507 if full else 500, "InsufficientStorage" if full else "InternalError", why) from problem
 
     def _save_version(self, version: int) -> None:
         self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))

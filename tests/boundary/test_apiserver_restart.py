@@ -133,6 +133,23 @@ def test_one_data_file_has_one_server(tmp_path: Path) -> None:
             assert client.get("/healthz").code == 200
 
 
+def test_a_full_disk_is_named_and_nothing_is_changed(
+    api: ApiServer, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.post(CONFIG_MAPS, config_map("c", a="b"))
+    version = client.version()
+    pages = api.kernel.store._db.execute("PRAGMA page_count").fetchone()[0]
+    api.kernel.store._db.execute(f"PRAGMA max_page_count = {pages}")  # as on a disk without room for another page
+    for refused in (client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)),
+                    client.merge(f"{CONFIG_MAPS}/c", {"data": {"a": "x" * 100_000}})):  # fmt: skip
+        assert (refused.code, refused.body["reason"]) == (507, "InsufficientStorage")
+        assert "api.db" in refused.body["message"] and "disk" in refused.body["message"]
+    assert caplog.records == [] and client.version() == version
+    api.kernel.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)).code == 201
+    assert client.get(f"{CONFIG_MAPS}/c").body["data"] == {"a": "b"}
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
