@@ -13,6 +13,8 @@ from .errors import Json, Problem, forbidden_value, invalid_value, required
 from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems
 from .resources import Resource
 
+_NEWLINES = {ord("\r"): None, ord("\n"): None}
+"""Base64 may be wrapped into lines."""
 _IPV4_NETWORK_MULTICAST = ipaddress.ip_network("224.0.0.0/24")
 _IPV6_LINK_MULTICAST = ipaddress.ip_network("ff02::/16")
 
@@ -43,6 +45,21 @@ def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -
     if resource.kind != "Service":
         return seen, new
     return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
+
+
+_BYTES = {"ConfigMap": "binaryData", "Secret": "data"}
+"""Fields of bytes by name, which JSON has as base64."""
+
+
+def undecodable_bytes(kind: str, obj: Json) -> str:
+    """Problem of the first value of an object that should be base64 and is not, "" if there is none."""
+    field = _BYTES.get(kind, "")
+    for name, value in section(obj, field).items():
+        try:
+            base64.b64decode(str(value).translate(_NEWLINES), validate=True)
+        except ValueError:
+            return f"{field}.{name}: illegal base64 data: encode it, or use stringData in a Secret"
+    return ""
 
 
 def _encode_secret(obj: Json) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import times
 from .apply import Entries
+from .builtins import undecodable_bytes
 from .codec import clone, listed, section
 from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value, unknown_format
 from .metadata import readable
@@ -124,6 +125,7 @@ def decoded(resource: Resource, new: Json) -> list[str]:
     unknown = settle(resource.schema, new)
     if not resource.custom:
         complaint = mistyped(resource.schema, new, resource.kind) or times.settle(resource.kind, new)
+        complaint = complaint or undecodable_bytes(resource.kind, new)
         if complaint:
             raise Undecodable(resource, complaint)
     return unknown

@@ -290,6 +290,16 @@ def test_endpoints_nobody_could_reach_are_refused(client: Client, address: str, 
     assert causes(refused)[0]["field"].startswith("endpoints[0].addresses")
 
 
+def test_bytes_are_base64(client: Client) -> None:
+    secrets = "/api/v1/namespaces/default/secrets"
+    for path, field in ((secrets, "data"), (CONFIG_MAPS, "binaryData")):
+        for wrong in ("plain text", "YQ", "YQ==YQ==", "Y\u00e4=="):
+            refused = client.post(path, {"metadata": {"name": "x"}, field: {"token": wrong}})
+            assert refused.code == 400 and f"{field}.token" in refused.body["message"], refused.body
+        assert client.post(path, {"metadata": {"name": "x"}, field: {"token": "YWJj\nZGVm\n", "none": ""}}).code == 201
+        assert client.merge(f"{path}/x", {field: {"token": "no"}}).code == 422
+
+
 def test_slices_have_defaults_and_an_address_type_for_life(client: Client) -> None:
     made = client.post(SLICES, endpoint_slice("239.1.1.1")).body
     assert made["ports"] == [{"name": "", "port": 80, "protocol": "TCP"}]
