@@ -19,6 +19,8 @@ warnings                        also for FQDN slices, finalizers    for unknown 
                                 without a domain, externalIPs
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 Exact lists of the past         any that etcd still has             410
+`pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
+preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs, nodePorts   chosen at random                    the first that is free
