@@ -38,6 +38,8 @@ from metal_supervisor.supervisord.client import Supervisord
 MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
 USAGE = 2
+RETRIED, PATIENT_S = "DownloadFailed", 60.0
+"""Reason of a failure that is tried again, and seconds that it may last."""
 REFUSED = frozenset({400, 403, 409, 422})
 
 
@@ -206,7 +208,7 @@ class Serve:
             kube.close()
 
     def _follow(self, kube: Kube, path: str) -> int:
-        before = ""
+        before, failed_at = "", 0.0
         while True:
             found = kube.request("GET", path)
             status, name = mapping(found, "status"), found["metadata"]["name"]
@@ -219,7 +221,10 @@ class Serve:
                 for line in hints(self._settings, name, string(status, "endpoint"), string(status, "mode")):
                     self.say(line)
                 return 0
-            if current and phase == "Failed":
+            failed_at = failed_at or time.monotonic() if current and phase == "Failed" else 0.0
+            # A download goes on by itself, mostly within a second.
+            patience_s = PATIENT_S if string(_metal_ready(status), "reason") == RETRIED else 0.0
+            if failed_at and time.monotonic() - failed_at >= patience_s:
                 return 1
             time.sleep(LOOK_EVERY_S)
 
@@ -239,9 +244,12 @@ def _found(kube: Kube, path: str) -> Json:
         raise
 
 
+def _metal_ready(status: Json) -> Json:
+    return next((each for each in objects(status, "conditions") if each.get("type") == "MetalReady"), {})
+
+
 def _why(status: Json) -> str:
-    found = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
-    return string(found[0], "message") if found else ""
+    return string(_metal_ready(status), "message")
 
 
 def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical
+from metal_supervisor.spec.types import Json
 
 
 @pytest.mark.parametrize(("source", "name"), [
@@ -56,6 +59,35 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
 def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     assert canonical(model_source.resolve(Settings(), str(tmp_path / name)).source) == str(tmp_path / name)
+
+
+class Told:
+    """A cluster that tells one state after another."""
+
+    def __init__(self, *states: tuple[str, str]) -> None:
+        self.states = list(states)
+
+    def request(self, *_: str) -> Json:
+        phase, reason = self.states.pop(0)
+        said = {"type": "MetalReady", "reason": reason, "message": "m", "observedGeneration": 1}
+        return {"metadata": {"name": "m", "generation": 1}, "status": {"phase": phase, "conditions": [said]}}
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [((("Failed", "DownloadFailed"), ("Pending", "Downloading"), ("Ready", "Serving")), 0),
+     ((("Pending", "Checking"), ("Failed", "SourceNotFound"), ("Ready", "Serving")), 1)],
+)  # fmt: skip
+def test_a_download_that_is_tried_again_does_not_end_the_command(
+    states: tuple[tuple[str, str], ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), {}, ServeOrder("m"), io.StringIO())  # type: ignore[arg-type]
+    told: Any = Told(*states)
+    assert command._follow(told, "/m") == code
+    told = Told(*[("Failed", "DownloadFailed")] * 3)
+    monkeypatch.setattr(serve, "PATIENT_S", 0.0)
+    assert command._follow(told, "/m") == 1, "it may not last"
 
 
 def test_a_model_of_ollama_is_one_of_its_library() -> None:
