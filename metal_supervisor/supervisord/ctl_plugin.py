@@ -18,7 +18,7 @@ from metal_supervisor import launch
 from metal_supervisor.cluster.report import CRASH_LOOP, report
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.spec.hosts import in_url
-from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.processes import Observed, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import encodable, escaped, table
@@ -77,7 +77,8 @@ def still_so(observed: Observed | None) -> Observed | None:
     """The sidecar's observation, corrected if the process has exited since: the sidecar may be down."""
     if observed is None or not observed.pid or launch.start_time(observed.pid):
         return observed
-    return replace(observed, pid=0, ready=False, served=False, hung="", message="the engine has ended")
+    state = "" if observed.state == State.STOPPING.value else observed.state  # the last word before all of it stopped
+    return replace(observed, pid=0, ready=False, served=False, hung="", state=state, message="the engine has ended")
 
 
 def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str], list[str]]:

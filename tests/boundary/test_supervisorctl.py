@@ -105,11 +105,14 @@ def test_the_command_lists_chooses_and_fails_for_a_name_that_there_is_not(state:
     assert status == NOT_FOUND and len(both) == 3
 
 
-def test_an_engine_that_has_gone_is_not_called_ready_because_nobody_was_there_to_see_it(state: StateDir) -> None:
+@pytest.mark.parametrize("word", ["RUNNING", "STOPPING"])
+def test_an_engine_that_has_gone_is_not_called_ready_because_nobody_was_there_to_see_it(
+    state: StateDir, word: str
+) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     state.write_record(RECORD)
-    state.write_observed(replace(UP, pid=ended.pid))
+    state.write_observed(replace(UP, pid=ended.pid, state=word))
     _, lines = supervisorctl(state, "models")
     assert lines[1].split()[1] == "Creating" and "the engine has ended" in lines[1]
 
