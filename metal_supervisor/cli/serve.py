@@ -179,9 +179,11 @@ class Serve:
     def _apply(self, kube: Kube, made: list[Json]) -> None:
         """Apply the manifests. Raises KubeError, and CannotBoot where the name belongs to another model."""
         for each, field in zip(made, ("source", "modelRef"), strict=True):
-            before = _found(kube, path_of(each))
-            if before and string(mapping(before, "spec"), field) != each["spec"][field]:
-                name, said = each["metadata"]["name"], string(mapping(before, "spec"), field)
+            said = string(mapping(_found(kube, path_of(each)), "spec"), field)
+            if field == "source" and said and _is_same(said, each["spec"][field]):
+                each["spec"][field] = said  # as it was spelled before: another spelling is an edit
+            if said and said != each["spec"][field]:
+                name = each["metadata"]["name"]
                 text = f"there is a {each['kind']} {name} already, with spec.{field} {said}"
                 text += f"; choose another name with --name, or remove it: metal-supervisor rm {name}{self._flag}"
                 raise CannotBoot(text)
@@ -242,6 +244,14 @@ def _found(kube: Kube, path: str) -> Json:
         if error.code == 404:
             return {}
         raise
+
+
+def _is_same(one: str, other: str) -> bool:
+    """True if two spellings are of one source."""
+    try:
+        return canonical(one) == canonical(other)
+    except Bad:
+        return False
 
 
 def _metal_ready(status: Json) -> Json:

@@ -33,7 +33,7 @@ class OperatorEvidence:
     latest: str = ""
     """Time of its newest write that was seen (RFC 3339)."""
     writes: Mapping[str, str] = field(default_factory=dict)
-    """Uid of a resource -> time of its latest write of that one."""
+    """Uid of each resource at the latest check -> time of its latest write of that one, "" for none."""
     seen_at: float | None = None
     """Monotonic time at which that write was first seen, None if there is none or it was old."""
     first_at: float | None = None
@@ -92,12 +92,12 @@ def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now
     news = {uid: at for uid, at in wrote.items() if at and at != before.writes.get(uid)}
     first_at = now if before.first_at is None else before.first_at
     if not news:
-        return replace(before, first_at=first_at)
+        return replace(before, writes=wrote, first_at=first_at)
     latest = max(news.values())
-    # At the first check a write may be old; afterwards any new one is fresh, whatever the clocks say.
-    fresh = before.first_at is not None or _age_s(latest, server_now) < SILENCE_S
+    # Of a resource that was not there before, it may be old; any other is fresh, whatever the clocks say.
+    fresh = any(uid in before.writes or _age_s(at, server_now) < SILENCE_S for uid, at in news.items())
     seen_at = now if fresh else before.seen_at
-    return replace(before, latest=latest, writes={**before.writes, **news}, seen_at=seen_at, first_at=first_at)
+    return replace(before, latest=latest, writes=wrote, seen_at=seen_at, first_at=first_at)
 
 
 def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:

@@ -59,7 +59,8 @@ def is_state_directory(state: Path) -> bool:
     if read(state / SETTINGS_FILE).startswith(HEADER.encode().splitlines()[0]):
         return True
     # Of a system that ran with a cluster, uninstall without --purge leaves no other sign.
-    return bool(re.fullmatch(rb"[-a-z0-9]+\n", read(state / "node"))) and (state / "log" / "controller.log").is_file()
+    named = bool(re.fullmatch(rb"[-a-z0-9]+\n", read(state / "node"))) or (state / SETTINGS_FILE).is_file()
+    return named and (state / "log" / "controller.log").is_file()
 
 
 def refuse_running(state: Path) -> None:

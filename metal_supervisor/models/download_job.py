@@ -120,14 +120,16 @@ class DownloadJob:
         self.slot.touch()
         try:
             return model_files.looked_at(path)
-        except Unusable:
-            self._list_anew()
+        except Unusable as error:
+            if error.reason == "InvalidModelFile":  # one that cannot be read just now is as good as it was
+                self._list_anew()
             raise
 
     def is_whole(self, path: Path) -> bool:
         """True if all files of a fetched model are there; of one in a mirror only the path is watched."""
         try:
-            return not path.is_relative_to(self.slot.path) or self.slot.model_path() is not None
+            ours = path.is_relative_to(self.slot.path) or path.is_relative_to(self.slot.path.resolve())
+            return not ours or self.slot.model_path() is not None
         except Unusable:
             return False
 
@@ -245,6 +247,7 @@ class DownloadJob:
             known, model=model, commit=listing.commit, namespace=space, mismatch=None, whole=False, files=files
         )
         slot.write(contents)
+        self._unnoted = None
         if artifact.directory:
             slot.remove_others(model, names)
         sizes = [piece.size_bytes for piece in listing.pieces]

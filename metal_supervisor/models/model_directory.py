@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import time
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -124,11 +125,11 @@ class ModelDirectory:
         """
         if status_below(self.store, f"{self.name}/{model}") is None:
             return
-        kept = {f"{name}{suffix}" for name in names for suffix in ("", *SUFFIXES)}
+        kept = {_composed(f"{name}{suffix}") for name in names for suffix in ("", *SUFFIXES)}
         for directory, _, files in os.walk(self.path / model):
             for path in (Path(directory, file) for file in files):
-                if str(path.relative_to(self.path)) not in kept:
-                    path.unlink()
+                if _composed(str(path.relative_to(self.path))) not in kept:
+                    path.unlink(missing_ok=True)
 
     def model_path(self) -> Path | None:
         """Path of the model if it is complete and each file still has its size; None otherwise. Raises Unusable."""
@@ -213,6 +214,11 @@ class ModelDirectory:
             return True
         finally:
             os.close(descriptor)
+
+
+def _composed(name: str) -> str:
+    """A name as its letters are usually encoded: some file systems of a Mac take them apart."""
+    return unicodedata.normalize("NFC", name)
 
 
 def check_own(path: Path) -> None:

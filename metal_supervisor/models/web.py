@@ -247,6 +247,8 @@ class Client:
         with self._lock:
             self._sockets = [each for each in self._sockets if each.fileno() != -1]
             self._sockets.append(opened)
+            # Names and addresses that do not answer have timeouts of their own.
+            self.cut, self._until = False, time.monotonic() + 2 * self.stall_s
         if self.stopped:
             opened.close()
             raise Stopped

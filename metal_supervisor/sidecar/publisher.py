@@ -103,6 +103,8 @@ class Publisher:
         now = time.monotonic()
         beats = (done.heartbeat_at + self._heartbeat_every_s() for done in self._done.values() if done.slice)
         due = [self.resync_at, self.statuses.due_at(), *beats]
+        if not self._beside_others:  # else each heartbeat is in time for the look at its Service
+            due += [done.service_at + self._service_every_s() for done in self._done.values() if done.slice]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
     def begin(self) -> None:

@@ -96,6 +96,17 @@ def test_a_conflict_is_over_in_a_moment_and_an_object_that_is_invalid_is_not(par
     assert not any(part in path for path in cluster.written)
 
 
+def test_on_the_embedded_api_a_service_is_looked_at_in_time_though_heartbeats_are_not_due() -> None:
+    cluster: Any = Cluster()
+    membership = Membership(cluster, "mac-a", 45.0, "session")
+    registrar = Registrar(cluster, "mac-a", membership, lambda: None, embedded=True)
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    (done,) = registrar._publisher._done.values()
+    done.service_at -= 30.0  # looked at before the slice was written last
+    assert registrar._due_at() - time.monotonic() <= 30.0
+
+
 class Filled(Cluster):
     """Holds slices of this Mac's from before its state was lost."""
 

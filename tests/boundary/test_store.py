@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from range_server import Quiet, QuietPage
 
+from metal_supervisor.models import model_files
 from metal_supervisor.models import store as store_module
-from metal_supervisor.models.download_job import Terms
+from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.model_directory import Contents, ModelDirectory
 from metal_supervisor.models.model_files import check_file
@@ -426,6 +427,14 @@ def weights(size: int) -> bytes:
     return (8).to_bytes(8, "little") + b"{}      " + bytes(size)
 
 
+def test_a_directory_of_a_store_behind_a_link_is_watched_too(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    job = DownloadJob(of("hf://o/r", directory=True), StoreContext(tmp_path / "link", LOOPBACK), print, print)
+    assert not job.is_whole((job.slot.path / "r").resolve())
+    assert job.is_whole(tmp_path / "mirror/o/r")
+
+
 def test_a_repository_that_is_uploaded_anew_is_taken_as_it_is_then_and_nothing_old_stays(tmp_path: Path) -> None:
     config, old, new = b'{"model_type": "llama"}', "1" * 40, "2" * 40
     broken = {"model-00001-of-00002.safetensors": weights(3000), "model-00002-of-00002.safetensors": b"\x7fELF" * 9}
@@ -446,6 +455,25 @@ def test_a_repository_that_is_uploaded_anew_is_taken_as_it_is_then_and_nothing_o
         hub.upload(new, {"o/r": {"config.json": config, "model.safetensors": weights(5000)}})
         path = Path(decided().path)
     assert sorted(each.name for each in path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_model_that_cannot_be_read_for_a_moment_needs_no_server_afterwards(
+    shelf: Shelf, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, looked_at, failed = f"{web.url}/m.gguf", model_files.looked_at, threading.Event()
+    shelf.ready(url)
+    shelf.store.want([])
+
+    def fails_once(path: Path) -> ModelFile:
+        if failed.is_set():
+            return looked_at(path)
+        failed.set()
+        raise Unusable("ModelFileUnreadable", f"{path}: Input/output error")
+
+    monkeypatch.setattr(model_files, "looked_at", fails_once)
+    asked = list(web.asked)
+    shelf.ready(url)
+    assert failed.is_set() and web.asked == asked
 
 
 def test_a_sha256_that_is_that_of_a_later_commit_is_found_there(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -403,3 +404,16 @@ def test_a_server_that_drips_where_no_body_comes_is_given_up(begin: bytes, drip:
         assert found.value.retry is Retry.SOON
         given_up.set()
         thread.join(30)
+
+
+def test_a_name_that_is_resolved_slowly_is_no_server_that_drips(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(Client(NEAR, 0.2)) as client:
+        addresses = client.addresses
+
+        def slowly(host: str, port: int) -> list[str]:
+            time.sleep(0.8)
+            return addresses(host, port)
+
+        monkeypatch.setattr(client, "addresses", slowly)
+        url = f"{web.url}/m.gguf"
+        assert b"".join(body(client, url, client.get(url), 1 << 16)) == b"ok"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state.own_processes import CannotBoot
 
 
 @pytest.mark.parametrize(("source", "name"), [
@@ -59,6 +60,30 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
 def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     assert canonical(model_source.resolve(Settings(), str(tmp_path / name)).source) == str(tmp_path / name)
+
+
+def test_a_model_that_was_served_before_is_found_however_its_source_is_spelled(tmp_path: Path) -> None:
+    class Cluster:
+        """Has the Model as an earlier release wrote it."""
+
+        clock_offset_s = 0.0
+        applied: ClassVar[list[Json]] = []
+
+        def request(self, _method: str, path: str) -> Json:
+            field = {"source": "file:///My Models/m.gguf"} if "/models/" in path else {"modelRef": "m"}
+            return {"metadata": {"name": "m"}, "spec": field}
+
+        def apply(self, _path: str, body: Json, *_: object, **__: object) -> None:
+            self.applied.append(body)
+
+    made = serve.manifests(ServeOrder("x", name="m"), ServedModel("file:///My%20Models/m.gguf", "gguf"))
+    cluster: Any = Cluster()
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), {}, ServeOrder("m"), io.StringIO())  # type: ignore[arg-type]
+    command._apply(cluster, made)
+    assert cluster.applied[0]["spec"]["source"] == "file:///My Models/m.gguf"
+    made[0]["spec"]["source"] = "file:///My%20Models/another.gguf"
+    with pytest.raises(CannotBoot, match="there is a Model m already"):
+        command._apply(cluster, made)
 
 
 class Told:
