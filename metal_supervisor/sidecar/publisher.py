@@ -333,6 +333,22 @@ class Publisher:
             series = {"series": {"count": count + 1, "lastObservedTime": now_micro()}}
             self._kube.request("PATCH", named, None, series, MERGE)
 
+    def _own_slices(self, wanted: Mapping[Key, WantedStatus]) -> list[Json]:
+        """This Mac's slices in all namespaces, or in those that are wanted where its rights end there."""
+        try:
+            return self._slices_in(self._scope)
+        except KubeError as error:
+            if error.code != 403:
+                raise
+        namespaces = sorted({want.record.namespace for want in wanted.values()})
+        return [item for namespace in namespaces for item in self._slices_in(f"/namespaces/{namespace}")]
+
+    def _slices_in(self, scope: str) -> list[Json]:
+        path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
+        found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
+        items: list[Json] = found.get("items", [])
+        return items
+
     def resync(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Delete this Mac's slices that are no longer wanted, and have all else looked at again.
 
@@ -343,9 +359,7 @@ class Publisher:
             for want in wanted.values()
             if want.report.wants_slice and (each := want.record).endpoint
         }
-        path = f"/apis/discovery.k8s.io/v1{self._scope}/endpointslices"
-        found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
-        for item in found.get("items", []):
+        for item in self._own_slices(wanted):
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
                 self._delete(_slice_path(*key))

@@ -128,6 +128,28 @@ def test_slices_that_nothing_explains_any_more_go_but_not_before_it_is_known_wha
     assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a", "old-mac-a"]
 
 
+class Fenced(Filled):
+    """Gives rights in the namespace of its services alone."""
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if path == "/apis/discovery.k8s.io/v1/endpointslices":
+            raise KubeError(403, "Forbidden", "at the cluster scope")
+        if path == "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":
+            return {"items": [{"metadata": {"namespace": "default", "name": "old-mac-a"}}]}
+        return super().request(method, path, *more)
+
+
+def test_where_rights_are_of_one_namespace_slices_are_looked_for_there_and_nothing_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, _, registrar = setup(Fenced())
+    monkeypatch.setattr(publisher_module, "FIRST_RESYNC_S", 0.0)
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert any(path.endswith("/old-mac-a") for path in cluster.deleted)
+    assert registrar.trouble == ("", 0.0) and registrar._due_at() > time.monotonic() + 1
+
+
 class Slow(Cluster):
     """Takes its time for a status: meanwhile `meanwhile` happens, once."""
 
