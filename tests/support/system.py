@@ -190,6 +190,14 @@ LOOPBACK = "--private-hosts", "127.0.0.0/8,::1", "--allowed-roots", "/"
 """What tests fetch from are servers of this machine, and their files are anywhere."""
 
 
+def _is_question(process: psutil.Process) -> bool:
+    """True for a program that is asked for its version: that ends within seconds, also without who asked."""
+    try:
+        return process.cmdline()[-1:] == ["--version"]
+    except psutil.Error:
+        return False
+
+
 class System:
     """One running metal-supervisor."""
 
@@ -253,6 +261,7 @@ class System:
                 self.stop()
         self.rpc.close()
         self.forget()
+        psutil.wait_procs([each for each in self.processes() if _is_question(each)], 10)
         left = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
