@@ -224,7 +224,7 @@ class Serve:
                     self.say(line)
                 return 0
             failed_at = failed_at or time.monotonic() if current and phase == "Failed" else 0.0
-            # A download goes on by itself, mostly within a second.
+            # A failed download is tried again, usually within a second.
             patience_s = PATIENT_S if string(_metal_ready(status), "reason") == RETRIED else 0.0
             if failed_at and time.monotonic() - failed_at >= patience_s:
                 return 1

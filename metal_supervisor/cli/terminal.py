@@ -32,7 +32,7 @@ def output_problem(error: OSError) -> str:
     """Message if an error is one of writing to stdout, "" if it is another's; then discard what is not yet printed."""
     if error.errno not in UNWRITTEN or error.filename is not None:
         return ""
-    try:  # what failed may have been a file of ours: only another try tells
+    try:  # the failed write may have been to a file: another one to stdout decides
         sys.stdout.write("\n")
         sys.stdout.flush()
         return ""

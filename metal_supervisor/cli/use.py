@@ -75,7 +75,7 @@ def _tried(action: Callable[[], int]) -> int:
     try:
         return action()
     except ServiceError as error:
-        say(printable(str(error)))  # it may quote an engine, or whoever wrote the service
+        say(printable(str(error)))  # it may quote an engine or a manifest
         return error.code
 
 

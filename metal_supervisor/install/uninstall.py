@@ -56,7 +56,7 @@ class Found:
     settings: Settings
     steps: tuple[Remove, ...]
     ours: bool
-    """The state directory is recognisably one; False for one that is missing, or has no file of ours."""
+    """The directory is recognisably a state directory; False also if it is missing."""
 
 
 def find(machine: Machine, state: Path) -> Found:

@@ -90,8 +90,8 @@ class Publisher:
         self.statuses = Statuses(kube)
         self.resync_at = float("inf")
         """Monotonic time of the next resync; infinite until it is known what is wanted."""
-        self._begun = False
-        """A resync has been made."""
+        self._resynced = False
+        """At least one resync has been made."""
 
     def published(self, key: Key) -> Published:
         """Progress of the publication of a service."""
@@ -107,9 +107,12 @@ class Publisher:
             due += [done.service_at + self._service_every_s() for done in self._done.values() if done.slice]
         return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
 
-    def begin(self) -> None:
-        """Let resyncs begin, now that it is known what is wanted."""
-        self.resync_at = min(self.resync_at, time.monotonic() + FIRST_RESYNC_S)
+    def begin(self) -> bool:
+        """Schedule the first resync, now that it is known what is wanted; False if that was done before."""
+        if self.resync_at < float("inf"):
+            return False
+        self.resync_at = time.monotonic() + FIRST_RESYNC_S
+        return True
 
     def refused(self, key: Key, text: str, pause_s: float) -> None:
         """Record that the cluster rejects a service's objects; they are not written again for `pause_s`."""
@@ -172,7 +175,7 @@ class Publisher:
         return min(SERVICE_S, HEARTBEAT_S * len(self._done))
 
     def _heartbeat_every_s(self) -> float:
-        """On the embedded API nobody reads heartbeats: there they only restore what was deleted."""
+        """Seconds between heartbeats. On the embedded API they have no reader, and only restore deleted slices."""
         return HEARTBEAT_S if self._beside_others else self._service_every_s()
 
     def _take_out(self, want: WantedStatus, done: _Done) -> None:
@@ -363,13 +366,13 @@ class Publisher:
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
                 self._delete(_slice_path(*key))
-        if self._begun:  # at first all else has just been looked at
+        if self._resynced:  # at first all else has just been looked at
             for done in self._done.values():
                 done.service_at = 0.0
                 if done.slice is None:
                     done.slice_name = ""
             self.statuses.look_anew()
-        self._begun = True
+        self._resynced = True
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 
 

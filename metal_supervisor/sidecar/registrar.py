@@ -83,7 +83,6 @@ class Registrar(threading.Thread):
         """`namespace`: the only one that is served, "" for all."""
         super().__init__(name="registrar", daemon=True)
         self._publisher = Publisher(kube, node, on_change, not embedded, namespace)
-        self._begun = False
         self._fleet_node = fleet_node
         self._membership = membership
         self._around = Around()
@@ -118,9 +117,7 @@ class Registrar(threading.Thread):
         """Set the desired state of the cluster's objects."""
         around = around or Around()
         with self._lock:
-            if not self._begun:
-                self._begun = True
-                self._publisher.begin()
+            if self._publisher.begin():
                 self._wake.set()
             if (wanted, models, around) == (self._wanted, self._models, self._around):
                 return

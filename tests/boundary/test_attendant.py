@@ -298,15 +298,15 @@ class Library:
         yield {"status": "success"}
 
 
-def use(library: Library, job: dict[str, Any]) -> OllamaModel:
+def use(library: Any, job: dict[str, Any]) -> OllamaModel:
     """A model attached by a process of its own."""
     model = OllamaModel(job)
-    model.attach(library, 1.0, lambda _: None)  # type: ignore[arg-type]
+    model.attach(library, 1.0, lambda _: None)
     return model
 
 
-def leave(model: OllamaModel, library: Library) -> None:
-    model.detach(library, 1.0, False)  # type: ignore[arg-type]
+def leave(model: OllamaModel, library: Any) -> None:
+    model.detach(library, 1.0, False)
 
 
 def test_a_model_of_the_users_is_neither_replaced_nor_unloaded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,7 +485,8 @@ def test_a_sha256_that_is_that_of_a_later_commit_is_found_there(tmp_path: Path) 
             store = Store(tmp_path / "models", lambda: None, replace(LOOPBACK, hub=hub.url))
             store.want({artifact: NO_KEYS})
             store.give_leave(artifact)
-            path = Path(eventually(lambda: store.state(artifact).path, WITHIN_S, "it to be fetched"))  # noqa: B023
+            fetched = partial(store.state, artifact)
+            path = Path(eventually(lambda fetched=fetched: fetched().path, WITHIN_S, "it to be fetched"))
             assert path.read_bytes() == content
             store.want({})
             eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the end")

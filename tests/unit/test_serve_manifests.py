@@ -12,7 +12,7 @@ from metal_supervisor.cli import main, model_source, serve
 from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.settings.loader import Settings
+from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
@@ -78,7 +78,7 @@ def test_a_model_that_was_served_before_is_found_however_its_source_is_spelled(t
 
     made = serve.manifests(ServeOrder("x", name="m"), ServedModel("file:///My%20Models/m.gguf", "gguf"))
     cluster: Any = Cluster()
-    command = serve.Serve(Settings(state_dir=str(tmp_path)), {}, ServeOrder("m"), io.StringIO())  # type: ignore[arg-type]
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), io.StringIO())
     command._apply(cluster, made)
     assert cluster.applied[0]["spec"]["source"] == "file:///My Models/m.gguf"
     made[0]["spec"]["source"] = "file:///My%20Models/another.gguf"
@@ -107,7 +107,7 @@ def test_a_download_that_is_tried_again_does_not_end_the_command(
     states: tuple[tuple[str, str], ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
-    command = serve.Serve(Settings(state_dir=str(tmp_path)), {}, ServeOrder("m"), io.StringIO())  # type: ignore[arg-type]
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), io.StringIO())
     told: Any = Told(*states)
     assert command._follow(told, "/m") == code
     told = Told(*[("Failed", "DownloadFailed")] * 3)

@@ -27,7 +27,6 @@ from typing import Any
 
 import psutil
 
-from metal_supervisor.memory import machine_memory
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.types import Probe
 from tests.support.bench.watching import Watch, readiness
@@ -146,10 +145,10 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
     time.sleep(seconds)
     lasted, after = time.monotonic() - since, cpu_s(ours)
     for name, each in ours.items():
-        held = machine_memory.used_bytes(each.pid)
+        held = each.memory_full_info()  # of the process alone: supervisord's children are the engines
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
         scale.switches[name] = (switches(each) - switched[name]) / lasted
-        scale.pss_mib[name] = held.footprint_bytes / 2**20 if held else 0.0
+        scale.pss_mib[name] = getattr(held, "pss", held.uss) / 2**20  # macOS does not tell the PSS
 
 
 def own_load_s() -> float:

@@ -23,7 +23,9 @@ class Watch:
         self._seen: dict[tuple[str, str], list[float]] = {}
         version = system.get(path)["metadata"]["resourceVersion"]
         self._kube = Kube(system.kubeconfig)
-        self._stream = self._kube.stream(path, {"watch": "true", "resourceVersion": version, "timeoutSeconds": 3000})
+        # Without bookmarks a watch that sees nothing for a while is taken for a dead one, and ends.
+        asked = {"watch": "true", "resourceVersion": version, "timeoutSeconds": 3000, "allowWatchBookmarks": "true"}
+        self._stream = self._kube.stream(path, asked)
         self._word = word
         threading.Thread(target=self._run, daemon=True).start()
 
