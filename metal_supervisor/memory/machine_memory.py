@@ -179,7 +179,7 @@ def used_bytes(
         return None
     footprint, resident = 0, 0
     for each, since in [(pid, born), *host.descendants(pid)]:
-        found = _memory_of(each, procfs)
+        found = memory_of(each, procfs)
         if found is None or launch.start_time(each) != since:  # it ended meanwhile; its pid may be reused
             if each == pid:
                 return None
@@ -190,7 +190,7 @@ def used_bytes(
     return Held(max(footprint + mapped_bytes, resident), footprint, resident)
 
 
-def _memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
+def memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
     """(footprint, resident bytes) of one process, None if neither can be read.
 
     Without permission for the footprint, the resident size is used for both.

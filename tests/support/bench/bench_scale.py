@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from metal_supervisor.memory import machine_memory
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.types import Probe
 from tests.support.bench.watching import Watch, readiness
@@ -145,10 +146,11 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
     time.sleep(seconds)
     lasted, after = time.monotonic() - since, cpu_s(ours)
     for name, each in ours.items():
-        held = each.memory_full_info()  # of the process alone: supervisord's children are the engines
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
         scale.switches[name] = (switches(each) - switched[name]) / lasted
-        scale.pss_mib[name] = getattr(held, "pss", held.uss) / 2**20  # macOS does not tell the PSS
+        # Of the process alone: supervisord's children are the engines.
+        held = machine_memory.memory_of(each.pid, machine_memory.PROC)
+        scale.pss_mib[name] = held[0] / 2**20 if held else 0.0
 
 
 def own_load_s() -> float:
