@@ -341,10 +341,13 @@ class Crowd:
 
 
 def lasting(system: System, name: str, seconds: float) -> int:
-    """How many tokens an answer must have to take about so long."""
-    start, tokens = time.monotonic(), 100
-    assert system.stream(name, tokens).completed()
-    return min(30000, int(tokens * seconds / (time.monotonic() - start)))
+    """How many tokens an answer must have to take about so long, by the faster of two: the first warms the engine."""
+    tokens, took_s = 400, []
+    for _ in range(2):
+        start = time.monotonic()
+        assert system.stream(name, tokens).completed()
+        took_s.append(time.monotonic() - start)
+    return min(30000, int(tokens * seconds / min(took_s)))
 
 
 @fault(
@@ -360,7 +363,7 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     few = [{"name": "TEST_OPEN_FILES", "value": "48"}]
     system.apply(model("large", f"file://{large}"), service("popular", "large", contextSize=32768, env=few))
     before = system.ready("popular")
-    stream = system.stream("popular", tokens=lasting(system, "popular", 25)).last()
+    stream = system.stream("popular", tokens=lasting(system, "popular", 45)).last()
     crowd = Crowd(port(system, "popular"), 60)
     try:
         kill(system.own_pid("sidecar"))  # a new one asks at once, rather than within 15 s
