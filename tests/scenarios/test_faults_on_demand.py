@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.engines import either, stand_in
 from tests.support.faults import Figure, fault
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, halted, kill, service
@@ -42,8 +43,8 @@ def unloaded(gateway: Gateway) -> None:
 class Waiting:
     """Requests that are asked at once, each in a thread of its own."""
 
-    def __init__(self, gateway: Gateway, count: int) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, count: int, model: str = "tiny") -> None:
+        self._gateway, self._model = gateway, model
         self.answers: list[Any] = []
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(count)]
         for each in self._threads:
@@ -52,7 +53,7 @@ class Waiting:
 
     def _ask(self) -> None:
         try:
-            self.answers.append(self._gateway.chat("tiny", timeout_s=90))
+            self.answers.append(self._gateway.chat(self._model, timeout_s=90))
         except (OSError, http.client.HTTPException) as error:
             self.answers.append((0, repr(error)))
 
@@ -254,3 +255,28 @@ def test_an_engine_that_ended_unseen_gets_no_request(gateway: Gateway) -> None:
         crowd = Waiting(gateway, 1)
         eventually(lambda: system.pid() not in (0, ended), what="another engine")
     assert crowd.statuses() == [200]
+
+
+@fault(
+    "W24",
+    "an engine never gets ready, each time that it is loaded for a request",
+    happens="it is restarted for its hang, until that counts as a crash loop; those who wait are told then",
+    sees="503 `model_failed` with `Retry-After`; other models are loaded meanwhile",
+    bound="no request waits for ever",
+)
+def test_an_engine_that_never_gets_ready_is_not_waited_for_for_ever(tmp_path: Path, figure: Figure) -> None:
+    patience = "--hang-timeout", "2", "--llama-server-startup-timeout", "2"
+    with with_gateway(tmp_path, *patience, engine=either(tmp_path)) as gateway:
+        stuck, sound = stand_in("stuck", never_ready=True), service("sound")
+        for made in (stuck, sound):
+            made["metadata"]["annotations"] = ON_DEMAND
+        gateway.system.apply(gateway.system.tiny_model(), stuck, sound)
+        for name in ("stuck", "sound"):
+            reason = f"{name} to be unloaded"
+            eventually(lambda n=name: gateway.system.condition("MetalReady", n).get("reason") == "Unloaded", 30, reason)
+        with figure.timed("until those who wait are told"):
+            crowd = Waiting(gateway, 2, "stuck").arrived()
+            assert gateway.chat("sound")[0] == 200
+            assert crowd.statuses() == [503, 503], crowd.answers
+        assert {told["error"]["code"] for _, told in crowd.answers} == {"model_failed"}, crowd.answers
+        assert gateway.chat("sound")[0] == 200
