@@ -15,7 +15,7 @@ from typing import Any
 
 from . import crds
 from .codec import clone, listed, section, timestamp
-from .errors import Json, conflict, forbidden, not_found
+from .errors import ApiError, Json, conflict, forbidden, not_found
 from .resources import Registry, Resource
 from .storage import Name, ObjectStore
 from .targets import DeleteOptions, RequestTarget
@@ -81,8 +81,9 @@ class Deleter:
             marked.setdefault("status", {})["phase"] = "Terminating"
         elif "generation" in own:
             own["generation"] += 1
+        written = self._store.put(kind, name, marked)
         self._on_removed()
-        return self._store.put(kind, name, marked), False
+        return written, False
 
     def _remove(self, kind: str, name: Name) -> Json:
         removed = self._store.remove(kind, name)
@@ -128,6 +129,8 @@ class Collector:
         self._registry = registry
         self._work = threading.Event()
         self._stopping = False
+        self._problem = ""
+        """Of the last sweep: it is told once."""
         self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
         self.deleter = Deleter(store, registry, self.wake)
 
@@ -153,16 +156,21 @@ class Collector:
                 while not self._stopping and self.sweep(time.time()):
                     pass
             except Exception:
-                # One object that cannot be collected must not end collection for all the others.
                 log.exception("collection failed")
 
     def sweep(self, now_s: float) -> bool:
         """One pass over everything. True when it changed something, so another may find more."""
         with self._store.lock:
-            changed = False
+            changed, problem = False, ""
             for kind, name, obj in self._store.everything():
-                if self._store.get(kind, name) is obj and self._collect(kind, name, obj, now_s):
-                    changed = True
+                try:
+                    if self._store.get(kind, name) is obj and self._collect(kind, name, obj, now_s):
+                        changed = True
+                except ApiError as error:  # as on a full disk; the others are collected all the same
+                    problem = error.message
+            if problem and problem != self._problem:
+                log.error("objects cannot be collected; they are looked at again", extra={"error": problem})
+            self._problem = problem
             return changed
 
     def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:

@@ -31,6 +31,7 @@ from apiserver_support import (
 )
 
 from metal_supervisor.apiserver import ApiServer, Options, UnusableData
+from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.settings.loader import Overrides, save_overrides
 from tests.support.pace import patience
 
@@ -148,6 +149,38 @@ def test_a_full_disk_is_named_and_nothing_is_changed(
     api.kernel.store._db.execute("PRAGMA max_page_count = 1000000")
     assert client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)).code == 201
     assert client.get(f"{CONFIG_MAPS}/c").body["data"] == {"a": "b"}
+
+
+def test_what_cannot_be_collected_keeps_nothing_else_and_is_told_once(
+    api: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, collector = api.kernel.store, api.kernel.collector
+    monkeypatch.setattr(collector, "_stopping", True)  # the test sweeps by itself
+    owner = client.post(CONFIG_MAPS, config_map("owner", a="b")).body
+    gone = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+    for name in ("a", "b", "c"):
+        owned = config_map(name, a="b")
+        owned["metadata"]["ownerReferences"] = [gone]
+        assert client.post(CONFIG_MAPS, owned).code == 201
+    client.delete(f"{CONFIG_MAPS}/owner")
+    remove = store.remove
+
+    def refused(kind: str, name: tuple[str, str]) -> object:
+        if name[1] == "a":
+            raise ApiError(507, "InsufficientStorage", "api.db cannot be written")
+        return remove(kind, name)
+
+    monkeypatch.setattr(store, "remove", refused)
+    collector.sweep(time.time())
+    collector._work.clear()
+    collector.sweep(time.time())
+    assert not collector._work.is_set(), "another sweep at once would meet the same"
+    assert [client.get(f"{CONFIG_MAPS}/{name}").code for name in ("a", "b", "c")] == [200, 404, 404]
+    (told,) = caplog.records
+    assert "api.db" in told.error
+    monkeypatch.setattr(store, "remove", remove)
+    collector.sweep(time.time())
+    assert client.get(f"{CONFIG_MAPS}/a").code == 404
 
 
 @pytest.mark.parametrize(
