@@ -19,7 +19,7 @@ PROGRAMS = (*WORKERS, "gateway-holder")
 def write(state: Path, note: Json) -> None:
     """Write the note, without a sync: it is made anew with every start."""
     with contextlib.suppress(OSError):  # a full disk
-        write_atomic(state / FILE, json.dumps({"format": FORMAT, **note}, indent=1) + "\n", durable=False)
+        write_atomic(state / FILE, json.dumps({"format": FORMAT, **note}) + "\n", durable=False)
 
 
 def read(state: Path) -> Json:
