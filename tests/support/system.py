@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -127,6 +128,7 @@ class Stream:
         self.answers = 0
         self.error = ""
         self._flowing, self._last = threading.Event(), threading.Event()
+        self._connection: http.client.HTTPConnection | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -145,7 +147,7 @@ class Stream:
             "ignore_eos": True,
             "max_tokens": self._tokens,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             connection.request("POST", self._path, json.dumps(body), {"Content-Type": "application/json"})
             lines = [line for line in self._lines(connection) if line.startswith(b"data:")]
@@ -175,6 +177,19 @@ class Stream:
     def ended(self) -> bool:
         """Whether nothing streams any more."""
         return not self._thread.is_alive()
+
+    def goes_on(self) -> None:
+        """Waits for more of the answer under way."""
+        assert not self.ended(), self.error
+        before = self.chunks
+        eventually(lambda: self.chunks > before + 10, 60, f"more than {before} chunks: {self.error}")
+
+    def leave(self) -> None:
+        """Hangs up in the middle of an answer."""
+        self._last.set()
+        with contextlib.suppress(OSError, AttributeError):
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30)
 
     def completed(self, within_s: float = 90.0) -> bool:
         """Lets the current answer be the last; whether every answer ended by itself, whole."""
