@@ -7,6 +7,7 @@ from collections import Counter
 
 from aiohttp import web
 
+from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
 
 MOST_BODY_BYTES, MOST_OF_ONE_BYTES, MOST_BODIES_BYTES = 64 << 20, 128 << 20, 256 << 20
@@ -47,7 +48,8 @@ class BodyReader:
         if request.content.is_eof():  # it came along with the headers, as most do
             return self._counted(request.content.read_nowait(), client, too_long)
         try:
-            return await asyncio.wait_for(self._collected(request, client, too_long), BODY_S)
+            async with timeout(BODY_S):
+                return await self._collected(request, client, too_long)
         except asyncio.TimeoutError:
             text = "the body did not arrive in time"
             raise GatewayError(408, "request_timeout", text, final=True, close=True) from None

@@ -22,6 +22,7 @@ from yarl import URL
 from metal_supervisor.gateway import routing, signs
 from metal_supervisor.gateway.access import ANYONE, Caller
 from metal_supervisor.gateway.backends import LLAMA, first_id
+from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.spec.hosts import in_url
@@ -30,6 +31,8 @@ PIECE_BYTES = 1 << 18
 CONNECT_S, NAME_S, POOLED_S = 5.0, 5.0, 3.0
 SERVER = "metal-supervisor"
 EVENT_END = b"\n\n"
+LAST_EVENTS, TAIL_BYTES = (b"[DONE]", b"message_stop"), 200
+"""What the last event of a stream has, in OpenAI's API and in Anthropic's."""
 HOP_BY_HOP = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
@@ -86,7 +89,8 @@ class EngineClient:
         if known not in self._names:
             url = URL.build(scheme="http", host=backend.address, port=backend.port, path=routing.MODELS)
             try:
-                found = first_id(json.loads(await asyncio.wait_for(self._told(url, backend), NAME_S)))
+                async with timeout(NAME_S):
+                    found = first_id(json.loads(await self._told(url, backend)))
             except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
                 found = ""
             if not found:
@@ -97,7 +101,7 @@ class EngineClient:
         return self._names[known]
 
     async def _told(self, url: URL, backend: Backend) -> bytes:
-        async with self._fresh.get(url, headers=_own_key(backend)) as answer:
+        async with self._fresh.get(url, headers=_own_key(backend), allow_redirects=False) as answer:
             return await answer.read()
 
     async def send(
@@ -110,7 +114,9 @@ class EngineClient:
         url = URL(f"http://{in_url(backend.address)}:{backend.port}{path}", encoded=True)
         headers = _for_engine(request.headers, backend, len(body))
         try:
-            return await session.post(url, data=_pieces(body) if len(body) > PIECE_BYTES else body, headers=headers)
+            data = _pieces(body) if len(body) > PIECE_BYTES else body
+            # An engine may not send this process, which nothing confines, to another address.
+            return await session.post(url, data=data, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
             text = f"{backend.name} does not accept connections just now"
             raise GatewayError(503, "model_unavailable", text, retry_after_s=1) from None
@@ -122,7 +128,7 @@ class EngineClient:
     ) -> web.StreamResponse:
         """Pass an answer on as it comes. Raises GatewayError before its first byte, ConnectionError after it."""
         event_stream = upstream.content_type == "text/event-stream"
-        begun = exchange.early is not None
+        tail, begun = _Tail(upstream if event_stream else None), exchange.early is not None
         if begun and not (upstream.status == 200 and event_stream):
             raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, and no stream")
         response = exchange.early or web.StreamResponse(
@@ -142,7 +148,9 @@ class EngineClient:
                 exchange.first_byte = exchange.first_byte or time.monotonic()
                 exchange.bytes_out += len(chunk)
                 exchange.events += chunk.count(EVENT_END) if event_stream else 0
+                tail.add(chunk)
                 await response.write(chunk)
+            tail.check()
         except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
             if isinstance(error, aiohttp.ClientConnectionResetError) and _is_gone(request):
                 raise ConnectionResetError from None
@@ -156,6 +164,25 @@ class EngineClient:
         upstream.release()
         await response.write_eof()
         return response
+
+
+class _Tail:
+    """The end of an event stream of HTTP/1.0, as mlx_lm serves it: its last event tells a whole one from a cut one."""
+
+    def __init__(self, upstream: aiohttp.ClientResponse | None) -> None:
+        """`upstream`: an event stream, None for another answer."""
+        ends_itself = upstream is None or not {hdrs.TRANSFER_ENCODING, hdrs.CONTENT_LENGTH}.isdisjoint(upstream.headers)
+        self._last: bytes | None = None if ends_itself else b""
+
+    def add(self, chunk: bytes) -> None:
+        """The stream went on."""
+        if self._last is not None:
+            self._last = (self._last + chunk)[-TAIL_BYTES:]
+
+    def check(self) -> None:
+        """The connection has ended. Raises IncompleteReadError if the stream had not."""
+        if self._last is not None and not any(each in self._last for each in LAST_EVENTS):
+            raise asyncio.IncompleteReadError(self._last, None)
 
 
 async def show_life(request: web.BaseRequest, exchange: Exchange, event: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ RETRY_S = 0.2
 TAKEN_RETRY_S = 5.0
 CONNECT_S = 5.0
 ALONE_S = 60.0
-"""Time without a holder after which a worker retires."""
+"""Time without a holder after which a worker retires that has no supervisord either."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class HolderLink:
         """`path`: of the holder's socket; `addresses`: as ADDRESS:PORT, the most important first."""
         self._path, self._events = path, events
         self._addresses = list(addresses)
-        self._born = time.monotonic()
+        self._born, self._parent = time.monotonic(), os.getppid()
         self._listeners: dict[str, socket.socket] = {}
         self._serving = threading.Event()
         self._retired = False
@@ -89,7 +90,7 @@ class HolderLink:
                     self._heard_at = time.monotonic()
                     self._talk(connection)
             except (OSError, EOFError, Impostor):
-                if self._listeners and time.monotonic() - self._heard_at > ALONE_S:
+                if self._listeners and time.monotonic() - self._heard_at > ALONE_S and os.getppid() != self._parent:
                     self._leave()  # its supervisord was killed, and the next one has no gateway
                 elif not self._listeners:
                     self._events.problem(self._addresses[0], "the gateway's holder does not answer; see its log")

@@ -207,8 +207,7 @@ class Proxy:
             exchange.streamed = asked.stream
             backend = exchange.backend = await self._ready(request, exchange, goal, asked)
             try:
-                if exchange.caller.key is None and backend.key:
-                    check_engine_key(_sent_key(request), backend)
+                _check_key(request, exchange, backend)
                 if backend.checks_model:
                     name = await self._engines.name_at(backend)
                     body = await _off_loop(size, bodies.renamed, body, asked, name)
@@ -237,24 +236,27 @@ class Proxy:
         The request waits for the engine of an on-demand service. Raises GatewayError.
         """
         found = self._found(exchange.caller, goal, asked)
-        if (held := routing.waited_for(found)) is None or any(each.ready for each in found):
+        if (held := routing.waited_for(found)) is None:
             return self._engaged(found)
         sign = signs.sign(goal.path, exchange.id, held.name) if asked.stream else b""
         began = time.monotonic()
         until, sign_at = (began + signs.HOLD_S, began + signs.FIRST_S) if sign else (began + HOLD_S, math.inf)
-        with self.room.wait_for(held.program, _client(request, exchange)):
-            while held is not None and not any(each.ready for each in found):
-                if await self.room.change(min(until, sign_at)):
-                    found = self._found(exchange.caller, goal, asked)
-                    held = routing.waited_for(found)
-                elif time.monotonic() >= until:
-                    text = f"{held.name} is still being loaded: {held.message}"
-                    raise GatewayError(503, "model_waking", text, retry_after_s=routing.LOADING_RETRY_S)
-                else:
-                    await show_life(request, exchange, sign)
-                    sign_at += signs.EVERY_S
-            return self._engaged(found)
-
+        while True:
+            _check_key(request, exchange, held)  # before it is loaded, and others are unloaded for it
+            program = held.program
+            with self.room.wait_for(program, _client(request, exchange)):
+                while held is not None and held.program == program:
+                    if await self.room.change(min(until, sign_at)):
+                        found = self._found(exchange.caller, goal, asked)
+                        held = routing.waited_for(found)
+                    elif time.monotonic() >= until:
+                        text = f"{held.name} is still being loaded: {held.message}"
+                        raise GatewayError(503, "model_waking", text, retry_after_s=routing.LOADING_RETRY_S)
+                    else:
+                        await show_life(request, exchange, sign)
+                        sign_at += signs.EVERY_S
+                if held is None:
+                    return self._engaged(found)
     def _engaged(self, found: Sequence[Backend]) -> Backend:
         """The engine for a request, with the request counted as in flight. Raises GatewayError."""
         backend = routing.choose(found, self.in_flight)
@@ -303,6 +305,12 @@ async def _off_loop(size: int, work: Callable[P, T], *arguments: P.args, **named
 def _client(request: web.BaseRequest, exchange: Exchange) -> str:
     """Whose request it is: its key's, or else that of an address."""
     return exchange.caller.name or network_of(request.remote or "")
+
+
+def _check_key(request: web.BaseRequest, exchange: Exchange, backend: Backend) -> None:
+    """Refuse a caller without a key of the gateway who lacks the engine's own. Raises GatewayError."""
+    if exchange.caller.key is None and backend.key:
+        check_engine_key(_sent_key(request), backend)
 
 
 def _sent_key(request: web.BaseRequest) -> str:

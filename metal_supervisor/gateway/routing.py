@@ -181,7 +181,7 @@ def choose(backends: Sequence[Backend], in_flight: Mapping[str, int]) -> Backend
 
 def waited_for(backends: Sequence[Backend]) -> Backend | None:
     """The engine that a request waits for, None if it does not wait."""
-    return next((each for each in backends if each.held), None)
+    return None if any(each.ready for each in backends) else next((each for each in backends if each.held), None)
 
 
 def unavailable(backend: Backend) -> GatewayError:

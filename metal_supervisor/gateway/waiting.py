@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from metal_supervisor.gateway.access import LastMinute
+from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import ServiceTable
 from metal_supervisor.spec.processes import EngineUse
@@ -72,7 +73,8 @@ class WaitingRoom:
         try:
             if self._closed:
                 raise GatewayError(503, "restarting", "the gateway is stopping", retry_after_s=1, close=True)
-            await asyncio.wait_for(self._changed.wait(), max(0.0, until - time.monotonic()))
+            async with timeout(max(0.0, until - time.monotonic())):
+                await self._changed.wait()
         except asyncio.TimeoutError:
             return False
         return True

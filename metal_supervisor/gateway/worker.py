@@ -10,17 +10,19 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from metal_supervisor.gateway import watched
 from metal_supervisor.gateway.access import Doorman
 from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.holder import SOCKET_FILE
-from metal_supervisor.gateway.listeners import Listeners
+from metal_supervisor.gateway.listeners import HANDSHAKE_S, Listeners
 from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
 from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
@@ -35,6 +37,8 @@ from metal_supervisor.state.doorbell import Doorbell, ring
 LOOK_EVERY_S, RETIRED_LOOK_S, RETRY_S = 5.0, 0.2, 10.0
 MOST_CONNECTIONS = 2000
 SPARE_DESCRIPTORS = 64
+INTEGER_DIGITS = 640
+"""Of an integer in a body: the fewest that Python lets be the limit."""
 HEADER_S = 75.0
 """Longest time for the headers of a request to arrive, and for an idle connection to be kept."""
 LINGER_S = 2.0
@@ -54,6 +58,34 @@ class _Turned(asyncio.Protocol):
         transport.close()
 
 
+class _Connections(web.Server):
+    """Counts also the connections that are accepted and not made: with TLS, until the handshake is over."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        super().__init__(
+            proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
+            auto_decompress=False, access_log=None, logger=_quiet(),
+        )  # fmt: skip
+        self._begun: dict[RequestHandler, float] = {}
+        """Monotonic time of those, the earliest first; one whose handshake failed counts until it would have ended."""
+
+    def __call__(self) -> RequestHandler:
+        handler, now = super().__call__(), time.monotonic()
+        self._begun[handler] = now
+        while now - next(iter(self._begun.values())) > HANDSHAKE_S:
+            del self._begun[next(iter(self._begun))]
+        return handler
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        self._begun.pop(handler, None)
+        super().connection_made(handler, transport)
+
+    @property
+    def count(self) -> int:
+        """Connections, begun or made."""
+        return len(self._begun) + len(self.connections)
+
+
 class Worker:
     """Serves until it is told to end."""
 
@@ -70,9 +102,11 @@ class Worker:
         """Ports of on-demand services at which it listens; until it does, those of the worker before."""
         self._problems: dict[str, str] = {}
         """Why an address cannot be listened on; of "": why none can."""
-        self._server: web.Server | None = None
+        self._server: _Connections | None = None
         self._proxy: Proxy | None = None
         self._news = asyncio.Event()
+        self._bell: Doorbell | None = None
+        self._serves = False
         self._retired = False
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each request in flight takes two descriptors: its client's, and its engine's.
@@ -80,6 +114,8 @@ class Worker:
 
     def run(self) -> None:
         """Serve until TERM or INT."""
+        # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
+        sys.set_int_max_str_digits(INTEGER_DIGITS)
         asyncio.run(self._main())
 
     async def _main(self) -> None:
@@ -90,10 +126,7 @@ class Worker:
         port = self._settings.gateway_address[1]
         proxy = self._proxy = Proxy(self._reader, self._doorman, self._hosts(), port, self._keep_uses)
         proxy.room.look(self._reader.services)
-        self._server = web.Server(
-            proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
-            auto_decompress=False, access_log=None, logger=_quiet(),
-        )  # fmt: skip
+        self._server = _Connections(proxy)
         changed = asyncio.Event()
         tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._listen(changed))]
         signs = [asyncio.create_task(leave.wait()), asyncio.create_task(changed.wait())]
@@ -112,15 +145,13 @@ class Worker:
 
     def _open_bell(self) -> None:
         """Hear the doorbell. Its FIFO wakes one reader only, so a worker that does not serve leaves it alone."""
-        bell, loop = Doorbell(self._state.path, "gateway"), asyncio.get_running_loop()
+        bell = self._bell = Doorbell(self._state.path, "gateway")
 
         def rung() -> None:
             bell.wait(0)
             self._news.set()
-            if self._retired:
-                loop.remove_reader(bell.fileno())
 
-        loop.add_reader(bell.fileno(), rung)
+        asyncio.get_running_loop().add_reader(bell.fileno(), rung)
         self._news.set()  # it may have been rung since the records were read
 
     # ── what serves ──────────────────────────────────────────────────────────────────────────────
@@ -172,6 +203,7 @@ class Worker:
         await self._listeners.serve(self._tls, self._serving)
 
     def _serving(self) -> None:
+        self._serves = True
         self._tell()
         self._open_bell()
         log.info("listening", extra={"url": self._settings.gateway_url})
@@ -189,6 +221,8 @@ class Worker:
 
     def _retire(self, changed: asyncio.Event) -> None:
         self._retired = True
+        if self._bell is not None:  # each ring wakes one reader, which should be the next worker
+            asyncio.get_running_loop().remove_reader(self._bell.fileno())
         changed.set()
 
     def _prepared(self) -> bool:
@@ -226,11 +260,15 @@ class Worker:
 
     def _protocol(self) -> asyncio.Protocol:
         assert self._server is not None
-        return _Turned() if len(self._server.connections) >= self._most else self._server()
+        if self._server.count < self._most:
+            return self._server()
+        if self._tls is not None:  # the answer would take a handshake; asyncio closes the connection
+            raise ConnectionRefusedError
+        return _Turned()
 
     def _tell(self) -> None:
-        """Write the gateway's note for `status`; the worker that serves does, or the one that is to."""
-        if self._retired:
+        """Write the gateway's note for `status`; the worker that serves does, or without one that which is to."""
+        if self._retired or (not self._serves and self._another_serves()):
             return
         problems = [*self._problems.values(), *(each.problem for each in self._watched)]
         told = "; ".join(each for each in problems if each)
@@ -250,6 +288,11 @@ class Worker:
         if fronts != self._fronts:
             self._fronts = fronts
             ring(self._state.path, "sidecar")
+
+    def _another_serves(self) -> bool:
+        """True if the note is that of another worker, which lives: an upgrade whose certificate is bad, say."""
+        pid = gateway_note.read(self._state.path).get("pid")
+        return isinstance(pid, int) and pid != os.getpid() and machine.started_at(pid) is not None
 
     async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""

@@ -71,7 +71,7 @@ def _live(state: Path) -> list[dict[str, EngineUse]]:
         pid, started = note.get("pid"), note.get("started")
         if isinstance(pid, int) and started and launch.start_time(pid) == started:
             live.append({name: use for name, each in _programs(note).items() if (use := _use(each)) is not None})
-        else:
+        elif note or not (path.stem.isdecimal() and launch.start_time(int(path.stem))):  # else it is read again later
             path.unlink(missing_ok=True)
     return live
 

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metal_supervisor.gateway import holder as holders
+from metal_supervisor.gateway import link as links
 from metal_supervisor.gateway.holder import Holder, received, send
 from metal_supervisor.gateway.link import HolderLink, LinkEvents
 from tests.support.system import eventually, free_ports
@@ -149,4 +151,34 @@ def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:
         assert retired.wait(10) and len(given) == 1
         again.close()
         other.close()
+    given[0].close()
+
+
+def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    given: list[socket.socket] = []
+    tries: list[float] = []
+    retired, path = threading.Event(), tmp_path / "gateway.sock"
+
+    def pause(seconds: float) -> None:
+        tries.append(seconds)
+        time.sleep(seconds / 100)
+
+    monkeypatch.setattr(links, "ALONE_S", 0.0)
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+    link = HolderLink(
+        str(path), [f"127.0.0.1:{port}"],
+        LinkEvents(lambda _, each: given.append(each), retired.set, lambda _address, _why: None),
+    )
+    with running(path):
+        link.start()
+        eventually(lambda: given, what="the socket")
+    path.unlink(missing_ok=True)
+    before = len(tries)
+    eventually(lambda: len(tries) > before + 10, what="some tries")
+    assert not retired.is_set()
+    monkeypatch.setattr(link, "_parent", -1)
+    assert retired.wait(10)
     given[0].close()

@@ -141,7 +141,7 @@ def test_a_client_that_has_too_much_loaded_is_refused_and_no_other() -> None:
 def test_notes_of_workers_that_live_count_together(tmp_path: Path) -> None:
     (tmp_path / "use").mkdir()
     (tmp_path / "use" / "1.json").write_text('{"format": 1, "pid": 1, "started": "another", "programs": {}}')
-    (tmp_path / "use" / "2.json").write_text("{")
+    (tmp_path / "use" / f"{1 << 30}.json").write_text("{")  # of a process that is gone
     use_notes.write(tmp_path, {NAME: EngineUse(1, 2, 3.0, withdrawal_token(5.0))})
     assert use_notes.read(tmp_path) == {NAME: EngineUse(1, 2, 3.0, withdrawal_token(5.0))}
     assert len(list((tmp_path / "use").iterdir())) == 1
@@ -154,3 +154,15 @@ def test_a_damaged_use_counts_as_none(tmp_path: Path) -> None:
     (path,) = (tmp_path / "use").iterdir()
     path.write_text(path.read_text().replace('"waiting": 0', '"waiting": "many"'))
     assert use_notes.read(tmp_path) == {}
+
+
+def test_a_note_that_cannot_be_read_for_a_moment_is_kept(tmp_path: Path) -> None:
+    use_notes.write(tmp_path, {NAME: EngineUse(1, 2, 3.0, withdrawal_token(5.0))})
+    (note,) = (tmp_path / use_notes.FOLDER).iterdir()
+    text = note.read_bytes()
+    note.unlink()
+    note.mkdir()  # reading it is refused, to root too
+    assert use_notes.read(tmp_path) == {}
+    note.rmdir()
+    note.write_bytes(text)
+    assert use_notes.read(tmp_path)[NAME].in_flight == 2

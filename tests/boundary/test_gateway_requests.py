@@ -1,0 +1,272 @@
+"""The gateway's way of a request, before engines that are sockets of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from metal_supervisor.gateway import worker as workers
+from metal_supervisor.gateway.access import Doorman
+from metal_supervisor.gateway.proxy import Proxy
+from metal_supervisor.gateway.routing import Backend, ServiceTable
+from metal_supervisor.settings.schema import Settings
+from metal_supervisor.spec.processes import EngineUse
+from metal_supervisor.state import gateway_note
+from metal_supervisor.state.directory import StateDir
+
+WITHIN_S = 30.0
+STREAM = b'{"model":"tiny","stream":true}'
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"w"}}]}\n\n'
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Services:
+    """What a gateway serves, in place of the records."""
+
+    def __init__(self, *backends: Backend) -> None:
+        self.services, self.read_at = ServiceTable(backends), time.monotonic()
+
+
+def engine(port: int, program: str = "p", **other: Any) -> Backend:
+    given = {"ready": True, "phase": "Ready", "reason": "Serving", "message": "", **other}
+    return Backend(program, "default", "tiny", address="127.0.0.1", port=port, **{"runtime": "llama-server", **given})
+
+
+def at_rest(program: str = "p", **other: Any) -> Backend:
+    return engine(1, program, **{"ready": False, "held": True, "on_demand": True, "reason": "Unloaded", **other})
+
+
+class Open:
+    """A gateway in this loop."""
+
+    def __init__(self, *backends: Backend) -> None:
+        self.told: Mapping[str, EngineUse] = {}
+        """What the controller knows, by program."""
+        self.reader = Services(*backends)
+        self.port = 0
+
+    async def __aenter__(self) -> Open:
+        reader: Any = self.reader
+        self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
+        self.proxy.room.look(self.reader.services)
+        made = web.Server(self.proxy, handler_cancellation=True, access_log=None)
+        self._server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.proxy._public_port = self.port
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self.proxy.close()
+
+    def _keep(self, uses: Mapping[str, EngineUse]) -> bool:
+        self.told = uses
+        return True
+
+    def now(self, *backends: Backend) -> None:
+        """The services have changed."""
+        self.reader.services = ServiceTable(backends)
+        self.proxy.room.look(self.reader.services)
+
+    async def connect(self, body: bytes, *headers: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A client's connection, on which a chat was asked."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(head(body, *headers) + body)
+        return reader, writer
+
+    async def ask(self, body: bytes, *headers: bytes) -> bytes:
+        """All that comes of a chat, until the connection ends."""
+        reader, writer = await self.connect(body, *headers, b"Connection: close")
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def head(body: bytes, *headers: bytes) -> bytes:
+    more = b"".join(each + b"\r\n" for each in headers)
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + more
+        + b"Content-Length: %d\r\n\r\n" % len(body)
+    )  # fmt: skip
+
+
+async def serving(answer: Answer) -> tuple[asyncio.Server, int]:
+    """An engine that answers each connection so, and its port."""
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(served, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+async def until(what: Callable[[], object]) -> None:
+    """Wait for a state. The events are turns of the loop."""
+    ends = time.monotonic() + WITHIN_S
+    while not what():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.005)
+
+
+def run(go: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(go(), WITHIN_S * 2))
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_an_engine_sends_the_gateway_to_no_other_address(status: int) -> None:
+    async def go() -> None:
+        seen: list[bool] = []
+
+        async def secret(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.append(True)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nSECRET")
+
+        _, elsewhere = await serving(secret)
+
+        async def moved(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            where = b"http://127.0.0.1:%d/x" % elsewhere
+            writer.write(b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, where))
+
+        _, port = await serving(moved)
+        async with Open(engine(port)) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}')
+        assert told.startswith(b"HTTP/1.1 %d " % status) and not seen
+
+    run(go)
+
+
+@pytest.mark.parametrize(("last", "whole"), [(b"data: [DONE]\n\n", True), (b"", False)])
+def test_a_stream_of_http_1_0_is_whole_with_its_last_event_only(last: bytes, whole: bool) -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT * 20 + last)
+
+        _, port = await serving(answer)
+        async with Open(engine(port, runtime="mlx-server")) as gateway:
+            told = await gateway.ask(STREAM)
+        assert told.endswith(b"0\r\n\r\n") is whole and (b"engine_lost" in told) is not whole
+
+    run(go)
+
+
+def test_who_lacks_an_engine_s_key_has_nothing_loaded() -> None:
+    async def go() -> None:
+        async with Open(at_rest(key="secret")) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}', b"Authorization: Bearer wrong")
+            assert told.startswith(b"HTTP/1.1 401 ")
+            assert not any(use.waiting for use in gateway.told.values())
+
+    run(go)
+
+
+def test_a_client_that_leaves_with_its_body_does_not_wait() -> None:
+    async def go() -> None:
+        body = b'{"model":"tiny"}'
+        async with Open(at_rest()) as gateway:
+            for _ in range(40):
+                _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write(head(body))
+                await until(lambda: gateway.proxy.active)
+                writer.write(body)
+                writer.close()
+                await until(lambda: not gateway.proxy.active)
+            assert not gateway.proxy.room.waiting.total()
+
+    run(go)
+
+
+def test_a_client_that_leaves_while_records_change_does_not_wait() -> None:
+    async def go() -> None:
+        async with Open(at_rest()) as gateway:
+            for _ in range(40):
+                _, writer = await gateway.connect(b'{"model":"tiny"}')
+                await until(lambda: gateway.proxy.room.waiting["p"])
+                writer.close()
+                while gateway.proxy.active:
+                    gateway.now(at_rest())
+                    await asyncio.sleep(0)
+
+    run(go)
+
+
+def test_who_waits_for_one_replica_waits_for_the_next_when_that_cannot_be_loaded() -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfine")
+
+        server, port = await serving(answer)
+        async with Open(at_rest(), at_rest("p@1")) as gateway:
+            asked = asyncio.ensure_future(gateway.ask(b'{"model":"tiny"}'))
+            await until(lambda: gateway.told["p"].waiting)
+            failed = at_rest(held=False, phase="Failed", reason="CrashLoopBackOff")
+            gateway.now(failed, at_rest("p@1"))
+            await until(lambda: gateway.told["p@1"].waiting == 1 and not gateway.told["p"].waiting)
+            gateway.now(failed, engine(port, "p@1", on_demand=True))
+            assert (await asked).endswith(b"fine")
+            server.close()
+
+    run(go)
+
+
+def test_a_connection_counts_from_when_it_is_accepted() -> None:
+    async def go() -> None:
+        proxy: Any = None
+        made = workers._Connections(proxy)
+        first = made()
+        assert made.count == 1, "accepted, as before a handshake"
+        transport: Any = object()
+        made.connection_made(first, transport)
+        assert made.count == 1
+        made()
+        made._begun = dict.fromkeys(made._begun, time.monotonic() - workers.HANDSHAKE_S - 1)
+        made()
+        assert made.count == 2, "one whose handshake failed counts no longer than that may take"
+
+    run(go)
+
+
+def test_a_long_integer_in_a_body_is_refused_at_once() -> None:
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(workers.INTEGER_DIGITS)
+    try:
+
+        async def go() -> None:
+            async with Open(engine(1)) as gateway:
+                told = await gateway.ask(b'{"model":"tiny","seed":' + b"9" * 641 + b"}")
+                assert told.startswith(b"HTTP/1.1 400 ")
+
+        run(go)
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+def test_a_worker_that_cannot_serve_leaves_the_note_to_the_one_that_does(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    settings = Settings(state_dir=str(state.path), gateway="127.0.0.1:1")
+    mine, ancestor = os.getpid(), os.getppid()
+
+    async def go() -> None:
+        waits = workers.Worker(settings, state, lambda: None)
+        gateway_note.write(state.path, {"pid": ancestor, "problem": ""})  # a process that lives
+        waits._say("the certificate is bad")
+        assert gateway_note.read(state.path)["pid"] == ancestor
+        gateway_note.write(state.path, {"pid": 0, "problem": ""})
+        waits._say("the certificate is worse")
+        assert gateway_note.read(state.path)["pid"] == mine
+        gateway_note.write(state.path, {"pid": ancestor, "problem": ""})
+        waits._serving()
+        assert gateway_note.read(state.path)["pid"] == mine
+
+    run(go)
