@@ -11,7 +11,7 @@ POLICY_FORMAT = 1
 
 
 def policy(access: Access, platform: str, home: str) -> dict[str, Any]:
-    """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, which a Mac's profile denies."""
+    """JSON of the policy. `platform`: as `sys.platform`; `home`: the user's, by its real path; a Mac's denies it."""
     head: dict[str, Any] = {"format": POLICY_FORMAT} | ({"gated": True} if access.gated else {})
     if platform == "darwin":
         text, parameters, resolved = seatbelt.profile(access, home)

@@ -210,7 +210,7 @@ def launcher_command(
     spec: dict[str, Any] = {
         "format": 1, "program": "probe", "argv": list(argv), "env": dict(env), "cwd": str(base / "scratch"),
         "host": "127.0.0.1", "port": access.bind[0], "supervisor_log": str(base / "none"), "shared": True,
-        "confinement": policy(access, sys.platform, str(Path.home())) if confined else False,
+        "confinement": policy(access, sys.platform, os.path.realpath(Path.home())) if confined else False,
     }  # fmt: skip
     path = base / "specs" / "probe.000000000000.json"
     path.write_text(json.dumps(spec))

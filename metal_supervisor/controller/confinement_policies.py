@@ -194,7 +194,7 @@ def _access(runtime: str, binary: Binary, port: int, read: Sequence[str], write:
 
 
 def _policy(access: Access) -> Json:
-    return policy(access, sys.platform, str(Path.home()))
+    return policy(access, sys.platform, os.path.realpath(Path.home()))
 
 
 def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.confinement import probe
+from metal_supervisor.confinement import enforce, probe
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
@@ -303,6 +303,22 @@ def test_no_path_stands_in_the_text_of_a_profile() -> None:
     assert judged["HOME"] == "/Users/me" and judged["BIND_0"] == "*:18100" and judged["CONNECT_0"] == "localhost:9"
     assert all(f'(param "{name}")' in text for name in (*judged, *resolved))
     assert "(allow default)" not in text and text.index("(deny file-read*") > text.index("(import")
+
+
+def test_a_home_directory_that_a_link_leads_to_is_denied_by_its_real_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch)
+    (tmp_path / "specs").mkdir()
+    probe.launcher_command(tmp_path, Path(launch.__file__), (), {}, Access(bind=(18100,)))
+    spec = json.loads((tmp_path / "specs/probe.000000000000.json").read_text())
+    for made in (found and found.policy, spec["confinement"]):
+        assert isinstance(made, dict) and made["parameters"]["HOME"] == str(tmp_path / "disk")
+        enforce.prepare(made)
 
 
 def test_the_code_that_python_engines_need_is_this_package() -> None:
