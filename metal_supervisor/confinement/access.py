@@ -12,7 +12,7 @@ class Access:
     execute: tuple[str, ...] = ()
     """Programs it may be executed from, and may start."""
     libraries: tuple[str, ...] = ()
-    """Directories of its own code."""
+    """Directories of its own code, or files of it where others lie beside them."""
     read: tuple[str, ...] = ()
     """Its model and auxiliary files: files or directories, by their real paths."""
     write: tuple[str, ...] = ()

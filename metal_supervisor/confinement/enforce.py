@@ -42,6 +42,8 @@ NETWORK_READS = (
     "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
 )  # fmt: skip
 """System files by which names are resolved and certificates checked."""
+BACKEND = "libggml-"
+"""First part of the name of each of ggml's backends."""
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
 # x86-64 system calls refused to every engine; the line above each group is the reason.
@@ -205,6 +207,10 @@ def _prepare_linux(policy: dict[str, object]) -> Ruleset:
         rules.path(path, EXECUTE | READ_FILE, judged=False)
     for path in (*_texts(policy, "libraries"), *SYSTEM_READS, *(NETWORK_READS if pulls else ())):
         rules.path(path, READ, judged=False)
+    # ggml looks for its backends by listing their directory, which is not among `libraries` if others' files are in it.
+    for place, name in map(os.path.split, _texts(policy, "libraries")):
+        if name.startswith(BACKEND):
+            rules.path(place, READ_DIR, judged=False)
     rules.path("/dev/null", READ_FILE | WRITE_FILE, judged=False)
     for path in _texts(policy, "list"):
         rules.path(path, READ_DIR, judged=False)

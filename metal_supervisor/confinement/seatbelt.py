@@ -7,6 +7,7 @@ denied after the import.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 
 from metal_supervisor.confinement.access import Access
@@ -25,11 +26,18 @@ HEAD = """(version 1)
   (sysctl-name "kern.version" "kern.argmax" "kern.hostname" "kern.maxfilesperproc" "kern.usrstack64"
    "kern.bootargs" "kern.secure_kernel" "kern.ngroups" "kern.hv_vmm_present" "sysctl.proc_cputype"))
 (allow file-read* (literal "/"))
+(allow file-read-metadata (vnode-type SYMLINK))
 (allow iokit-open (iokit-user-client-class "AGXDeviceUserClient")
   (iokit-user-client-class "IOSurfaceRootUserClient"))
 (allow mach-lookup (global-name "com.apple.MTLCompilerService") (xpc-service-name "com.apple.MTLCompilerService"))
 """
-"""A list of sysctls, because kern.procargs2 shows the arguments and environment of siblings."""
+"""A list of sysctls, because kern.procargs2 shows the arguments and environment of siblings.
+
+Links may be followed wherever they lie: rules match resolved paths, and a path to an engine or its libraries leads over
+links that those do not name (Homebrew's bin and opt, an environment's python).
+"""
+FRAMEWORK, APP = ".framework/Versions/", "Resources/Python.app/Contents/MacOS"
+"""`bin/python3` of a framework (of Homebrew, python.org or Xcode) replaces itself by the program in its Python.app."""
 PYTHON = """(allow ipc-posix-sem)
 (allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))
 """
@@ -45,7 +53,7 @@ PULLS = """(allow process-fork)
 def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, str]]:
     """(text, parameters, parameters to be resolved at the start) for `sandbox_init_with_parameters`.
 
-    `home`: the home directory of the user who runs engines.
+    `home`: the home directory of the user who runs engines, by its real path.
     """
     rules, judged = [HEAD], {"HOME": home}
     resolved: dict[str, str] = {}
@@ -63,6 +71,12 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
         rules.append(f'(allow process-exec* (literal (param "{name}")))')
         rules.append(f'(allow file-read* file-map-executable (literal (param "{name}")))')
         rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
+    # llama.cpp lists the directory that it is started from, and takes EACCES for an answer, but not Seatbelt's EPERM.
+    for name in named("BESIDE", list(dict.fromkeys(map(os.path.dirname, access.execute))), resolved):
+        rules.append(f'(allow file-read-data (literal (param "{name}")))')
+    frameworks = [each for each in access.libraries if access.python and FRAMEWORK in each]
+    for name in named("APP", [f"{each}/{APP}" for each in frameworks], resolved):
+        rules.append(f'(allow process-exec* (subpath (param "{name}")))')
     for name in named("LIBRARY", access.libraries, resolved):
         rules.append(f'(allow file-read* file-map-executable (subpath (param "{name}")))')
         rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')

@@ -22,7 +22,10 @@ HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
 """Shebang as installers write it: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
 SHEBANG_BYTES = 2048
-HOMEBREW = ("/opt/homebrew", "/usr/local/Cellar")
+KEGS = "Cellar", "opt", "lib"
+"""Directory of all kegs in Homebrew's prefix, and those of links by which a keg's programs find others' libraries."""
+CODE = re.compile(r".+\.(dylib|so|so\.[0-9.]+|metallib|metal)|mlx-swift_Cmlx\.bundle")
+"""Names of what an engine loads from beside it: libraries, among them ggml's backends, and Metal's shaders."""
 
 
 class Broken(Exception):
@@ -55,16 +58,42 @@ def interpreter_of(script: Path) -> str:
 
 
 def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
-    """Directories of an engine's own code. An interpreter has two: its environment, and its base installation."""
+    """Directories and files of an engine's own code, which it may read as a whole.
+
+    Of an interpreter: its environment, if it is of one, and its base installation. Of a program: its directory, and
+    `lib` beside that. What Homebrew installed may need all kegs, but no more of the prefix: etc and var are the user's.
+    """
     if interpreter:
-        real = Path(os.path.realpath(interpreter))
-        return tuple(dict.fromkeys((str(Path(interpreter).parent.parent), str(real.parent.parent))))
+        real, environment = Path(os.path.realpath(interpreter)), Path(interpreter).parent.parent
+        # Without this file it is only a link to an interpreter, as in ~/.local/bin, and above it lies anything.
+        own = [environment] if (environment / "pyvenv.cfg").is_file() else []
+        return tuple(dict.fromkeys(map(str, (*own, real.parent.parent, *_kegs(real)))))
     real = Path(os.path.realpath(path))
-    brewed = next((prefix for prefix in HOMEBREW if real.is_relative_to(prefix)), None)
-    if brewed is not None:
-        return (brewed,)  # a formula's libraries are in the kegs of others
-    beside = real.parent.parent / "lib"
-    return (str(real.parent), *((str(beside),) if beside.is_dir() else ()))
+    if kegs := _kegs(real):
+        return tuple(map(str, kegs))
+    places = real.parent, real.parent.parent / "lib"
+    return tuple(str(each) for place in places if place.is_dir() for each in _code_in(place))
+
+
+def _kegs(real: Path) -> list[Path]:
+    """Directories of Homebrew in which the libraries of a program lie, by its real path; none if it is not brewed."""
+    cellar = next((above for above in real.parents if above.name == KEGS[0]), None)
+    return [cellar.parent / name for name in KEGS] if cellar else []
+
+
+def _code_in(directory: Path) -> list[Path]:
+    """A directory that an engine has to itself, else only what engines load from it, by name.
+
+    A program may also lie among the user's files: in the home directory, directly below it (~/Downloads), or at the
+    top of a disk (/Volumes/Data, /tmp).
+    """
+    home = Path(os.path.realpath(Path.home()))
+    if len(directory.parts) > 3 and directory.parent != home and not home.is_relative_to(directory):
+        return [directory]
+    try:
+        return [each for each in sorted(directory.iterdir()) if CODE.fullmatch(each.name)]
+    except OSError:  # macOS may keep ~/Downloads to itself; the engine's trial then tells what it misses
+        return []
 
 
 class Builds:

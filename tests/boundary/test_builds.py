@@ -12,7 +12,7 @@ import pytest
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes import builds as builds_module
-from metal_supervisor.runtimes.builds import Broken, Builds, find, interpreter_of
+from metal_supervisor.runtimes.builds import Broken, Builds, find, homes_of, interpreter_of
 from tests.support.system import eventually
 
 HELP = 'import sys\nprint("--model --kv-bits")\n'
@@ -38,6 +38,55 @@ def script(path: Path, first_line: str) -> Path:
 def test_the_first_line_of_a_script_tells_what_runs_it(tmp_path: Path, first_line: str, python: str) -> None:
     assert interpreter_of(script(tmp_path / "s", first_line)) == python
     assert interpreter_of(tmp_path / "none") == ""
+
+
+def laid_out(base: Path, *paths: str) -> None:
+    """Empty files, and links, which are written `path -> target`."""
+    for path, _, target in (each.partition(" -> ") for each in paths):
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        if target:
+            (base / path).symlink_to(target)
+        else:
+            (base / path).touch()
+
+
+@pytest.mark.parametrize("prefix", ["opt/homebrew", "usr/local"])
+def test_a_brewed_engine_may_read_the_kegs_and_not_what_the_user_keeps_in_the_prefix(
+    tmp_path: Path, prefix: str
+) -> None:
+    brew = tmp_path / prefix
+    laid_out(brew, "Cellar/llama.cpp/1/bin/llama-server", "Cellar/ggml/1/libexec/libggml-metal.so", "etc/key", "var/db")
+    laid_out(brew, "bin/llama-server -> ../Cellar/llama.cpp/1/bin/llama-server", "opt/ggml -> ../Cellar/ggml/1")
+    assert homes_of(brew / "bin/llama-server", "") == tuple(f"{brew}/{name}" for name in ("Cellar", "opt", "lib"))
+
+
+@pytest.mark.parametrize("place", ["", "Downloads", "bin"])
+def test_an_engine_among_the_users_files_may_read_its_libraries_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "link"))
+    laid_out(tmp_path, "link -> me")
+    own = "libggml-cpu-apple_m1.so", "libggml.0.dylib", "libllama.so.0.1", "default.metallib", "mlx-swift_Cmlx.bundle/x"
+    laid_out(tmp_path / "me", ".ssh/id", "lib/libz.dylib", "lib/secret")
+    laid_out(tmp_path / "me" / place, "llama-server", "taxes.pdf", "notes.so.txt", "repo.bundle", *own)
+    directory, beside = tmp_path / "me" / place, tmp_path / "me/lib/libz.dylib"
+    loaded = {str(directory / name.removesuffix("/x")) for name in own} | ({str(beside)} if place else set())
+    assert set(homes_of(directory / "llama-server", "")) == loaded
+
+
+def test_an_engine_with_a_directory_of_its_own_may_read_all_of_it_and_lib_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    laid_out(tmp_path, "b1/bin/llama-server", "b1/lib/libllama.dylib", "bin/x -> ../b1/bin/llama-server")
+    assert homes_of(tmp_path / "bin/x", "") == (f"{tmp_path}/b1/bin", f"{tmp_path}/b1/lib")
+
+
+def test_what_lies_around_a_link_to_an_interpreter_is_no_environment(tmp_path: Path) -> None:
+    laid_out(tmp_path, "python/bin/python3.12", ".local/bin/python3 -> ../../python/bin/python3.12")
+    laid_out(tmp_path, "venv/pyvenv.cfg", "venv/bin/python -> ../../.local/bin/python3")
+    assert homes_of(Path("x"), f"{tmp_path}/.local/bin/python3") == (f"{tmp_path}/python",)
+    assert homes_of(Path("x"), f"{tmp_path}/venv/bin/python") == (f"{tmp_path}/venv", f"{tmp_path}/python")
 
 
 def settings(tmp_path: Path, **found: Path) -> SimpleNamespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,6 +217,31 @@ def test_a_real_engine_passes_its_trial_and_the_outcome_is_kept(tmp_path: Path) 
     assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", make) == verdict
 
 
+def test_a_real_engine_in_the_home_directory_serves_and_reads_nothing_else_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, real = tmp_path / "me", engine_path()
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id").write_text("secret")
+    program = home / real.name
+    shutil.copy(real, program)
+    for each in real.parent.glob("*.so*"):
+        (home / each.name).symlink_to(each)
+    monkeypatch.setenv("HOME", str(home))
+    access = Access((str(program),), homes_of(program, ""), (str(probe.GGUF.resolve()),))
+    make = trial_of((str(program), "-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1", "-c", "256"), access)
+    assert probe.try_out(make, Path(launch.__file__)) == TrialVerdict(True)
+    attempt = "import os, sys; print(sorted(os.listdir(sys.argv[1]))); open(f'{sys.argv[1]}/.ssh/id')"
+    argv = (sys.executable, "-I", "-c", attempt, str(home))
+    python = homes_of(Path(), sys.executable)
+    held = replace(access, execute=(sys.executable,), libraries=(*access.libraries, *python), bind=(probe.free_port(),))
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "scratch").mkdir()
+    command = probe.launcher_command(tmp_path, Path(launch.__file__), argv, {}, replace(held, python=True))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "libggml" in done.stdout and "Permission denied" in done.stderr
+
+
 def trying(state: str) -> None:
     """A controller in whose trial the engine is never found ready, until its input ends."""
     program = engine_path()
@@ -303,6 +329,47 @@ def test_no_path_stands_in_the_text_of_a_profile() -> None:
     assert judged["HOME"] == "/Users/me" and judged["BIND_0"] == "*:18100" and judged["CONNECT_0"] == "localhost:9"
     assert all(f'(param "{name}")' in text for name in (*judged, *resolved))
     assert "(allow default)" not in text and text.index("(deny file-read*") > text.index("(import")
+
+
+BREWED = "Cellar/python@3.12/3.12.1", "Frameworks/Python.framework/Versions/3.12"
+
+
+@pytest.mark.parametrize(
+    ("base", "links"),
+    [
+        ("opt/homebrew/" + "/".join(BREWED), {"opt/homebrew/opt/python@3.12": "../" + BREWED[0]}),
+        ("usr/local/" + "/".join(BREWED), {"usr/local/opt/python@3.12": "../" + BREWED[0]}),
+        ("Library/Frameworks/Python.framework/Versions/3.12", {}),
+    ],
+)
+def test_a_framework_python_may_execute_the_app_that_its_stub_becomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, links: dict[str, str]
+) -> None:
+    app = tmp_path / base / "Resources/Python.app/Contents/MacOS"
+    for each in (app, tmp_path / base / "bin", tmp_path / "venv/bin"):
+        each.mkdir(parents=True)
+    (tmp_path / base / "bin/python3.12").touch()
+    through = tmp_path / base
+    for link, target in links.items():
+        (tmp_path / link).parent.mkdir()
+        (tmp_path / link).symlink_to(target)
+        through = tmp_path / link / BREWED[1]
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    interpreter = tmp_path / "venv/bin/python"
+    interpreter.symlink_to(through / "bin/python3.12")
+    homes = homes_of(Path(), str(interpreter))
+    for runtime in ("mlx-server", "omlx"):
+        access = RUNTIMES[runtime].access(Binary("/x", frozenset(), interpreter=str(interpreter), homes=homes), CODE)
+        text, _, resolved = profile(access, "/Users/me")
+        assert resolved["APP_0"] == str(app) and '(allow process-exec* (subpath (param "APP_0")))' in text
+    if links:
+        brew = tmp_path / base.partition("/Cellar")[0]
+        assert {f"{brew}/{name}" for name in ("Cellar", "opt", "lib")} < set(homes) and str(brew) not in homes
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    told: list[Access] = []
+    monkeypatch.setattr(probe, "launcher_command", lambda *arguments: told.append(arguments[-1]) or ["true"])
+    probe._leak(tmp_path, Path(), access)
+    assert profile(told[0], "/Users/me")[2]["APP_0"] == str(app)
 
 
 def test_a_home_directory_that_a_link_leads_to_is_denied_by_its_real_path(
