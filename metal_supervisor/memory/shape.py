@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from metal_supervisor.spec.gguf import MAX_LAYERS, BadGguf, Header
+from metal_supervisor.spec.gguf import MAX_LAYERS, BadGguf, Header, Value
 
 MAX_NUMBER = (1 << 31) - 1
 
@@ -24,8 +24,16 @@ PERIODS: Mapping[str, tuple[int, bool]] = {
 }  # fmt: skip
 """Architecture -> (N, first): one of N blocks sees the whole context, the first of them if True, else the last."""
 
+LISTED = frozenset({
+    "gemma4", "gemma4-assistant", "mimo2", "step35", "cohere2moe", "mellum", "muse-glimmer", "dflash",
+})  # fmt: skip
+"""Architectures whose header may list which blocks have a window; for others llama.cpp passes over such a list."""
+
 WINDOWS: Mapping[str, int] = {"gemma2": 4096, "exaone4": 4096, "exaone-moe": 128, "llama4": 8192}
 """Window of architectures whose header may lack it."""
+
+FIXED_WINDOWS: Mapping[str, int] = {"llama4": 8192, "smallthinker": 4096}
+"""Window of architectures whose header only says whether there is one."""
 
 CACHELESS = frozenset({
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
@@ -41,7 +49,26 @@ INTERVALS: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qw
 """Hybrids -> N: every N-th block attends, and the others keep a state."""
 BOTH = frozenset({"falcon-h1"})
 NEMOTRON = frozenset({"nemotron_h", "nemotron_h_moe"})
+NEXTN = frozenset({
+    "qwen3next", "qwen35", "qwen35moe", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "step35",
+    "gemma4-assistant",
+})  # fmt: skip
+"""Architectures whose blocks for multi-token prediction have no cache. Others have such blocks too (glm4moe, exaone4,
+deepseek2), but builds differ: b10434 reserves a cache for them all the same, b11549 does not."""
+MLA = frozenset({"deepseek2", "mistral4", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear", "kimi-k3"})
 STATE_KEYS = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim", "wkv.head_size")
+
+READ_BY: Mapping[str, frozenset[str]] = {
+    "attention.sliding_window": LISTED | frozenset({*PERIODS, "lfm2"}),
+    "attention.recurrent_layers": frozenset(INTERVALS),
+    "full_attention_interval": frozenset(INTERVALS),
+    "attention.shared_kv_layers": frozenset({"gemma4"}),
+    "attention.key_length_mla": MLA,
+    "attention.value_length_mla": MLA,
+    "nextn_predict_layers": NEXTN,
+}
+"""Key that makes a cache smaller -> the architectures for which llama.cpp reads it. Any file may hold it, and for other
+architectures it changes nothing, so there it must not make the charge smaller either."""
 GEMMA3N_LAYERS_WITH_KV = 20
 
 
@@ -94,6 +121,17 @@ class _Keys:
         self.architecture = header.architecture
         if not self.architecture:
             raise BadGguf("general.architecture is missing, so nothing else can be understood")
+        self.ignored = tuple(name for name in READ_BY if self._stored(name) is not None and not self._is_read(name))
+
+    def _stored(self, name: str) -> Value | None:
+        return self._header.metadata.get(f"{self.architecture}.{name}")
+
+    def _is_read(self, name: str) -> bool:
+        return name not in READ_BY or self.architecture in READ_BY[name]
+
+    def _get(self, name: str) -> Value | None:
+        """The value that llama.cpp would find for this architecture, unchecked; None if it finds none."""
+        return self._stored(name) if self._is_read(name) else None
 
     def _checked(self, name: str, value: object) -> int:
         if isinstance(value, float) and value.is_integer():
@@ -103,14 +141,14 @@ class _Keys:
         return int(value)
 
     def has(self, name: str) -> bool:
-        return f"{self.architecture}.{name}" in self._header.metadata
+        return self._get(name) is not None
 
     def is_list(self, name: str) -> bool:
-        return isinstance(self._header.metadata.get(f"{self.architecture}.{name}"), tuple)
+        return isinstance(self._get(name), tuple)
 
     def number(self, name: str, default: int | None = None) -> int:
         """A number; the largest of a list."""
-        value = self._header.metadata.get(f"{self.architecture}.{name}", default)
+        value = default if (found := self._get(name)) is None else found
         if value is None:
             raise BadGguf(f"{self.architecture}.{name} is missing")
         if isinstance(value, tuple):
@@ -119,7 +157,7 @@ class _Keys:
 
     def each(self, name: str, layers: int, default: int) -> tuple[int, ...]:
         """A number for each block, from a list or from one number for all."""
-        value = self._header.metadata.get(f"{self.architecture}.{name}", default)
+        value = default if (found := self._get(name)) is None else found
         if not isinstance(value, tuple):
             return (self._checked(name, value),) * layers
         if len(value) < layers:
@@ -132,12 +170,12 @@ def _windowed(keys: _Keys, layers: int, window: int) -> tuple[bool, ...]:
     name = "attention.sliding_window_pattern"
     if not window:
         return (False,) * layers
-    if keys.is_list(name):
+    if keys.is_list(name) and keys.architecture in LISTED:
         return tuple(map(bool, keys.each(name, layers, 0)))
     if keys.architecture not in PERIODS:
         return (False,) * layers
     period, dense_first = PERIODS[keys.architecture]
-    period = keys.number(name, period)
+    period = period if keys.is_list(name) else keys.number(name, period)
     if period == 0:
         return (True,) * layers
     dense = 0 if dense_first else period - 1
@@ -147,9 +185,9 @@ def _windowed(keys: _Keys, layers: int, window: int) -> tuple[bool, ...]:
 def _window(keys: _Keys, layers: int) -> int:
     """Tokens of the window, 0 if there is none, or if llama.cpp ignores it for this architecture."""
     window = keys.number("attention.sliding_window", WINDOWS.get(keys.architecture, 0))
-    if keys.architecture == "llama4":
-        return WINDOWS["llama4"] if window else 0
-    if keys.architecture == "phi3" or (keys.architecture == "exaone4" and layers != 64):
+    if keys.architecture in FIXED_WINDOWS:
+        return FIXED_WINDOWS[keys.architecture] if window else 0
+    if keys.architecture == "exaone4" and layers != 64:
         return 0
     return window
 
@@ -162,10 +200,10 @@ def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ..
     architecture, name = keys.architecture, "attention.recurrent_layers"
     if architecture in RECURRENT or architecture in BOTH:
         return (True,) * layers, False
-    if keys.has(name):
-        return tuple(map(bool, keys.each(name, layers, 0))), False
-    if architecture in INTERVALS or keys.has("full_attention_interval"):
-        interval = max(1, keys.number("full_attention_interval", INTERVALS.get(architecture, 1)))
+    if architecture in INTERVALS:
+        if keys.has(name):
+            return tuple(map(bool, keys.each(name, layers, 0))), False
+        interval = max(1, keys.number("full_attention_interval", INTERVALS[architecture]))
         return tuple((index + 1) % interval != 0 for index in range(layers)), False
     if not any(keys.number(key, 0) for key in STATE_KEYS):
         return (False,) * layers, False
@@ -180,17 +218,21 @@ def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ..
 
 
 def _state(keys: _Keys, embedding: int, heads: int) -> int:
-    """Numbers that one recurrent block keeps for one sequence: those of its convolution and of its state."""
+    """Numbers that one recurrent block keeps for one sequence: those of its convolution and of its state.
+
+    Of the kinds of states that the header has keys for, the largest: llama.cpp reads one architecture's alone.
+    """
+    kernel = max(keys.number("ssm.conv_kernel", 0) - 1, 0)
+    inner, state = keys.number("ssm.inner_size", 0), keys.number("ssm.state_size", 0)
+    sizes = [kernel * (inner + 2 * keys.number("ssm.group_count", 0) * state) + state * inner]
     if size := keys.number("wkv.head_size", 0):
         shifts = keys.number("token_shift_count", 1 if keys.architecture in ("rwkv6qwen2", "arwkv7") else 2)
-        return embedding * (shifts + size)
+        sizes.append(embedding * (shifts + size))
     if cache := keys.number("shortconv.l_cache", 0):
-        return embedding * (cache - 1)
-    kernel = max(keys.number("ssm.conv_kernel", 0) - 1, 0)
+        sizes.append(embedding * (cache - 1))
     if size := keys.number("kda.head_dim", 0):
-        return 3 * (kernel or 3) * heads * size + size * size * heads
-    inner, state = keys.number("ssm.inner_size", 0), keys.number("ssm.state_size", 0)
-    return kernel * (inner + 2 * keys.number("ssm.group_count", 0) * state) + state * inner
+        sizes.append(3 * (kernel or 3) * heads * size + size * size * heads)
+    return max(sizes)
 
 
 def _widest(keys: _Keys, embedding: int) -> int:
@@ -214,7 +256,7 @@ def shape_of(header: Header) -> Shape:
     total, embedding = keys.number("block_count"), keys.number("embedding_length")
     if not 1 <= total <= MAX_LAYERS:
         raise BadGguf(f"{keys.architecture}.block_count is {total}; between 1 and {MAX_LAYERS} are possible")
-    # Blocks for multi-token prediction come last, and the main model keeps no cache for them.
+    # Blocks for multi-token prediction come last.
     layers = max(total - keys.number("nextn_predict_layers", 0), 1)
     heads = keys.number("attention.head_count", 0)
     heads_kv = keys.each("attention.head_count_kv", layers, heads)
@@ -223,9 +265,13 @@ def shape_of(header: Header) -> Shape:
     window = _window(keys, layers)
     recurrent, guessed = _recurrent(keys, header, layers, heads_kv)
     windowed = _windowed(keys, layers, window)
-    if keys.architecture in ("lfm2", "lfm2moe") and window:
+    if keys.architecture == "lfm2" and window:
         windowed = tuple(not each for each in recurrent)
     assumptions = list(header.assumptions)
+    if keys.ignored:
+        named = ", ".join(keys.ignored)
+        by = f"llama.cpp may not save memory by it for {keys.architecture:.80}"
+        assumptions.append(f"charged in full despite {named}: {by}")
     if guessed:
         assumptions.append(f"{keys.architecture} does not say which blocks attend: every one is charged for both")
     compressed = keys.has("attention.key_length_mla") and keys.has("attention.value_length_mla")

@@ -140,8 +140,43 @@ def test_which_blocks_keep_keys_and_which_a_state() -> None:
     assert kept("lfm2", attention__head_count_kv=(0, 2, 0, 0), shortconv__l_cache=3) == "skss"
     assert kept("deci", attention__head_count_kv=(2, 0, 2, 2)) == "k.kk", "blocks without attention"
     assert kept("gemma4", attention__shared_kv_layers=3) == "k..."
-    assert kept("glm4moe", nextn_predict_layers=1) == "kkk"
+    assert kept("step35", nextn_predict_layers=1) == "kkk"
+    assert kept("glm4moe", nextn_predict_layers=1) == "kkkk", "not every build saves them"
     assert kept("gemma3n", block_count=30) == "k" * 20 + "." * 10
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attention__recurrent_layers": (True,) * 4},
+        {"full_attention_interval": 1000},
+        {"attention__shared_kv_layers": 4},
+        {"attention__sliding_window": 1, "attention__sliding_window_pattern": (True,) * 4},
+        {"nextn_predict_layers": 3},
+        {"attention__key_length_mla": 1, "attention__value_length_mla": 1},
+    ],
+)
+def test_a_key_that_the_engine_reads_for_other_architectures_saves_nothing(keys: dict[str, Any]) -> None:
+    """Each was tried on a real engine with a llama: its cache stayed the same."""
+    plain = {**SMALL, **attention(4, 2, 16)}
+    whole, found = (estimate(header("llama", **plain, **more), CacheSettings(8192)) for more in ({}, keys))
+    assert (found.kv_bytes, whole.assumptions) == (whole.kv_bytes, ())
+    assert next(iter(keys)).replace("__", ".") in found.explain(), "and it is said"
+
+
+def test_a_list_of_windows_counts_only_where_the_engine_reads_it() -> None:
+    listed = {"attention__sliding_window": 512, "attention__sliding_window_pattern": (True,) * 4}
+    assert windows("mimo2", **listed) == "wwww"
+    assert windows("olmo2", **listed) == "www.", "its own rule, as if there were no list"
+    assert shape_of(header("smallthinker", **SMALL, **attention(4, 2, 16), **listed)).window == 4096
+
+
+def test_a_state_is_as_large_as_the_largest_that_the_header_has_keys_for() -> None:
+    plain, more = (
+        estimate(header("mamba", **SMALL, **SSM, **keys), CacheSettings(512))
+        for keys in ({}, {"wkv__head_size": 1, "shortconv__l_cache": 2})
+    )
+    assert plain == more
 
 
 def test_a_hybrid_that_does_not_say_is_judged_by_its_tensors_or_charged_for_both() -> None:
