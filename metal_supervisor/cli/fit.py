@@ -269,9 +269,9 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
 
     def charge(plan: FitPlan) -> Estimate:
         asked = llama_memory.demands(_argv(plan, engine, reading))
-        made = llama_memory.estimate_of(reading, asked.settings)
+        made, why = llama_memory.estimate_of(reading, asked.settings)
         if made is None:
-            raise CannotTell(f"{name}: its size is not known")
+            raise CannotTell(f"{name}: {why or 'its size is not known'}")
         return made
 
     plan = FitPlan(question.context or llama_server.DEFAULT_CONTEXT, question.slots, question.kv_type)

@@ -23,7 +23,16 @@ from metal_supervisor.models.ollama_library import NotThere, blob_url
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.web import Answer, Client, extent, read_part
-from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
+from metal_supervisor.spec.gguf import (
+    MAX_DATA_BYTES,
+    MAX_HEADER_BYTES,
+    BadGguf,
+    CutShort,
+    NeedMore,
+    NotGguf,
+    Prefix,
+    read_header,
+)
 from metal_supervisor.spec.shards import merge, shard_names
 from metal_supervisor.spec.sources import shown
 
@@ -64,8 +73,18 @@ def _read_one(path: Path) -> Reading:
             return Reading(size, read_header(Opened(file.fileno()), size))
     except OSError as error:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
-    except (BadGguf, ValueError) as error:  # ValueError: a path that no file can have
+    except BadGguf as error:
+        return _refused(error, size)
+    except ValueError as error:  # a path that no file can have
         return Reading(size, problem=str(error))
+
+
+def _refused(error: BadGguf, size: int | None) -> Reading:
+    """Reading of a file that is not understood. Its size is kept only if no engine loads it either.
+
+    An engine has other limits than this reader, and the size of a file says nothing of its cache.
+    """
+    return Reading(size if isinstance(error, (NotGguf, CutShort)) else None, problem=str(error))
 
 
 def _read_directory(path: Path) -> Reading:
@@ -92,13 +111,13 @@ def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
     sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
     size = sum(sizes) if len(sizes) == len(readings) else None
     for name, reading in zip(names, readings, strict=True):
-        if reading.header is None:
-            return Reading(size, problem=f"{name}: {reading.problem}")
+        if reading.header is None:  # an engine may take a first one that can be read for the whole model
+            return Reading(size if readings[0].header is None else None, problem=f"{name}: {reading.problem}")
     first, *rest = [reading.header for reading in readings if reading.header is not None]
     try:
         return Reading(size, merge(first, rest))
     except BadGguf as error:
-        return Reading(size, problem=str(error))
+        return _refused(error, size)
 
 
 # ── files on a web server ────────────────────────────────────────────────────────────────────────
@@ -220,7 +239,9 @@ def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float
     remote = _Remote(client, url, headers, until)
     try:
         return remote.header()
-    except (BadGguf, Unusable) as error:
+    except BadGguf as error:
+        return _refused(error, remote.size_bytes)
+    except Unusable as error:
         return Reading(remote.size_bytes, problem=str(error))
     finally:
         remote.close()

@@ -18,7 +18,8 @@ class Reading:
     """Metadata of a model before it is loaded: of a GGUF file, or of the directory of an MLX model."""
 
     size_bytes: int | None
-    """Size of all its shards, of a directory that of all weights; None if unknown."""
+    """Size of all its shards, of a directory that of all weights; None if unknown, and for a file that an engine may
+    load although its header is not understood."""
     header: Header | None = None
     """Header of all its shards, merged; None if it cannot be read, and for a directory."""
     problem: str = ""

@@ -159,54 +159,59 @@ def demand(argv: Sequence[str], model: Reading, reading_of: Callable[[str], Read
     found = [(flag, path, reading_of(path)) for flag, path in named if path]  # all at once, so that all are read
     if asked.unsized:
         return Demand(None, text=f"it is unknown what {asked.unsized} loads; name a file on this Mac instead")
-    made = estimate_of(model, asked.settings)
+    made, why = estimate_of(model, asked.settings)
     if made is None:
-        return Demand(None, text=model.problem or "the size of its model is not known")
+        return Demand(None, text=why or "the size of its model is not known")
     for flag, path, reading in found:
         if reading is None:
             return None
-        added = _with(made, flag, reading, asked.settings)
+        added, why = _with(made, flag, reading, asked.settings)
         if added is None:
-            return Demand(None, text=f"{flag} {path!r:.200}: {reading.problem or 'its size is not known'}")
+            return Demand(None, text=f"{flag} {path!r:.200}: {why or 'its size is not known'}")
         made = added
     guessed = "; ".join(made.assumptions) if made.basis == "file size" else ""
     return Demand(made.total_bytes, made.mapped_bytes, made.explain(), guessed)
 
 
-def estimate_of(model: Reading, settings: CacheSettings) -> Estimate | None:
-    """Estimate for a model alone, by its header, or else by its size; None if neither is known."""
-    why = model.problem
+def estimate_of(model: Reading, settings: CacheSettings) -> tuple[Estimate | None, str]:
+    """Estimate for a model alone, by its header, or by its size if there is no header; or None, and the reason.
+
+    A header that makes no sense here may do so to the engine, whose cache could then be of any size.
+    """
     if model.header is not None:
         try:
-            return estimate(model.header, settings)
+            return estimate(model.header, settings), ""
         except BadGguf as error:
-            why = str(error)
-    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
+            return None, str(error)
+    return None if model.size_bytes is None else by_size(model.size_bytes, settings, model.problem), model.problem
 
 
-def _with(made: Estimate, flag: str, reading: Reading, settings: CacheSettings) -> Estimate | None:
-    """The estimate with one more file; None if its size is unknown."""
+def _with(
+    made: Estimate, flag: str, reading: Reading, settings: CacheSettings
+) -> tuple[Estimate | None, str]:
+    """The estimate with one more file; or None if its size is unknown, and the reason."""
     header, size = reading.header, reading.size_bytes
     if flag == "--model-draft":
-        draft = estimate_of(reading, draft_settings(settings))
+        draft, why = estimate_of(reading, draft_settings(settings))
         if draft is None:
-            return None
+            return None, why
         notes = (f"{flag} by file size", *draft.assumptions) if draft.basis == "file size" else draft.assumptions
-        return replace(
+        drafted = replace(
             made,
             draft_bytes=draft.total_bytes - PROCESS_BYTES,
             mapped_bytes=made.mapped_bytes + draft.mapped_bytes,
             assumptions=tuple(dict.fromkeys((*made.assumptions, *notes))),
         )
+        return drafted, ""
     if header is None:
         if size is None:
-            return None
+            return None, reading.problem
         made = replace(made, assumptions=(*made.assumptions, f"{flag} by file size", reading.problem))
     if flag == "--mmproj":
         guess = -(-(size or 0) * FALLBACK_PERCENT // 100)
-        return replace(made, projector_bytes=guess if header is None else projector_bytes(header, settings))
+        return replace(made, projector_bytes=guess if header is None else projector_bytes(header, settings)), ""
     added = (size or 0) if header is None else header.weights_bytes
-    return replace(made, adapter_bytes=made.adapter_bytes + added)
+    return replace(made, adapter_bytes=made.adapter_bytes + added), ""
 
 
 def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
@@ -220,7 +225,7 @@ def prompt_cache_mib(argv: Sequence[str], model: Reading) -> int:
     if asked.encodes:
         return 0
     few = min(asked.settings.checkpoints, CHECKPOINTS_LEAST)
-    made = estimate_of(model, replace(asked.settings, checkpoints=few))
+    made, _ = estimate_of(model, replace(asked.settings, checkpoints=few))
     if made is None or made.basis != "header":
         return PROMPT_CACHE_MIB_UNKNOWN
     worth = -(-CONVERSATIONS_KEPT * (made.kv_bytes + made.state_bytes + made.checkpoint_bytes) // MIB)
@@ -235,8 +240,8 @@ def checkpoints(argv: Sequence[str], model: Reading) -> int | None:
     CHECKPOINTS_LEAST. None if the engine makes none for this model, or that is unknown.
     """
     settings = demands(argv).settings
-    all_made = estimate_of(model, settings)
-    each = estimate_of(model, replace(settings, checkpoints=min(settings.checkpoints, 1)))
+    all_made, _ = estimate_of(model, settings)
+    each, _ = estimate_of(model, replace(settings, checkpoints=min(settings.checkpoints, 1)))
     if all_made is None or each is None or not each.checkpoint_bytes:
         return None
     room = settings.prompt_cache_bytes - (each.kv_bytes + each.state_bytes) // each.slots

@@ -57,6 +57,10 @@ class BadGguf(Exception):
     """The header cannot be used; the text says what is wrong with it."""
 
 
+class NotGguf(BadGguf):
+    """The file is no GGUF file that an engine on a Mac reads."""
+
+
 class CutShort(BadGguf):
     """The file ends before its header says that it does."""
 
@@ -257,13 +261,13 @@ class _Reader:
     def _counts(self) -> tuple[int, int]:
         magic = self._cursor.take(4)
         if magic == b"FUGG":
-            raise BadGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
+            raise NotGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
         if magic != b"GGUF":
-            raise BadGguf("it is not a GGUF file")
+            raise NotGguf("it is not a GGUF file")
         raw = self._cursor.take(4)
         version = int.from_bytes(raw, "little")
         if version & 0xFFFF == 0 and 1 <= int.from_bytes(raw, "big") <= 0xFFFF:
-            raise BadGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
+            raise NotGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
         if version not in (2, 3):
             raise BadGguf(f"GGUF version {version} is not supported; 2 and 3 are")
         tensors, entries = self._cursor.number(8), self._cursor.number(8)

@@ -207,14 +207,14 @@ def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
         assert text in said.err
 
 
-def test_hyperparameters_that_make_no_sense_are_charged_by_size_and_said(
+def test_hyperparameters_that_make_no_sense_are_refused_and_said(
     shell: Shell, models: Path, tmp_path: Path
 ) -> None:
     data = (models / "tiny.gguf").read_bytes().replace(b"llama.block_count", b"llama.block_cOunt")
     (tmp_path / "odd.gguf").write_bytes(data)
     said = shell.fit(tmp_path / "odd.gguf")
-    assert said.code == 0
-    assert "(by file size; llama.block_count is missing)" in said.lines[1]
+    assert (said.code, said.out) == (2, "")
+    assert "odd.gguf: llama.block_count is missing" in said.err
 
 
 # ── MLX ──────────────────────────────────────────────────────────────────────────────────────────

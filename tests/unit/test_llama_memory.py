@@ -180,8 +180,14 @@ def test_what_cannot_be_read_is_charged_by_its_size_and_says_so() -> None:
     expected = by_size(GIB, settings, UNREADABLE.problem)
     assert found == Demand(expected.total_bytes, GIB, expected.explain(), UNREADABLE.problem)
     assert found.text.endswith("(by file size; GGUF version 9 is not supported; 2 and 3 are)")
-    nonsense = demand(LINE, Reading(GIB, header(**{"llama.block_count": 5000})), files())
-    assert nonsense is not None and "by file size; llama.block_count is 5000" in nonsense.text
+
+
+def test_a_header_that_makes_no_sense_here_makes_the_whole_unknown() -> None:
+    """An engine may load it all the same: this one reads no such key of a llama."""
+    odd = Reading(GIB, header(**{"llama.ssm.inner_size": "x"}))
+    why = "llama.ssm.inner_size must be a number from 0 to 2147483647, not 'x'"
+    assert demand(LINE, odd, files()) == Demand(None, text=why)
+    assert demand([*LINE, "-md", "/d"], MODEL, files(d=odd)) == Demand(None, text=f"--model-draft '/d': {why}")
 
 
 @pytest.mark.parametrize(("flag", "percent"), [("--mmproj", 120), ("--lora", 100), ("--model-draft", 170)])
