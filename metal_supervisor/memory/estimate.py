@@ -2,7 +2,7 @@
 
 The formulas for llama-server follow its source and were fitted to its own log lines (buffer sizes at `-lv 4`):
 weights, KV cache and recurrent state are exact, compute buffers within some per cent. Unknown values are assumed on
-the safe side and listed in `assumptions`; a file whose header cannot be read is estimated by its size.
+the safe side and listed in `assumptions`; a file whose header is out of reach is estimated by its size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metal_supervisor.memory.shape import Shape, shape_of
-from metal_supervisor.spec.gguf import BadGguf, Header
+from metal_supervisor.spec.gguf import BadGguf, Header, Omitted
 from metal_supervisor.spec.sizes import MIB, amount
 
 PROCESS_BYTES, PROCESS_BYTES_PER_TOKEN = 32 * MIB, 340
@@ -30,6 +30,12 @@ CACHE_TYPES: Mapping[str, tuple[int, int]] = {
     "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18), "turbo4": (32, 17), "turbo3": (32, 13),
 }  # fmt: skip
 """Type of a KV cache -> the numbers of a block, and its bytes. The turbo types are in some forks only."""
+
+IN_FILE_ALONE = (
+    ".attention.head_count", ".attention.head_count_kv", ".attention.sliding_window_pattern",
+    ".attention.recurrent_layers", ".feed_forward_length",
+)  # fmt: skip
+"""Endings of keys that `--override-kv` changes but never adds: they may be lists, which llama.cpp seeks in the file."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class CacheSettings:
     """`--swa-full`: windowed blocks keep the whole context."""
     all_logits: bool = False
     """The engine reserves logits for every token of a batch, not one of each slot; builds of 2025 did."""
+    draft_k: str = "f16"
+    """`--spec-draft-type-k`: type of the draft model's cache of keys."""
+    draft_v: str = "f16"
     prompt_cache_bytes: int = 0
     """`--cache-ram`: old prompts kept beside the model, in ordinary memory."""
     checkpoints: int = 0
@@ -59,6 +68,8 @@ class CacheSettings:
     """`--checkpoint-min-step`: tokens between two checkpoints of earlier prompts, 0 for no minimum."""
     mmap: bool = True
     """True if weights are mapped from the file, so that macOS does not count them in the process's footprint."""
+    overrides: tuple[tuple[str, int | str], ...] = ()
+    """`--override-kv`: keys of the header with the values that the engine takes instead, for a draft model as well."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +239,18 @@ def draft_settings(settings: CacheSettings) -> CacheSettings:
 
     Each checkpoint of the model comes with one of its draft model, so their number is the same.
     """
-    return replace(settings, cache_k="f16", cache_v="f16", prompt_cache_bytes=0)
+    return replace(settings, cache_k=settings.draft_k, cache_v=settings.draft_v, prompt_cache_bytes=0)
+
+
+def _overridden(header: Header, overrides: Sequence[tuple[str, int | str]]) -> Header:
+    """The header as the engine reads it. Of equal keys the first counts."""
+    metadata = dict(header.metadata)
+    for key, value in reversed(overrides):
+        present = header.metadata.get(key)
+        # A list stays, and what may be a list is only looked for in the file.
+        if not isinstance(present, (tuple, Omitted)) and (present is not None or not key.endswith(IN_FILE_ALONE)):
+            metadata[key] = value
+    return replace(header, metadata=metadata)
 
 
 def estimate(
@@ -240,9 +262,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory of a llama-server with this model; `merge` the headers of shards first.
 
-    Raises BadGguf for hyperparameters that make no sense; use `by_size` then.
+    Raises BadGguf for hyperparameters that make no sense.
     """
-    shape = shape_of(model)
+    shape = shape_of(_overridden(model, settings.overrides) if settings.overrides else model)
     cells = _cells(shape, settings)
     assumptions = list(shape.assumptions)
     if shape.cached:
@@ -274,6 +296,7 @@ def estimate(
 def by_size(file_bytes: int, settings: CacheSettings, why: str) -> Estimate:
     """Fallback estimate for a file of which only the size is known: a fifth more, and half a gibibyte.
 
+    Context and slots do not count, so it is not for a file that an engine would load.
     `why`: the reason why the header could not be read; it becomes the estimate's assumption.
     """
     return Estimate(

@@ -8,7 +8,7 @@ estimate wrong. The command line is parsed by the engine's own rules: the last o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from metal_supervisor.memory.estimate import (
@@ -34,6 +34,8 @@ VALUES = {
     "ubatch": ("-ub", "--ubatch-size"),
     "cache_k": ("-ctk", "--cache-type-k"),
     "cache_v": ("-ctv", "--cache-type-v"),
+    "draft_k": ("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+    "draft_v": ("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
     "flash": ("-fa", "--flash-attn"),
     "prompt_cache": ("-cram", "--cache-ram"),
     "checkpoints": ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
@@ -42,6 +44,7 @@ VALUES = {
     "projector": ("-mm", "--mmproj"),
     "draft": ("-md", "--model-draft", "--spec-draft-model"),
     "adapter": ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
+    "override": ("--override-kv",),
 }
 SWITCHES = {
     "-kvu": ("unified", True), "--kv-unified": ("unified", True),
@@ -100,11 +103,38 @@ def _whole(text: str | None, default: int) -> int:
     return number if abs(number) <= LARGEST else default
 
 
+def _overrides(text: str) -> Iterator[tuple[str, int | str]]:
+    """Key and value of each part of `--override-kv` that can change a size.
+
+    Sizes are whole numbers: the engine passes over a value of another type, and exits at one that is malformed.
+    """
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        kind, _, value = value.partition(":")
+        if kind == "int" and (number := WHOLE.match(value)):
+            yield key, int(number[1])
+        elif kind == "str" and key == "general.architecture":
+            yield key, value
+
+
+def _batches(batch: int, ubatch: int, encodes: bool) -> tuple[int, int]:
+    """Tokens of a batch and of a microbatch, from the numbers on the command line.
+
+    The engine takes a negative number for one without a sign, which is larger than any context, and a microbatch of 0
+    for the batch. An encoder must see a whole text at once.
+    """
+    if encodes:
+        batch = min(batch, ubatch)
+    batch = LARGEST if batch < 0 else max(batch, 1)
+    return batch, LARGEST if ubatch < 0 else ubatch or batch
+
+
 def demands(argv: Sequence[str]) -> Demands:
     """Parse a command line of llama-server, with or without the program's name."""
     values: dict[str, str] = {}
     switches: dict[str, bool] = {}
     adapters: list[str] = []
+    overrides: list[tuple[str, int | str]] = []
     unsized = ""
     for item in parse(tuple(argv), GRAMMAR).items:
         if item.name in SWITCHES:
@@ -115,27 +145,34 @@ def demands(argv: Sequence[str]) -> Demands:
         elif (found := NAMES.get(item.name)) is not None:
             if found == "adapter":
                 adapters += named_files(item)
+            elif found == "override":
+                overrides += [each for value in item.values for each in _overrides(value)]
             elif item.values:
                 values[found] = item.values[0]
     slots = _whole(values.get("slots"), -1)
+    encodes = switches.get("encodes", False)
+    batch, ubatch = _batches(_whole(values.get("batch"), 2048), _whole(values.get("ubatch"), 512), encodes)
     cache = _whole(values.get("prompt_cache"), 0)
     settings = CacheSettings(
         context=max(_whole(values.get("context"), 0), 0),
         slots=slots if slots > 0 else AUTO_SLOTS,
         unified=switches.get("unified", slots <= 0),
-        batch=max(_whole(values.get("batch"), 2048), 1),
-        ubatch=max(_whole(values.get("ubatch"), 512), 1),
+        batch=batch,
+        ubatch=ubatch,
         cache_k=values.get("cache_k", "f16"),
         cache_v=values.get("cache_v", "f16"),
+        draft_k=values.get("draft_k", "f16"),
+        draft_v=values.get("draft_v", "f16"),
         flash_attention=values.get("flash", "auto") not in ("off", "0", "false", "disabled"),
         swa_full=switches.get("swa_full", False),
         prompt_cache_bytes=UNLIMITED_PROMPT_CACHE_BYTES if cache < 0 else cache * MIB,
         checkpoints=max(_whole(values.get("checkpoints"), CHECKPOINTS), 0),
         checkpoint_step=max(_whole(values.get("checkpoint_step"), CHECKPOINT_STEP), 0),
         mmap=switches.get("mmap", True) and values.get("load_mode", "auto") not in UNMAPPED,
+        overrides=tuple(overrides),
     )
-    if switches.get("encodes"):  # an encoder must see a whole text at once, and never returns to a part of it
-        settings = replace(settings, batch=min(settings.batch, settings.ubatch), checkpoints=0)
+    if encodes:  # an encoder never returns to a part of a text
+        settings = replace(settings, checkpoints=0)
     projector = "" if switches.get("no_projector") else values.get("projector", "")
     return Demands(
         settings=settings,
@@ -143,7 +180,7 @@ def demands(argv: Sequence[str]) -> Demands:
         draft=values.get("draft", ""),
         adapters=tuple(each for each in adapters if each),
         unsized=unsized,
-        encodes=switches.get("encodes", False),
+        encodes=encodes,
     )
 
 

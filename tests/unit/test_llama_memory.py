@@ -18,6 +18,7 @@ from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.llama_memory import (
     CHECKPOINT_STEP,
     CHECKPOINTS,
+    LARGEST,
     NAMES,
     SWITCHES,
     UNSIZED,
@@ -30,7 +31,7 @@ from metal_supervisor.runtimes.llama_memory import (
 from metal_supervisor.runtimes.llama_server import engine
 from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.spec.gguf import Header
-from metal_supervisor.spec.sizes import GIB, MIB
+from metal_supervisor.spec.sizes import GIB, MIB, amount
 from metal_supervisor.spec.types import Endpoint, Model, Service
 from tests.support.published import GEMMA_27B, QWEN3_NEXT
 
@@ -99,6 +100,15 @@ def test_an_embedding_service_reads_no_more_at_once_than_a_microbatch() -> None:
         ("-np 1 -c many", {}),
         ("-np 1 -c 4096k", {"context": 4096}),
         ("-np 1 -c 99999999999", {}),
+        ("-np 1 -ub 0", {"ubatch": 2048}),
+        ("-np 1 -ub -1", {"ubatch": LARGEST}),
+        ("-np 1 -b -1", {"batch": LARGEST}),
+        ("-np 1 -ub -1 --embedding", {"batch": LARGEST, "ubatch": LARGEST, "checkpoints": 0}),
+        ("-np 1 -ctkd q8_0 --spec-draft-type-v f32", {"draft_k": "q8_0", "draft_v": "f32"}),
+        (
+            "-np 1 --override-kv a.b=int:1,a.c=float:2,a.d=bool:true --override_kv general.architecture=str:x,y",
+            {"overrides": (("a.b", 1), ("general.architecture", "x"))},
+        ),
         ("-np 1 -c", {}),
     ],
 )
@@ -188,6 +198,34 @@ def test_a_header_that_makes_no_sense_here_makes_the_whole_unknown() -> None:
     why = "llama.ssm.inner_size must be a number from 0 to 2147483647, not 'x'"
     assert demand(LINE, odd, files()) == Demand(None, text=why)
     assert demand([*LINE, "-md", "/d"], MODEL, files(d=odd)) == Demand(None, text=f"--model-draft '/d': {why}")
+
+
+@pytest.mark.parametrize(
+    ("override", "mib"),
+    [
+        ("llama.context_length=int:131072", 8192),
+        ("llama.context_length=float:131072", 512),
+        ("llama.context_length=int:131072,llama.context_length=int:256", 8192),  # the first counts
+        ("llama.attention.head_count_kv=int:1", 512),  # this file has none to change
+        ("llama.attention.key_length=int:256", 768),
+    ],
+)
+def test_overridden_metadata_is_charged_as_the_engine_reads_it(override: str, mib: int) -> None:
+    found = demand(["-np", "1", "-c", "0", "--override-kv", override], MODEL, files())
+    assert found is not None and f"tokens) {amount(mib * MIB)} + " in found.text
+
+
+def test_a_draft_model_has_its_own_types_of_cache_and_the_same_overrides() -> None:
+    def drafted(*flags: str) -> int:
+        found = demand([*LINE, "-md", "/d", *flags], MODEL, files(d=DRAFT))
+        assert found is not None and found.bytes is not None
+        return found.bytes
+
+    kv_bytes = 64 * MIB  # two blocks of 16 heads x 128, keys and values of f16, 4096 tokens
+    assert drafted("-ctkd", "q8_0", "-ctvd", "q8_0") == drafted() - kv_bytes * 15 // 32
+    assert drafted("--spec-draft-type-v", "f32") - drafted() >= kv_bytes // 2
+    both = drafted("--override-kv", "llama.attention.key_length=int:256") - drafted()
+    assert both >= (256 * MIB + kv_bytes) // 2, "of the model and of the draft model"
 
 
 @pytest.mark.parametrize(("flag", "percent"), [("--mmproj", 120), ("--lora", 100), ("--model-draft", 170)])

@@ -47,8 +47,10 @@ the engine will be started with say for how many tokens and slots, and the sum m
 
 A block that looks back a window keeps that and what is read at once, not the whole context; one that has a state,
 or uses another's cache, keeps none. Contexts are rounded up to 256 tokens, and slots divide the context unless they
-share it (`--kv-unified`). What is judged is the command line that is executed, so `extraArgs` count. A file whose
-header can't be read is charged by its size: a fifth more, and 512 MiB. MLX directories are judged by their
+share it (`--kv-unified`). What is judged is the command line that is executed, so `extraArgs` count, and metadata that
+`--override-kv` changes. A key of the header makes a charge smaller only for the architectures for which llama.cpp reads
+it. A file whose header is out of reach is charged by its size: a fifth more, and 512 MiB. One whose header is read but
+not understood is of unknown size: an engine may load it, with a cache of any size. MLX directories are judged by their
 `config.json`, Ollama's models by their manifest.
 
 What has a window or a state cannot be rolled back, so llama-server keeps checkpoints to return to, beside the model in
