@@ -2,7 +2,8 @@
 
 MLX allocates its cache as a conversation grows, without a limit; so the estimate is for as many conversations of full
 length as the service may hold at once. The files come from untrusted sources, so every number is checked, and a missing
-one is listed as an assumption.
+one is listed as an assumption. A key lowers the estimate only for a `model_type` whose code reads it, in mlx-lm 0.31.3
+and 0.32.2 and, where it has that type too, in mlx-vlm 0.6.3.
 """
 
 from __future__ import annotations
@@ -22,8 +23,59 @@ STEP = 256
 PREFILL = 2048
 """Tokens of a prompt read at once, which a sliding cache holds besides its window; mlx_lm's default."""
 GROUP, GROUP_BYTES = 64, 4
-"""Numbers of a quantized cache that share a scale and a bias, and the bytes of those two."""
+"""Numbers of a quantized cache that share a scale and a bias, mlx_lm's default, and the bytes of those two."""
+ROPE_NUMBERS = 64
+"""Positional part of a latent row where `qk_rope_head_dim` is missing."""
 MAX_NUMBER = 1 << 31
+
+SIZED = frozenset({
+    "afmoe", "bailing_moe_linear", "bitnet", "cohere2", "deepseek_v4", "deepseek_v41", "deepseek_v41_text", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon_h1", "gear", "gemma", "gemma2", "gemma3",
+    "gemma3_text", "gemma3n", "gemma4", "gemma4_text", "gemma4_unified", "glm", "glm4", "glm4_moe", "gpt_oss",
+    "hunyuan_v1_dense", "iquestcoder", "iquestloopcoder", "laguna", "llama", "llama4", "llama4_text", "mellum",
+    "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl", "ministral3", "mistral", "mistral3", "muse_glimmer",
+    "muse_spark", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "pixtral", "plamo3",
+    "prism_hadamard_qwen35", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe",
+    "seed_oss", "smollm3", "solar_open", "spark2_5", "telechat3", "xverse",
+})  # fmt: skip
+"""Types that read `head_dim`; of all others it is at least `hidden_size` / `num_attention_heads`."""
+GROUPED = SIZED | frozenset({
+    "Klear", "apertus", "aya_vision", "bailing_moe", "cohere", "cohere2_moe", "cohere2_vision", "cohere2moe",
+    "deepseek", "deepseekocr", "ernie4_5_moe_vl", "glm4v", "glm4v_moe", "glm_ocr", "granite", "granite4_vision",
+    "granite_vision", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_vl", "idefics2", "idefics3",
+    "internlm2", "internlm3", "internvl_chat", "jamba", "jina_vlm", "lfm2", "lfm2-vl", "lfm2_moe", "llava",
+    "llava_bunny", "llava_next", "mimo", "minicpm", "mixtral", "mllama", "moondream3", "nanochat", "paddleocr_vl",
+    "paligemma", "phi", "phi3", "phi3small", "phi4_siglip", "phi4mm", "phimoe", "plamo2", "qwen2", "qwen2_5_vl",
+    "qwen2_moe", "qwen2_vl", "qwen3_omni_moe", "smolvlm", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Types that read `num_key_value_heads`; of all others every head has keys and values of its own."""
+NESTED = frozenset({
+    "aya_vision", "cohere2_vision", "deepseek_v41", "deepseek_v41_text", "deepseekocr", "ernie4_5_moe_vl", "gemma3",
+    "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm4v_moe", "glm_ocr", "granite4_vision", "granite_vision",
+    "hunyuan_vl", "idefics2", "idefics3", "internvl_chat", "jina_vlm", "kimi_k25", "kimi_k3", "kimi_vl", "lfm2-vl",
+    "llama4", "llava", "llava_bunny", "llava_next", "minimax_m3_vl", "mistral3", "mllama", "moondream3", "muse_glimmer",
+    "muse_spark", "paddleocr_vl", "paligemma", "phi4_siglip", "phi4mm", "pixtral", "prism_hadamard_qwen35",
+    "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+})  # fmt: skip
+"""Types that take all of their language model's values from `text_config`, if there is one."""
+LATENT = frozenset({
+    "bailing_hybrid", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
+    "joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_k3", "kimi_linear",
+})  # fmt: skip
+"""Types that cache `kv_lora_rank` numbers for all heads; deepseek_v2, kimi_vl and others cache what they unpack to."""
+LISTED = frozenset({
+    "afmoe", "exaone_moe", "gear", "gemma3n", "gemma4", "gemma4_text", "gemma4_unified", "gpt_oss", "iquestcoder",
+    "laguna", "llama", "mellum", "ministral3", "mistral", "muse_glimmer", "muse_spark", "olmo3", "olmo_hybrid",
+    "spark2_5", "step3p5", "xverse",
+})  # fmt: skip
+"""Types that read the kind of each layer from `layer_types`."""
+PERIODS: Mapping[str, int] = {"cohere2": 4, "gemma3": 6, "gemma3_text": 6, "plamo3": 8}
+"""Type that reads `sliding_window_pattern` -> its value where that is missing: the last of so many layers is full."""
+INTERVALS: Mapping[str, int] = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"), 4)
+"""The same of `full_attention_interval`, where all other layers are linear."""
+WIDE = frozenset({"gemma4", "gemma4_text", "gemma4_unified"})
+"""Types whose full layers have heads of another size, and may have another number of them."""
+KNOWN = GROUPED | NESTED | LATENT | LISTED
 
 
 class CannotEstimate(Exception):
@@ -31,11 +83,16 @@ class CannotEstimate(Exception):
 
 
 class _Config:
-    """A config.json; a multimodal one has the language model's values in `text_config`."""
+    """The values of a config.json that engines read for its `model_type`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        inner = config.get("text_config")
-        self._values = {**config, **inner} if isinstance(inner, dict) else dict(config)
+        kind, inner = config.get("model_type"), config.get("text_config")
+        self.kind = kind if isinstance(kind, str) else ""
+        self._values = dict(config)
+        if isinstance(inner, dict) and self.kind in NESTED:
+            self._values = inner
+        elif isinstance(inner, dict) and self.kind not in KNOWN:
+            self._values = {**inner, **config}
 
     def number(self, name: str, default: int | None = None) -> int:
         value = self._values.get(name)
@@ -45,30 +102,48 @@ class _Config:
             raise CannotEstimate(f"config.json: {name} must be a whole number, not {value!r:.80}")
         return value
 
+    def is_true(self, name: str) -> bool:
+        return self._values.get(name) is True
+
     def layers(self, layers: int) -> list[str]:
         """Kind of each layer: `full`, `sliding` or `linear`."""
         kinds = self._values.get("layer_types")
-        if isinstance(kinds, list) and len(kinds) >= layers:
-            words = (str(kind) for kind in kinds[:layers])
-            return ["sliding" if "sliding" in w else "linear" if "linear" in w else "full" for w in words]
-        if interval := self.number("full_attention_interval", 0):
-            return ["full" if (index + 1) % interval == 0 else "linear" for index in range(layers)]
-        if self.number("sliding_window", 0) and (period := self.number("sliding_window_pattern", 0)):
-            return ["full" if (index + 1) % period == 0 else "sliding" for index in range(layers)]
+        if self.kind in LISTED and isinstance(kinds, list):
+            # Some types have as many layers as this list, whatever num_hidden_layers says.
+            found = [_KINDS.get(kind, "full") if isinstance(kind, str) else "full" for kind in kinds]
+            return found + ["full"] * (layers - len(kinds))
+        if self.kind in INTERVALS:
+            interval = self.number("full_attention_interval", INTERVALS[self.kind])
+            return ["full" if interval and (index + 1) % interval == 0 else "linear" for index in range(layers)]
+        if self.kind in PERIODS and self.number("sliding_window", 0):
+            period = self.number("sliding_window_pattern", PERIODS[self.kind])
+            return ["full" if period and (index + 1) % period == 0 else "sliding" for index in range(layers)]
         return ["full"] * layers
 
 
-def _token_bytes(config: _Config, kv_bits: int | None) -> int:
-    """Cache bytes of one token in one attending layer."""
-    heads = config.number("num_attention_heads")
-    if rank := config.number("kv_lora_rank", 0):
-        numbers = rank + config.number("qk_rope_head_dim", 0)
-    else:
-        head = config.number("head_dim", config.number("hidden_size") // max(heads, 1))
-        numbers = 2 * config.number("num_key_value_heads", heads) * head
-    if kv_bits:
-        return -(-numbers * kv_bits // 8) + -(-numbers // GROUP) * GROUP_BYTES
-    return 2 * numbers
+_KINDS = {"sliding_attention": "sliding", "linear_attention": "linear"}
+
+
+def _row(config: _Config, kind: str) -> int:
+    """Numbers that a token has in the cache of one layer of that kind."""
+    heads, rank = config.number("num_attention_heads"), config.number("kv_lora_rank", 0)
+    rope = config.number("qk_rope_head_dim", ROPE_NUMBERS if rank else 0)
+    if rank and config.kind in LATENT:
+        return rank + rope + 2 * config.number("index_head_dim", 0)  # the indexer caches its keys twice
+    whole = config.number("hidden_size") // max(heads, 1)
+    head, groups = config.number("head_dim", 0) or whole, config.number("num_key_value_heads", 0) or heads
+    head = head if config.kind in SIZED else max(head, whole)
+    groups = max(groups, config.number("swa_num_key_value_heads", 0)) if config.kind in GROUPED else max(groups, heads)
+    if config.kind in WIDE and kind == "full":
+        head = config.number("global_head_dim", 512) or head
+        groups = config.number("num_global_key_value_heads", groups) if config.is_true("attention_k_eq_v") else groups
+    value = config.number("v_head_dim", 0)
+    unpacked = heads * (config.number("qk_nope_head_dim", 0) + rope + value)
+    return max(groups * (head + max(head, value)), unpacked)
+
+
+def _quantized_bytes(numbers: int, bits: int, group: int) -> int:
+    return -(-numbers * bits // 8) + -(-numbers // max(group, 1)) * GROUP_BYTES
 
 
 def _state_bytes(config: _Config) -> int:
@@ -87,8 +162,11 @@ def estimate_mlx(
     slots: int = 1,
     kv_bits: int | None = None,
     prompt_cache_bytes: int = 0,
+    quantized_from: int = 0,
+    group: int = GROUP,
 ) -> Estimate:
     """Estimate the memory of an MLX engine. `weights`: bytes of all weights in the directory; context 0: the model's.
+    `quantized_from`: tokens of a cache that stay 16 bits wide; `kv_bits` are of those behind.
 
     Raises CannotEstimate if there are no weights, or config.json makes no sense.
     """
@@ -101,14 +179,21 @@ def estimate_mlx(
     tokens = context or read.number("max_position_embeddings", 0)
     if not tokens:
         raise CannotEstimate("config.json: max_position_embeddings is missing; set spec.contextSize")
-    kinds, per_token = read.layers(layers), _token_bytes(read, kv_bits)
+    kinds = read.layers(layers)
     kept = {"full": -(-tokens // STEP) * STEP, "linear": 0}
     kept["sliding"] = min(kept["full"], (read.number("sliding_window", 0) or tokens) + PREFILL)
+    layer_bytes = {}
+    for kind, count in kept.items():
+        row = _row(read, kind)
+        plain = min(count, quantized_from) if kv_bits else count
+        layer_bytes[kind] = 2 * row * plain + _quantized_bytes(row, kv_bits or 0, group) * (count - plain)
+    if read.kind not in KNOWN:
+        assumptions.append(f"model_type {read.kind!r:.40} unknown: charged as full attention, no heads sharing keys")
     if "linear" in kinds and not _state_bytes(read):
         assumptions.append("the size of its linear layers' state is not told")
     return Estimate(
         weights_bytes=weights,
-        kv_bytes=per_token * sum(kept[kind] for kind in kinds) * max(slots, 1),
+        kv_bytes=sum(layer_bytes[kind] for kind in kinds) * max(slots, 1),
         state_bytes=_state_bytes(read) * kinds.count("linear") * max(slots, 1),
         compute_bytes=-(-weights * MARGIN_PERCENT // 100),
         prompt_cache_bytes=prompt_cache_bytes,

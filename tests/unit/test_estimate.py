@@ -451,7 +451,7 @@ def test_every_type_of_cache_is_at_most_f32() -> None:
 
 MLX: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "max_position_embeddings": 4096,
+    "model_type": "llama", "max_position_embeddings": 4096,
 }  # fmt: skip
 WEIGHTS = 2 * GIB
 
@@ -473,23 +473,51 @@ def test_mlx_caches_of_other_kinds() -> None:
     full = mlx(context=65_536).kv_bytes
     assert mlx({"sliding_window": 512}, context=65_536).kv_bytes == full, "ignored without a pattern"
     per_layer = full // 4
-    sliding = mlx({"sliding_window": 512, "sliding_window_pattern": 4}, context=65_536).kv_bytes
+    pattern = {"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 4}
+    sliding = mlx(pattern, context=65_536).kv_bytes
     assert sliding == per_layer + 3 * per_layer * (512 + 2048) // 65_536
     kinds = ["linear_attention", "full_attention", "sliding_attention", "full_attention"]
-    mixed = mlx({"layer_types": kinds, "sliding_window": 512}, context=65_536)
+    mixed = mlx({"model_type": "olmo_hybrid", "layer_types": kinds, "sliding_window": 512}, context=65_536)
     assert mixed.kv_bytes == 2 * per_layer + per_layer * (512 + 2048) // 65_536
     assert mixed.assumptions == ("the size of its linear layers' state is not told",)
-    latent = mlx({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, context=1024).kv_bytes
+    rank = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    latent = mlx({"model_type": "deepseek_v3", **rank}, context=1024).kv_bytes
     assert latent == 4 * 1024 * 576 * 2
+    unpacked = {"model_type": "deepseek_v2", **rank, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    assert mlx(unpacked, context=1024).kv_bytes == 4 * 1024 * 4 * (192 + 128) * 2
     quantized = mlx(context=1024, kv_bits=4).kv_bytes
     assert quantized == 4 * 1024 * (128 // 2 + 2 * 4)
-    nested = estimate_mlx(WEIGHTS, {"text_config": MLX, "vision_config": {"hidden_size": 9}}, context=1024)
-    assert nested.kv_bytes == 4 * 1024 * 128 * 2
+    config = {"model_type": "qwen3_vl", "text_config": MLX, "vision_config": {"hidden_size": 9}}
+    assert estimate_mlx(WEIGHTS, config, context=1024).kv_bytes == 4 * 1024 * 128 * 2
+    wide = {"model_type": "gemma4", "text_config": {**MLX, "global_head_dim": 64}}
+    assert estimate_mlx(WEIGHTS, wide, context=1024).kv_bytes == 4 * 1024 * 256 * 2
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"kv_lora_rank": 1}, {"full_attention_interval": 1000}, {"sliding_window": 1, "sliding_window_pattern": 1000},
+        {"layer_types": ["linear"] * 4}, {"text_config": {"num_hidden_layers": 1, "num_key_value_heads": 1}},
+        {"num_hidden_layers": 1, "layer_types": ["full_attention"] * 4}, {"head_dim": 0, "hidden_size": 128},
+        {"model_type": "gpt_neox", "head_dim": 1, "num_key_value_heads": 1, "hidden_size": 128},
+        {"model_type": "qwen3_moe", "sliding_window": 1, "layer_types": ["sliding_attention"] * 4},
+        {"model_type": "qwen3_next", "full_attention_interval": 1, "layer_types": ["linear_attention"] * 4},
+    ],
+)  # fmt: skip
+def test_no_key_that_the_engine_does_not_read_for_that_type_lowers_an_mlx_estimate(added: dict[str, Any]) -> None:
+    assert mlx(added, context=65_536).kv_bytes >= mlx(context=65_536).kv_bytes
+
+
+def test_a_type_that_is_not_known_is_charged_in_full_and_says_so() -> None:
+    inner = {**MLX, "kv_lora_rank": 1, "layer_types": ["sliding_attention"] * 4}
+    config = {"model_type": "llama9", "text_config": inner, "sliding_window": 1}
+    found = estimate_mlx(WEIGHTS, config, context=1024)
+    assert found.kv_bytes == 4 * 1024 * (4 * 32 * 2) * 2 and "model_type 'llama9' unknown" in found.explain()
 
 
 def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
     config = {
-        "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
         "linear_num_value_heads": 4, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
     }  # fmt: skip
     found = mlx(config, slots=2, context=1024)

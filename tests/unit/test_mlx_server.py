@@ -22,7 +22,7 @@ OWNED = [name for name, flag in MLX.grammar.flags.items() if flag.verdict is not
 MLX_LM = Binary("/v/bin/mlx_lm.server", frozenset(FLAGS), "mlx_lm.server", "/v/bin/python")
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "max_position_embeddings": 4096,
+    "model_type": "llama", "max_position_embeddings": 4096,
 }  # fmt: skip
 READ = Reading(GIB, config=CONFIG)
 PLACE = Place("/models/m", "127.0.0.1", 18100, 8, "/state", READ)

@@ -50,8 +50,12 @@ or uses another's cache, keeps none. Contexts are rounded up to 256 tokens, and 
 share it (`--kv-unified`). What is judged is the command line that is executed, so `extraArgs` count, and metadata that
 `--override-kv` changes. A key of the header makes a charge smaller only for the architectures for which llama.cpp reads
 it. A file whose header is out of reach is charged by its size: a fifth more, and 512 MiB. One whose header is read but
-not understood is of unknown size: an engine may load it, with a cache of any size. MLX directories are judged by their
-`config.json`, Ollama's models by their manifest.
+not understood is of unknown size: an engine may load it, with a cache of any size. Ollama's models are judged by their
+manifest.
+
+MLX directories are judged by their `config.json`. A key of it lowers the charge only for a `model_type` whose code in
+mlx-lm or mlx-vlm reads that key. A type that is not known is charged as if all its layers attended to the whole context
+and no heads shared keys, and the explanation of its memory says so.
 
 What has a window or a state cannot be rolled back, so llama-server keeps checkpoints to return to, beside the model in
 ordinary memory: without any (`--ctx-checkpoints 0`), a model with states reads all of a conversation again for each
