@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from metal_supervisor.memory.estimate import CacheSettings, Estimate, by_size
-from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.memory.estimate_mlx import GROUP, CannotEstimate, estimate_mlx
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.spec.arguments import parse
@@ -15,6 +15,8 @@ from metal_supervisor.spec.types import Service
 
 PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
 """Size limit of the prompt cache, and its size for a model that cannot be estimated."""
+QUANTIZED_FROM = 5000
+"""Default of mlx_lm's `--quantized-kv-start`: tokens after which `--kv-bits` takes effect."""
 
 
 def demand(
@@ -50,10 +52,11 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
     context = whole(said.last("--context"), slot_tokens(service))
     slots = whole(said.last("--max-slots"), whole(said.last("--decode-concurrency"), 1))
     bits, cache = whole(said.last("--kv-bits"), 0), whole(said.last("--prompt-cache-bytes"), 0)
+    start, group = whole(said.last("--quantized-kv-start"), QUANTIZED_FROM), whole(said.last("--kv-group-size"), GROUP)
     why = model.problem
     if model.config is not None and model.size_bytes is not None:
         try:
-            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache)
+            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache, start, group)
         except CannotEstimate as error:
             why = str(error)
     settings = CacheSettings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
@@ -61,5 +64,5 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
 
 
 def whole(text: str | None, default: int) -> int:
-    """The value of a flag as a whole number, `default` if it is none."""
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else default
+    """The value of a flag as Python's `int` parses it, `default` if it is no whole number of 0 or more."""
+    return int(text) if text and re.fullmatch(r"\+?[0-9]{1,18}", text) else default

@@ -10,7 +10,7 @@ import pytest
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.mlx_arguments import MLX
-from metal_supervisor.runtimes.mlx_memory import demand
+from metal_supervisor.runtimes.mlx_memory import demand, estimate_of
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, engine, lacks, refuse
 from metal_supervisor.spec.arguments import FlagVerdict
 from metal_supervisor.spec.sizes import GIB, MIB
@@ -141,9 +141,25 @@ def test_it_is_charged_for_what_it_is_held_to() -> None:
     extra = ("--decode-concurrency", "3", "--prompt-cache-bytes=0")
     assert "KV cache (3 x 512 tokens)" in charged(service(contextSize=512, extra=extra)), "the last of several counts"
     assert "prompt cache" not in charged(service(contextSize=512, extra=extra))
+    assert "KV cache (64 x 512 tokens)" in charged(service(contextSize=512, extra=("--decode-concurrency", "+64")))
     whole = demand(service(), argv(service()), READ, lambda _: None)
     assert whole.bytes == GIB + KV + -(-GIB * 5 // 100) + KV + 256 * MIB
     assert whole.mapped_bytes == 0
+
+
+def test_a_quantized_cache_is_charged_for_what_stays_as_it_is() -> None:
+    def cache(*extra: str, **options: Any) -> int:
+        asked = service(contextSize=10_240, extra=extra, **options)
+        made = estimate_of(asked, argv(asked), READ)
+        assert made is not None
+        return made.kv_bytes
+
+    token, quantized = 4 * 128 * 2, 4 * (128 // 2 + 2 * 4)
+    assert cache(cacheTypeK="q4_0") == 10_240 * quantized
+    assert cache("--kv-bits", "4") == 5000 * token + 5240 * quantized, "mlx_lm's default"
+    assert cache("--kv-bits", "4", "--quantized-kv-start", "999999999") == 10_240 * token
+    grouped = ("--kv-bits", "4", "--quantized-kv-start", "0", "--kv-group-size", "32")
+    assert cache(*grouped) == 10_240 * 4 * (128 // 2 + 4 * 4)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ manifest.
 
 MLX directories are judged by their `config.json`. A key of it lowers the charge only for a `model_type` whose code in
 mlx-lm or mlx-vlm reads that key. A type that is not known is charged as if all its layers attended to the whole context
-and no heads shared keys, and the explanation of its memory says so.
+and no heads shared keys, and the explanation of its memory says so. `--kv-bits` in `extraArgs` counts for the tokens
+behind `--quantized-kv-start`, of which mlx_lm's default is 5000; `cacheTypeK` sets that to 0.
 
 What has a window or a state cannot be rolled back, so llama-server keeps checkpoints to return to, beside the model in
 ordinary memory: without any (`--ctx-checkpoints 0`), a model with states reads all of a conversation again for each
