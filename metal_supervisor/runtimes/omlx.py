@@ -1,8 +1,7 @@
 """oMLX: one daemon for many MLX models. A service is a model attached to it, and its process the attacher.
 
 The daemon runs behind our gate (`omlx_engine.py`), because by itself it finds a new model only by unloading all others.
-Settings for all models together (caches, number of concurrent requests) are the daemon's, and services cannot differ in
-them.
+Settings for all models together, such as caches, are the daemon's, and services cannot differ in them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ MODELS = f"{SERVED}/models"
 SHARED = "the shared daemon decides it for all its models"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     **NOT_MLX,
-    "parallelSlots": ((1,), SHARED),
     "cacheTypeK": (("f16", "bf16"), "set spec.turboQuantBits instead"),
     "cacheTypeV": (("f16", "bf16"), "set spec.turboQuantBits instead"),
     "idleTtlS": ((), "a model of oMLX stays loaded while its service runs"),
@@ -63,7 +61,9 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
     """The attacher of one model, with the daemon's probe."""
     settings: dict[str, Any] = {}
     if "contextSize" in service.options:
-        settings["max_context_window"] = service.options["contextSize"]
+        settings["max_context_window"] = mlx_memory.slot_tokens(service)
+    if "parallelSlots" in service.options:
+        settings["max_concurrent_requests"] = service.options["parallelSlots"]
     if "turboQuantBits" in service.options:
         settings |= {"turboquant_kv_enabled": True, "turboquant_kv_bits": service.options["turboQuantBits"]}
     job = {"path": place.model_path, "settings": settings, "key_file": f"{place.cwd}/{KEY_FILE}"}
@@ -106,9 +106,14 @@ def access(binary: Binary, code: str) -> Access:
 def demand(
     service: Service, argv: Sequence[str], model: Reading, reading_of: Callable[[str], Reading | None]
 ) -> Demand:
-    """Estimate for a model, with a share of the daemon itself."""
-    bits, hot = service.options.get("turboQuantBits"), service.options.get("hotCacheMaxSize")
-    told = [*argv, *(["--kv-bits", str(bits)] if bits else [])]
+    """Estimate for a model, with a share of the daemon itself.
+
+    For as many conversations as `spec.parallelSlots` says. Without it oMLX answers eight requests at once, and the
+    charge is for one: eight of full length are rare, and would keep out models that run well. `spec.turboQuantBits`
+    lowers nothing: oMLX 0.7.0 keeps the cache of a running request in 16 bits whatever it says.
+    """
+    hot = service.options.get("hotCacheMaxSize")
+    told = [*argv, "--decode-concurrency", str(service.options.get("parallelSlots", 1))]
     told += ["--prompt-cache-bytes", str(cache_bytes(hot))] if hot else []
     return mlx_memory.demand(service, told, model, reading_of)
 

@@ -61,7 +61,6 @@ def test_it_is_looked_for_by_its_name_on_the_shared_daemon() -> None:
         (service(extra=("--port", "1")), "UnsupportedField", "spec.extraArgs"),
         (service(env=(("A", "b"),)), "UnsupportedField", "spec.env"),
         (service(port=9000), "UnsupportedField", "spec.containerPort"),
-        (service(parallelSlots=2), "UnsupportedField", "spec.parallelSlots"),
         (service(cacheTypeK="q8_0"), "UnsupportedField", "spec.cacheTypeK"),
         (service(cacheTypeV="q4_0"), "UnsupportedField", "spec.cacheTypeV"),
         (service(batchSize=512), "UnsupportedField", "spec.batchSize"),
@@ -81,7 +80,7 @@ def test_what_it_cannot_be_asked_for_is_refused_by_name(asked: Service, reason: 
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"contextSize": 4096}, {"parallelSlots": 1}, {"cacheTypeK": "f16", "cacheTypeV": "bf16"}, {"jinja": True},
+        {}, {"contextSize": 4096}, {"parallelSlots": 2}, {"cacheTypeK": "f16", "cacheTypeV": "bf16"}, {"jinja": True},
         {"flashAttention": True}, {"moeCPULayers": 0}, {"noWarmup": False}, {"turboQuantBits": 4},
         {"pagedSSDCacheDir": CACHE, "pagedSSDCacheMaxSize": "8GB", "hotCacheMaxSize": "1GB"},
     ],
@@ -118,10 +117,17 @@ def taken(**options: Any) -> int:
     return found.bytes
 
 
-def test_a_model_is_charged_for_its_context_and_less_for_a_quantized_one() -> None:
+def test_a_model_is_charged_for_its_context_and_its_slots() -> None:
     assert taken(contextSize=1024) < taken(contextSize=4096)
-    assert taken(contextSize=4096, turboQuantBits=4) < taken(contextSize=4096)
+    assert taken(contextSize=4096, turboQuantBits=4) == taken(contextSize=4096), "0.7.0 quantizes nothing that runs"
     assert taken(hotCacheMaxSize="8GB") - taken(hotCacheMaxSize="4GB") == 4 * GIB
+    assert taken(parallelSlots=3) - taken() == 2 * 4 * 4096 * 128 * 2
+    assert taken(contextSize=4096, parallelSlots=4) == taken(contextSize=4096), "they share it"
+
+
+def test_a_model_answers_as_many_requests_at_once_as_it_is_charged_for() -> None:
+    settings = job(service(contextSize=4096, parallelSlots=4))["settings"]
+    assert settings == {"max_context_window": 1024, "max_concurrent_requests": 4}
 
 
 @pytest.mark.parametrize(

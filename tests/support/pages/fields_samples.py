@@ -26,9 +26,9 @@ FLAGS: Mapping[str, frozenset[str]] = {
 }
 """Flags of executables that are documented to know no others; of all others the best build is meant."""
 
-MLX_CONFIG: Mapping[str, int] = {
+MLX_CONFIG: Mapping[str, int | str] = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "max_position_embeddings": 131072,
+    "model_type": "llama", "head_dim": 128, "max_position_embeddings": 131072,
 }  # fmt: skip
 """config.json of the directory that MLX runtimes are tried with."""
 
