@@ -156,8 +156,9 @@ def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[
     return None
 
 
-def _given(service: Service, *flags: str) -> bool:
-    return _arguments(service).given(*flags)
+def _asked(service: Service) -> ParsedArguments:
+    """What the spec says in flags: the variables that stand for some, then `spec.extraArgs`."""
+    return parse((*as_arguments(service.env, VOCABULARY)[0], *service.extra_args), GRAMMAR)
 
 
 def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[str, ...]:
@@ -175,28 +176,32 @@ def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[s
     return tuple(result)
 
 
-def _capacity(service: Service, place: Place) -> list[str]:
+def _capacity(service: Service, place: Place, asked: ParsedArguments) -> list[str]:
     """Flags that determine the memory: offload, context, slots, caches."""
     options = service.options
-    layers = service.model.gpu_layers
-    argv = ["--n-gpu-layers", str(layers if layers not in (None, 0) else DEFAULT_GPU_LAYERS)]
-    argv += ["--ctx-size", str(options.get("contextSize", DEFAULT_CONTEXT))]
-    argv += ["--parallel", str(options.get("parallelSlots", 1))]
-    argv += ["--batch-size", str(options.get("batchSize", DEFAULT_BATCH))]
+    argv: list[str] = []
+    for flag, value, default in (
+        ("--n-gpu-layers", service.model.gpu_layers or None, DEFAULT_GPU_LAYERS),
+        ("--ctx-size", options.get("contextSize"), DEFAULT_CONTEXT),
+        ("--parallel", options.get("parallelSlots"), 1),
+        ("--batch-size", options.get("batchSize"), DEFAULT_BATCH),
+    ):
+        if value is not None or not asked.given(flag):
+            argv += [flag, str(default if value is None else value)]
     if "uBatchSize" in options:
         argv += ["--ubatch-size", str(options["uBatchSize"])]
     for letter in ("K", "V"):
         kind = options.get(f"cacheTypeCustom{letter}") or options.get(f"cacheType{letter}")
         if kind:
             argv += [f"--cache-type-{letter.lower()}", kind]
-    if place.threads and not _given(service, "--threads", "-t"):
+    if place.threads and not asked.given("--threads"):
         argv += ["--threads", str(place.threads)]
     return argv
 
 
 def contexts(service: Service, model: Reading) -> tuple[int, ...]:
     """Tokens of a slot to choose from, the most first; () if the spec names them."""
-    given = "contextSize" in service.options or _given(service, *VALUES["context"])
+    given = "contextSize" in service.options or _asked(service).given(*VALUES["context"])
     return () if given else offered_contexts(model)
 
 
@@ -211,10 +216,13 @@ def offered_contexts(model: Reading) -> tuple[int, ...]:
     return tuple(dict.fromkeys(min(each, trained or DEFAULT_CONTEXT) for each in CONTEXTS))
 
 
-def _behaviour(options: Mapping[str, Any]) -> list[str]:
+def _behaviour(options: Mapping[str, Any], asked: ParsedArguments) -> list[str]:
     """The remaining fields of the spec, each as its flag."""
-    argv = ["--flash-attn", "off" if options.get("flashAttention") is False else "on"]
-    argv.append("--jinja" if options.get("jinja", True) else "--no-jinja")
+    argv = []
+    if "flashAttention" in options or not asked.given("--flash-attn"):
+        argv += ["--flash-attn", "off" if options.get("flashAttention") is False else "on"]
+    if "jinja" in options or not asked.given("--jinja"):
+        argv.append("--jinja" if options.get("jinja", True) else "--no-jinja")
     for name, flag in (("moeCPUOffload", "--cpu-moe"), ("noKvOffload", "--no-kv-offload"), ("noWarmup", "--no-warmup")):
         if options.get(name):
             argv.append(flag)
@@ -250,17 +258,18 @@ def _further(service: Service, place: Place) -> list[str]:
     return [*argv, LEAST_PROBABLE, str(asked["pMin"])] if "pMin" in asked else argv
 
 
-def _mode(service: Service) -> list[str]:
+def _mode(service: Service, asked: ParsedArguments) -> list[str]:
     wanted = {
         "chat": [],
         "embedding": [["--embedding"], ["--pooling", "last"]],
         "rerank": [["--reranking"], ["--embedding"], ["--pooling", "rank"]],
     }[service.mode]
-    spellings = {"--embedding": ("--embedding", "--embeddings"), "--reranking": ("--reranking", "--rerank")}
-    return [part for flag in wanted if not _given(service, *spellings.get(flag[0], (flag[0],))) for part in flag]
+    return [part for flag in wanted if not asked.given(flag[0]) for part in flag]
 
 
-def _housekeeping(service: Service, binary: Binary, place: Place, prompt_cache: int, kept: int | None) -> list[str]:
+def _housekeeping(
+    service: Service, binary: Binary, place: Place, asked: ParsedArguments, prompt_cache: int, kept: int | None
+) -> list[str]:
     """Flags that not every build has: those that this build lists and the user did not give.
 
     `prompt_cache`: in MiB. `kept`: checkpoints of each slot, None to leave the flag out.
@@ -282,7 +291,7 @@ def _housekeeping(service: Service, binary: Binary, place: Place, prompt_cache: 
     return [
         part
         for flag, values in wanted
-        if flag in binary.flags and not _given(service, flag)
+        if flag in binary.flags and not asked.given(flag)
         for part in (flag, *values)
     ]
 
@@ -295,23 +304,27 @@ def _unpooled(argv: list[str]) -> bool:
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
+    A variable that stands for a flag gives way to a field of the spec, but not to a default of ours.
+
     A build that cannot unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """
     options = options_of(binary.help)
     variables, env = as_arguments(service.env, VOCABULARY)
     service = replace(service, extra_args=as_built(_user_arguments(service, place.further), options))
+    asked = _asked(service)
     names = dict.fromkeys((service.name, service.model.name))
     # As in the engine itself, variables give way to flags.
     argv = [binary.path, *as_built(variables, options), "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
-    argv += _capacity(service, place) + _behaviour(service.options) + _further(service, place) + _mode(service)
+    argv += _capacity(service, place, asked) + _behaviour(service.options, asked)
+    argv += _further(service, place) + _mode(service, asked)
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     kept = None
-    if service.mode == "chat" and not _given(service, *VALUES["checkpoints"]):
+    if service.mode == "chat" and not asked.given(*VALUES["checkpoints"]):
         # Nor does the engine bound these, by anything but their number.
-        kept = checkpoints([*argv, "--cache-ram", str(prompt_cache), *service.extra_args], place.model)
-    argv += _housekeeping(service, binary, place, prompt_cache, kept) + list(service.extra_args)
+        kept = checkpoints(["--cache-ram", str(prompt_cache), *argv, *service.extra_args], place.model)
+    argv += _housekeeping(service, binary, place, asked, prompt_cache, kept) + list(service.extra_args)
     sleeps = parse(tuple(argv), GRAMMAR).given(SLEEP)
     path, body = smallest(service.mode, service.name)
     if _unpooled(argv):

@@ -295,7 +295,9 @@ def test_a_flag_by_its_variable_is_a_flag_and_gives_way_to_the_spec() -> None:
     assert isinstance(found, Service)
     made = engine(found)
     assert not made.env and made.argv[1:5] == ("--ctx-size", "9", "--kv-unified", "--no-cache-prompt")
-    assert demands(made.argv).settings.context == 2048 and demands(made.argv).settings.unified
+    assert demands(made.argv).settings.context == 9 and demands(made.argv).settings.unified
+    found = decided(env=variable("LLAMA_ARG_CTX_SIZE", "9"), contextSize=4096)
+    assert isinstance(found, Service) and demands(engine(found).argv).settings.context == 4096
     refused = decided(env=variable("LLAMA_ARG_CTX_SIZE", "/etc/passwd"))
     text = "spec.env[1].value: LLAMA_ARG_CTX_SIZE takes a whole number from -1 to 2147483647"
     assert refused == ("InvalidSpec", text)

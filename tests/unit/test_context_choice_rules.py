@@ -79,4 +79,5 @@ def test_llama_server_leaves_no_choice_to_a_spec_that_names_one() -> None:
     reading = trained_for(8192)
     assert llama_server.contexts(replace(SERVICE, options={"contextSize": 512}), reading) == ()
     assert llama_server.contexts(replace(SERVICE, extra_args=("-c", "512")), reading) == ()
+    assert llama_server.contexts(replace(SERVICE, env=(("LLAMA_ARG_CTX_SIZE", "512"),)), reading) == ()
     assert llama_server.contexts(SERVICE, Reading(1)) == ()

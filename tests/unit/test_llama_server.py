@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
+from metal_supervisor.runtimes.llama_memory import demand
 from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
-from metal_supervisor.spec.arguments import FlagVerdict
+from metal_supervisor.spec.arguments import Argument, FlagVerdict, parse
 from metal_supervisor.spec.types import Companion, Endpoint, Model, Probe, Role, Service
 from tests.support.published import GEMMA_27B, LLAMA_8B
 
@@ -45,6 +46,44 @@ def argv(asked: Service, binary: Binary = BARE, place: Place = PLACE) -> list[st
 
 def test_a_bare_service_gives_the_documented_command_line() -> None:
     assert argv(service()) == [*HEAD, *CAPACITY, "--flash-attn", "on", "--jinja"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "flag", "field"),
+    [
+        ("CTX_SIZE", "16384", "--ctx-size", {"contextSize": 512}), ("BATCH", "512", "--batch-size", {"batchSize": 64}),
+        ("N_PARALLEL", "3", "--parallel", {"parallelSlots": 2}), ("N_GPU_LAYERS", "7", "--n-gpu-layers", {"layers": 9}),
+        ("FLASH_ATTN", "off", "--flash-attn", {"flashAttention": True}), ("JINJA", "0", "--jinja", {"jinja": True}),
+        ("THREADS", "3", "--threads", {}), ("CACHE_RAM", "77", "--cache-ram", {}),
+        ("CTX_CHECKPOINTS", "5", "--ctx-checkpoints", {}),
+    ],
+)  # fmt: skip
+def test_a_variable_wins_over_our_default_but_not_over_a_field_or_an_argument(
+    variable: str, value: str, flag: str, field: dict[str, Any]
+) -> None:
+    env = ((f"LLAMA_ARG_{variable}", value),)
+    build = replace(FULL, flags=FULL.flags | {"--ctx-checkpoints"})
+    place = replace(PLACE, threads=8, model=Reading(1 << 30, header=GEMMA_27B))
+
+    def said(asked: Service) -> list[str]:
+        found = [each for each in parse(tuple(argv(asked, build, place)), GRAMMAR).items if _means(each, flag)]
+        return [each.values[0] if each.values else each.written for each in found]
+
+    alone = "--no-jinja" if variable == "JINJA" else value
+    assert said(service(env=env)) == [alone]
+    assert said(service(env=env, extra=(flag, "8")))[-1] == (flag if variable == "JINJA" else "8")
+    assert not field or said(service(env=env, **field))[-1] != alone
+
+
+def _means(item: Argument, flag: str) -> bool:
+    return item.flag is not None and flag in item.flag.names
+
+
+def test_what_a_variable_says_is_charged() -> None:
+    reading = Reading(1 << 30, header=LLAMA_8B)
+    asked = service(env=(("LLAMA_ARG_CTX_SIZE", "16384"), ("LLAMA_ARG_N_PARALLEL", "2")))
+    found = demand(argv(asked, place=replace(PLACE, model=reading)), reading, lambda _path: None)
+    assert found is not None and "KV cache (2 x 8192 tokens)" in found.text
 
 
 def test_a_current_build_gets_the_housekeeping_flags_it_names() -> None:
