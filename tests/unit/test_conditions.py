@@ -32,7 +32,7 @@ ELSEWHERE = ("apiserver", "doctor")
 """Packages that put nothing into a condition of ours; the embedded API has a server's own reasons."""
 WORD = re.compile(r"([A-Z][a-z]+[A-Za-z]*)(?:: .*)?", re.DOTALL)
 OTHER_WORDS = frozenset({
-    "ConfinementFailed",
+    "ConfinementFailed", "Cellar", "Klear",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
     "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "Connection",
