@@ -15,6 +15,7 @@ from metal_supervisor.cli.services import ServiceClient, ServiceError, state_of
 from metal_supervisor.settings.loader import KEY_VARIABLE, Settings
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 
 ANSWER_S = 600.0
 PROMPT = "> "
@@ -30,7 +31,10 @@ class Partner:
 
 
 def partner_of(settings: Settings, name: str) -> Partner:
-    """The address of a service: the gateway's, or its own without one. Raises ServiceError, BadKubeconfig."""
+    """The address of a service: the gateway's, or its own if the gateway does not listen.
+
+    Raises ServiceError, BadKubeconfig.
+    """
     services = ServiceClient(settings)
     try:
         found = services.named(name)
@@ -41,7 +45,7 @@ def partner_of(settings: Settings, name: str) -> Partner:
                if each.get("type") == "MetalReady"]  # fmt: skip
         raise ServiceError(f"{name} is {state_of(found)}: {' '.join(why) or 'see metal-supervisor explain'}")
     metadata = found["metadata"]
-    if settings.gateway_on:
+    if settings.gateway_on and not gateway_note.closed(settings.state_path):
         return Partner(settings.gateway_url, f"{metadata['namespace']}/{metadata['name']}")
     return Partner(string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), metadata["name"])
 

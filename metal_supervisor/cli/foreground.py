@@ -27,12 +27,12 @@ from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, machine
-from metal_supervisor.settings.loader import Overrides, Settings, found_state_dir
+from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, found_state_dir, load_good
 from metal_supervisor.spec import first_request
-from metal_supervisor.spec.document import mapping, string
+from metal_supervisor.spec.document import mapping, string, whole
 from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.spec.types import Key, Standing
-from metal_supervisor.state import own_processes
+from metal_supervisor.spec.types import Json, Key, Standing
+from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
@@ -65,7 +65,7 @@ class Foreground:
         self._hinted: set[str] = set()
         self._joining = False
         self._written: list[int] = []
-        self._advised = 0, ""
+        self._advised: dict[str, tuple[int, str]] = {}
         self._live = Live(out) if Live.possible(out) else None
         self._incoming = Incoming()
 
@@ -98,8 +98,10 @@ class Foreground:
         with self._alone(directory):
             supervisord = Supervisord(directory.socket)
             try:
+                self._joining = supervisord.answers()
+                kept = self._keep_settings() if self._joining else ""
                 self._head(directory)
-                self._up(directory, supervisord)
+                self._up(directory, kept)
                 self._follow(directory)
             finally:
                 if not self._joining:  # a system that ran before us keeps running if we could not join it
@@ -164,7 +166,7 @@ class Foreground:
             self._reach(Kube(settings.kubeconfig_path, settings.context))
         self.say(f"  state    {shown(directory.path)}")
         if settings.gateway_on:
-            self.say(f"  gateway  {settings.gateway_url} for all models")
+            self.say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
 
     def _reach(self, kube: Kube) -> None:
         """Print which cluster this is, before anything is changed in it."""
@@ -174,10 +176,18 @@ class Foreground:
         if bind in ("0.0.0.0", "::"):
             self.say("  engines  listen on all interfaces (set --bind to narrow that)")
 
-    def _up(self, directory: StateDir, supervisord: Supervisord) -> None:
-        if supervisord.answers():
-            self._joining = True
+    def _keep_settings(self) -> str:
+        """Take on the settings of the system that runs here; return the flags of those that differ from ours."""
+        ours, self.settings = self.settings, load_good(self.settings.state_path)[0]
+        names = (name for name in FIELDS if name != "state_dir")
+        return ", ".join(flag_of(name) for name in names if getattr(ours, name) != getattr(self.settings, name))
+
+    def _up(self, directory: StateDir, kept: str) -> None:
+        """Start the system, or join it. `kept`: flags whose values of before stay. Raises CannotBoot, StateError."""
+        if self._joining:
             self.say("  joined   the supervisord that runs here already")
+            if kept:
+                self.say(f"  settings stay that system's, which differ in {kept}; Ctrl-C and run again for yours")
         else:
             self._check_port(directory)
             self._start(directory)
@@ -311,14 +321,15 @@ class Foreground:
             self.tell(".".join(key), "Gone", "")
 
     def _advise(self, directory: StateDir) -> None:
-        """Print the controller's advice about the cluster whenever it changes."""
-        path = directory.path / CONTROLLER_REPORT
-        with contextlib.suppress(OSError):
-            if (written := path.stat().st_mtime_ns) != self._advised[0]:
-                advice = string(mapping(read_object(path), "cluster"), "advice")
-                if advice and advice != self._advised[1]:
-                    self.tell("cluster", "", advice)
-                self._advised = written, advice
+        """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""
+        for who, file, said in (("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, _problem)):
+            path, before = directory.path / file, self._advised.get(file, (0, ""))
+            with contextlib.suppress(OSError):
+                if (written := path.stat().st_mtime_ns) != before[0]:
+                    text = said(read_object(path))
+                    if text and text != before[1]:
+                        self.tell(who, "", text)
+                    self._advised[file] = written, text
 
     def _show_downloads(self, directory: StateDir) -> None:
         """Show a line for each model that is being fetched, on a terminal only."""
@@ -399,6 +410,15 @@ class Foreground:
         # A note may name a pid that the system has reused for another process since.
         same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
         return list({item[1]: item for item in [*same, *own]}.values())
+
+
+def _advice(told: Json) -> str:
+    return string(mapping(told, "cluster"), "advice")
+
+
+def _problem(note: Json) -> str:
+    """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
+    return string(note, "problem") if launch.start_time(whole(note, "pid")) else ""
 
 
 def shown(path: Path) -> str:

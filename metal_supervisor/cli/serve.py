@@ -31,6 +31,7 @@ from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.sources import canonical, is_file, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Supervisord
@@ -264,7 +265,9 @@ def _why(status: Json) -> str:
 
 def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     """What to type next."""
-    base = settings.gateway_url if settings.gateway_on else endpoint.removesuffix("/chat/completions")
+    # Where the gateway could not listen another program may, which must not get the prompt.
+    gateway = settings.gateway_on and not gateway_note.closed(settings.state_path)
+    base = settings.gateway_url if gateway else endpoint.removesuffix("/chat/completions")
     path, body = first_request.example(mode, name)
     flag = foreground.state_flag(settings.state_path)
     chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []

@@ -243,6 +243,7 @@ class Worker:
                 self._say(f"--gateway-tls-cert: {error}")
                 return False
             self._watched.append(watch)
+        self._problems.pop("", None)
         return True
 
     def _say(self, problem: str, address: str = "") -> None:
@@ -274,6 +275,7 @@ class Worker:
         told = "; ".join(each for each in problems if each)
         note: Json = {
             "at": time.time(), "pid": os.getpid(), "url": self._settings.gateway_url, "problem": told,
+            "closed": any(self._problems.get(each) for each in ("", self._public)),
         }  # fmt: skip
         if self._proxy is not None:
             flights = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.in_flight.items()]

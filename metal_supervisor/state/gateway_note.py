@@ -25,3 +25,8 @@ def write(state: Path, note: Json) -> None:
 def read(state: Path) -> Json:
     """The note, {} if there is none that can be read."""
     return read_object(state / FILE)
+
+
+def closed(state: Path) -> bool:
+    """True if the gateway cannot listen at its address for all models: another program may answer there."""
+    return read(state).get("closed") is True

@@ -15,9 +15,10 @@ import pytest
 
 from metal_supervisor.cli.foreground import Foreground
 from metal_supervisor.cli.serve import Serve, ServeOrder
-from metal_supervisor.settings.loader import Overrides, Settings
+from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.types import Endpoint
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir, write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from tests.support.records import a_record
@@ -81,6 +82,26 @@ def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state:
     assert tried in out.getvalue() and "chat" not in out.getvalue()
 
 
+def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: StateDir) -> None:
+    save_overrides(state.path, Overrides("", {"port": 39090, "gateway": "127.0.0.1:39200"}))
+    ours = Settings(state_dir=str(state.path), port=39091, gateway="127.0.0.1:39201")
+    run, out = shown(state, ours)
+    run._joining = True
+    kept = run._keep_settings()
+    run._head(state)
+    run._up(state, kept)
+    run._hint(state)
+    told = out.getvalue()
+    assert "gateway  http://127.0.0.1:39200/v1 for all" in told and "localhost:39090/healthz" in told
+    assert "settings stay that system's, which differ in --port, --gateway; Ctrl-C and run again" in told
+
+
+def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) -> None:
+    run, out = shown(state, Settings(gateway="0.0.0.0:9100"))
+    run._head(state)
+    assert "beyond loopback" in out.getvalue() and "for all models" not in out.getvalue()
+
+
 def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:
     run, out = shown(state, Settings())
     run._advise(state)
@@ -91,6 +112,15 @@ def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) ->
         os.utime(state.path / CONTROLLER_REPORT, (at, at))  # a clock that ticks between two writes
         run._advise(state)
     assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1
+
+
+def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_run(state: StateDir) -> None:
+    run, out = shown(state, Settings())
+    for at, pid in enumerate((1 << 22, os.getpid(), os.getpid())):
+        gateway_note.write(state.path, {"pid": pid, "problem": "127.0.0.1:9100 cannot be listened on"})
+        os.utime(state.path / gateway_note.FILE, (at, at))
+        run._advise(state)
+        assert out.getvalue().count("cannot be listened on") == min(at, 1)
 
 
 @needs_full

@@ -15,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from metal_supervisor.state import gateway_note
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import Stream, eventually, halted, kill, running, service
 
@@ -192,7 +193,8 @@ def test_the_port_being_taken_stops_no_engine(tmp_path: Path, gateway: Gateway) 
         other.system.apply(other.system.tiny_model(), service())
         other.system.ready()
         told = eventually(lambda: json.loads((other.system.state / "gateway.json").read_text())["problem"])
-        assert str(port) in told and "--gateway" in told
+        assert str(port) in told and "--gateway" in told and gateway_note.closed(other.system.state)
+        eventually(lambda: f"127.0.0.1:{port} cannot be listened on" in other.system.said(), what="to tell")
         assert other.system.chat()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from metal_supervisor.cli import main, model_source, serve
+from metal_supervisor.cli import chat, main, model_source, serve
 from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.models.listing import Unusable
@@ -16,6 +17,7 @@ from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import CannotBoot
 
 
@@ -161,8 +163,8 @@ def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
 
 def test_what_is_to_be_typed_next_is_what_the_model_can_answer() -> None:
     endpoint = "http://127.0.0.1:18100/v1/chat/completions"
-    chat, curl = serve.hints(Settings(gateway="off"), "one", endpoint, "chat")
-    assert chat.split() == ["metal-supervisor", "chat", "one"]
+    talk, curl = serve.hints(Settings(gateway="off"), "one", endpoint, "chat")
+    assert talk.split() == ["metal-supervisor", "chat", "one"]
     assert curl.startswith(f"  curl {endpoint} -d ") and '"messages"' in curl
     (only,) = serve.hints(Settings(gateway="off"), "one", endpoint, "rerank")
     assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
@@ -175,6 +177,22 @@ def test_what_is_to_be_typed_next_is_for_the_system_that_serves_it(
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
     told = serve.hints(Settings(state_dir=str(tmp_path / "here")), "one", "", "chat")[0]
     assert told.strip() == "metal-supervisor chat one --state-dir here"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_no_request_is_sent_to_a_gateway_that_could_not_listen(
+    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program listens there, and would get the prompt."""
+    endpoint = "http://127.0.0.1:18100/v1"
+    found = {"metadata": {"namespace": "n", "name": "one"}, "status": {"phase": "Ready", "endpoint": endpoint}}
+    services = SimpleNamespace(named=lambda _: found, close=lambda: None)
+    monkeypatch.setattr(chat, "ServiceClient", lambda _: services)
+    settings = Settings(state_dir=str(tmp_path))
+    gateway_note.write(tmp_path, {"closed": closed})
+    base = endpoint if closed else settings.gateway_url
+    assert f"curl {base}/chat" in serve.hints(settings, "one", endpoint, "chat")[1]
+    assert chat.partner_of(settings, "one").url == base
 
 
 @pytest.mark.parametrize("source", ["", " "])
