@@ -230,6 +230,7 @@ _ELSEWHERE = (
         Reason("Deleted", "the InferenceService is gone; its engine ends", "nothing"),
         Reason("Moved", "another Mac runs it now", "nothing"),
         Reason("NotHere", "it is not for this Mac any more", "nothing"),
+        Reason("NotRunning", "told by `status` and `explain` while no supervisord runs", "`metal-supervisor run`"),
     )),
 )  # fmt: skip
 

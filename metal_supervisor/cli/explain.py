@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
-from metal_supervisor.cli.terminal import columns
+from metal_supervisor.cli.terminal import NOT_RUNNING, columns
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
 from metal_supervisor.spec.record import Record
@@ -18,6 +18,7 @@ from metal_supervisor.spec.terminal_text import encodable, escaped
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import controller_report
+from metal_supervisor.supervisord.client import Supervisord
 from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, still_so
 
 LABEL = 11
@@ -25,7 +26,7 @@ MOST_AHEAD = 5
 
 
 def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None]) -> int:
-    """Print the explanation. Returns the exit code: 4 if there is no such service."""
+    """Print the explanation. Returns the exit code: 4 if there is no such service, 3 if no supervisord runs."""
     records, unreadable = state.records()
     told = controller_report(state.path)
     try:
@@ -35,8 +36,10 @@ def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[s
         return NOT_FOUND
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
     text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))
+    if not case.up:
+        say(f"nothing runs in {state.path}; start it with: metal-supervisor run; this is what was known last:")
     out.write(encodable(f"{text}\n", out.encoding))
-    return 0
+    return 0 if case.up else NOT_RUNNING
 
 
 def lines(case: Case, width: int | None) -> list[str]:
@@ -75,7 +78,8 @@ def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -
     observed = still_so(state.observations().get(record.program))
     argv = state.read_spec(record.spec_file or (note.spec_file if note else "")).get("argv")
     program = argv[0] if isinstance(argv, list) and argv and isinstance(argv[0], str) else ""
-    return Case(record, observed, note, program, told, time.time(), ahead)
+    up = Supervisord(state.socket).answers()
+    return Case(record, observed, note, program, told, time.time(), ahead, up)
 
 
 def _elsewhere(name: str, told: Json) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from metal_supervisor.cluster.report import Report, confinement, report, rests
+from metal_supervisor.cluster.report import Report, confinement, last_known, report, rests
 from metal_supervisor.memory.ledger import over_limit
 from metal_supervisor.spec.document import mapping, string, whole
 from metal_supervisor.spec.instants import utc
@@ -47,6 +47,8 @@ class Case:
     """Unix time."""
     ahead: tuple[str, ...] = ()
     """Services ahead of it in the queue for memory."""
+    up: bool = True
+    """A supervisord runs."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Sentence:
 
 def explain(case: Case) -> tuple[Report, list[Sentence]]:
     """(report for the cluster, sentences in the order of the circle)."""
-    told = report(case.record, case.observed)
+    told = (report if case.up else last_known)(case.record, case.observed)
     topics = (
         ("now", iter((told.message,))),
         ("wanted", _wanted(case)),
@@ -225,6 +227,7 @@ def _process(case: Case) -> Iterator[str]:
     state = observed.state if observed else ""
     pid = observed.pid if observed else 0
     word = f"supervisord says {state}" if state else "supervisord has no program for it"
+    word = word if case.up else "no supervisord runs"
     if not pid:
         yield f"none; {word}"
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
@@ -250,6 +250,16 @@ def report(
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving or held) and standing is not Standing.REMOVING,
         draining=leaving,
+    )
+
+
+def last_known(record: Record, observed: Observed | None) -> Report:
+    """The report on one service of a system that does not run: only an engine that outlived it can serve."""
+    told = report(record, observed)
+    if (observed and observed.pid) or not (told.phase == "Ready" or told.reason == "Loading"):
+        return told
+    return replace(
+        told, phase="Stopped", ready=False, engine_ready=False, reason="NotRunning", message="no supervisord runs here"
     )
 
 

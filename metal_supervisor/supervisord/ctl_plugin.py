@@ -15,7 +15,7 @@ from typing import Any
 from supervisor.supervisorctl import ControllerPluginBase
 
 from metal_supervisor import launch
-from metal_supervisor.cluster.report import CRASH_LOOP, report
+from metal_supervisor.cluster.report import CRASH_LOOP, last_known, report
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import Observed, State
@@ -23,6 +23,7 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import encodable, escaped, table
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
 
 COLUMNS = ("NAME", "PHASE", "RUNTIME", "PORT", "MEMORY", "RESTARTS", "ENDPOINT", "WHY")
 LONGEST_WHY = 300
@@ -42,9 +43,9 @@ def endpoint(record: Record, spec_host: str) -> str:
     return f"http://{in_url(asked_at(record.host or spec_host or '127.0.0.1'))}:{port}/v1"
 
 
-def row(record: Record, observed: Observed | None, reached: str, now: float) -> tuple[str, ...]:
-    """Columns of one service. `now`: Unix time."""
-    told = report(record, observed)
+def row(record: Record, observed: Observed | None, reached: str, now: float, up: bool = True) -> tuple[str, ...]:
+    """Columns of one service. `now`: Unix time; `up`: a supervisord runs."""
+    told = report(record, observed) if up else last_known(record, observed)
     why = ": ".join(record.warning) if record.warning else ""
     if told.phase != "Ready":
         why = f"{told.reason}: {told.message}"
@@ -85,6 +86,7 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
     """(lines, those of the names that match no service here). Without names, all services."""
     records, unreadable = state.records()
     seen = state.observations()
+    up = not records or Supervisord(state.socket).answers()
     rows: list[tuple[str, ...]] = [COLUMNS]
     found: set[str] = set()
     for program, record in sorted(records.items()):
@@ -95,7 +97,7 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
         if which or not names:
             host = state.read_spec(record.spec_file or "").get("host")
             reached = endpoint(record, host if isinstance(host, str) else "")
-            rows.append(row(record, still_so(seen.get(program)), reached, now))
+            rows.append(row(record, still_so(seen.get(program)), reached, now, up))
     lines = table(rows) if len(rows) > 1 else []
     for program, why in sorted(unreadable.items()):
         if not names or program in names:

@@ -47,6 +47,14 @@ def test_one_that_is_not_ready_says_why_and_where_is_left_out() -> None:
     assert told["WHY"] == "Loading: its first answer is waited for"
 
 
+def test_without_a_supervisord_only_an_engine_that_outlived_it_is_ready() -> None:
+    rests = replace(RECORD, idle_s=60.0, front_port=18200, verdict=Verdict(Standing.WAIT, "Unloaded", "", 1.0))
+    for record in (RECORD, rests):
+        told = dict(zip(COLUMNS, row(record, replace(UP, pid=0, ready=False), "http://x", NOW, up=False), strict=True))
+        assert (told["PHASE"], told["ENDPOINT"]) == ("Stopped", "-") and told["WHY"].startswith("NotRunning: ")
+    assert row(RECORD, UP, "", NOW, up=False) == row(RECORD, UP, "", NOW)
+
+
 def test_one_that_could_not_be_published_says_so_though_it_serves() -> None:
     told = cells(RECORD, replace(UP, published="forbidden"))
     assert (told["PHASE"], told["WHY"]) == ("Creating", "PublishFailed: forbidden")
@@ -114,7 +122,7 @@ def test_an_engine_that_has_gone_is_not_called_ready_because_nobody_was_there_to
     state.write_record(RECORD)
     state.write_observed(replace(UP, pid=ended.pid, state=word))
     _, lines = supervisorctl(state, "models")
-    assert lines[1].split()[1] == "Creating" and "the engine has ended" in lines[1]
+    assert lines[1].split()[1] == "Stopped" and "NotRunning" in lines[1]
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(state: StateDir) -> None:
