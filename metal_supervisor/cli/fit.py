@@ -39,7 +39,8 @@ from metal_supervisor.state.directory import StateDir
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
 MOST_ADVICE = 3
-MOST_CONTEXT, MOST_SLOTS = 1 << 30, 256
+LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS = 128, 1 << 21, 64
+"""Bounds of the InferenceService's spec.contextSize and spec.parallelSlots."""
 
 
 class CannotTell(Exception):
@@ -96,9 +97,10 @@ def main(settings: Settings, question: Question, as_json: bool, complain: Callab
 
 def answer(settings: Settings, question: Question) -> FitAnswer:
     """The answer for this machine and what runs on it now. Raises CannotTell."""
-    for flag, number, most in (("--ctx", question.context, MOST_CONTEXT), ("--slots", question.slots, MOST_SLOTS)):
-        if number is not None and not 1 <= number <= most:
-            raise CannotTell(f"{flag} must be from 1 to {most}")
+    if question.context is not None and not LEAST_CONTEXT <= question.context <= MOST_CONTEXT:
+        raise CannotTell(f"--ctx must be from {LEAST_CONTEXT} to {MOST_CONTEXT}, not {question.context}")
+    if not 1 <= question.slots <= MOST_SLOTS:
+        raise CannotTell(f"--slots must be from 1 to {MOST_SLOTS}, not {question.slots}")
     if question.kv_type not in CACHE_TYPES:
         raise CannotTell(f"--kv-type must be one of {', '.join(CACHE_TYPES)}, not {question.kv_type!r:.40}")
     subject = _subject(settings, question)
@@ -159,7 +161,7 @@ def _verdict(need: int, free: int, fits: bool) -> str:
 
 
 def _possible(subject: _Subject, free: int) -> list[str]:
-    most = subject.trained * subject.plan.slots
+    most = min(subject.trained * subject.plan.slots, MOST_CONTEXT)
     context = fit.largest_context(subject.charge, subject.plan, free, most) if most > subject.plan.context else 0
     return [f"it would fit up to --ctx {context} (spec.contextSize)"] if context > subject.plan.context else []
 

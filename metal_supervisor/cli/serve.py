@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TextIO
 
 import yaml
@@ -21,6 +22,7 @@ import yaml
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec import first_request
@@ -41,6 +43,8 @@ API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
 USAGE = 2
 RETRIED, PATIENT_S = "DownloadFailed", 60.0
 """Reason of a failure that is tried again, and seconds that it may last."""
+FLAGS_OF_FIT = (" --kv-type ", " --slots ")
+"""Flags that only `fit` has: advice with them cannot be followed here."""
 REFUSED = frozenset({400, 403, 409, 422})
 
 
@@ -66,8 +70,9 @@ def manifests(order: ServeOrder, found: ServedModel) -> list[Json]:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
         text = f"--name must be of lower-case letters, digits and dashes, at most 63, not {name!r:.80}"
         raise Bad("InvalidSpec", text)
-    if order.context is not None and not 1 <= order.context <= fit.MOST_CONTEXT:
-        raise Bad("InvalidSpec", f"--ctx must be from 1 to {fit.MOST_CONTEXT}, not {order.context}")
+    if order.context is not None and not fit.LEAST_CONTEXT <= order.context <= fit.MOST_CONTEXT:
+        text = f"--ctx must be from {fit.LEAST_CONTEXT} to {fit.MOST_CONTEXT}, not {order.context}"
+        raise Bad("InvalidSpec", text)
     metadata: Json = {"name": name, "namespace": order.namespace}
     api = f"{GROUP}/{VERSION}"
     service: Json = {**found.service, "modelRef": name, "replicas": 1}
@@ -133,12 +138,21 @@ class Serve:
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
 
     def _fits(self, found: ServedModel, complain: Callable[[str], None]) -> bool:
-        """True if the model fits into this Mac, or that cannot be told before it is there."""
+        """True if the model fits into this Mac, or that cannot be told before it is there.
+
+        False, with what is wrong told, if it does not, or if the file or directory here is no model.
+        """
         if library_model(found.source):
             return True
         source = canonical(found.source) if found.source.startswith("file://") else found.source
         if quantization := string(found.model, "quantization"):
             source += "" if is_file(canonical(source)) else f":{quantization}"
+        if source.startswith("/"):
+            try:
+                model_files.looked_at(Path(source))
+            except Unusable as error:
+                complain(f"{error}; nothing is applied")
+                return False
         context = self._order.context or found.service.get("contextSize")
         try:
             answer = fit.answer(self._settings, fit.Question(source, context, found.service.get("parallelSlots", 1)))
@@ -149,7 +163,8 @@ class Serve:
         if answer.fits or self._order.on_demand:  # others may make room for it
             return True
         for line in answer.lines[1:]:
-            complain(printable(line))
+            if not any(flag in line for flag in FLAGS_OF_FIT):
+                complain(printable(line))
         return False
 
     def _as_the_system(self, made: list[Json]) -> int:
@@ -188,6 +203,7 @@ class Serve:
                 text = f"there is a {each['kind']} {name} already, with spec.{field} {said}"
                 text += f"; choose another name with --name, or remove it: metal-supervisor rm {name}{self._flag}"
                 raise CannotBoot(text)
+        kube.apply(path_of(made[-1]), made[-1], MANAGER, force=True, dry_run=True)  # refused, it leaves no Model behind
         for each in made:
             kube.apply(path_of(each), each, MANAGER, force=True)
 
@@ -228,6 +244,7 @@ class Serve:
             # A failed download is tried again, usually within a second.
             patience_s = PATIENT_S if string(_metal_ready(status), "reason") == RETRIED else 0.0
             if failed_at and time.monotonic() - failed_at >= patience_s:
+                self.say(f"{name} stays, and its Model; metal-supervisor rm {name}{self._flag} removes them")
                 return 1
             time.sleep(LOOK_EVERY_S)
 

@@ -250,9 +250,10 @@ class Kube:
             raise failed
         return dict(found)
 
-    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+    def apply(self, path: str, body: Json, manager: str, force: bool = False, dry_run: bool = False) -> Json:
         """Server-side apply. `body`: all fields of this manager, and no others. Raises KubeError."""
         query = {"fieldManager": manager, **({"force": "true"} if force else {})}
+        query |= {"dryRun": "All"} if dry_run else {}
         return self.request("PATCH", path, query, body, APPLY)
 
     def stream(self, path: str, query: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:

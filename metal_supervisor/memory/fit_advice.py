@@ -65,38 +65,38 @@ def _smaller_types(kind: str) -> tuple[str, ...]:
 
 def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedChange]:
     """Changes with which a model fits that does not fit as planned: the smallest of each kind, the mildest first."""
-    made, found = charge(plan), []
+    made = charge(plan)
+    found: list[SuggestedChange] = []
     least = LEAST_CONTEXT * plan.slots
+
+    def add(text: str, need: int) -> None:
+        # Rounded down like what is left, into which it fits: it must not look like more.
+        found.append(SuggestedChange(f"{text}: {amount(need, 'down')}", need))
 
     def takes(other: FitPlan) -> int:
         return charge(other).total_bytes
 
     without = made.total_bytes - made.prompt_cache_bytes
     if without <= free_bytes:
-        found.append(
-            SuggestedChange(f"without its prompt cache (spec.extraArgs: --cache-ram 0): {amount(without)}", without)
-        )
+        add("without its prompt cache (spec.extraArgs: --cache-ram 0)", without)
     context = largest_context(charge, plan, free_bytes, plan.context)
     if context >= least:
-        need = takes(replace(plan, context=context))
-        found.append(SuggestedChange(f"--ctx {context} (spec.contextSize): {amount(need)}", need))
+        add(f"--ctx {context} (spec.contextSize)", takes(replace(plan, context=context)))
     smaller = _smaller_types(plan.kv_type)
     for kind in smaller:
         if (need := takes(replace(plan, kv_type=kind))) <= free_bytes:
-            found.append(SuggestedChange(f"--kv-type {kind} (spec.cacheTypeK and cacheTypeV): {amount(need)}", need))
+            add(f"--kv-type {kind} (spec.cacheTypeK and cacheTypeV)", need)
             break
     else:
         other = replace(plan, kv_type=smaller[-1]) if smaller else plan
         longer = largest_context(charge, other, free_bytes, plan.context)
         if longer >= max(least, context + 1):
-            need = takes(replace(other, context=longer))
             text = f"--kv-type {other.kv_type} --ctx {longer} (spec.cacheTypeK, cacheTypeV and contextSize)"
-            found.append(SuggestedChange(f"{text}: {amount(need)}", need))
+            add(text, takes(replace(other, context=longer)))
     for slots in range(plan.slots - 1, 0, -1):
         fewer = replace(plan, slots=slots, context=plan.context // plan.slots * slots)
         if (need := takes(fewer)) <= free_bytes:
-            text = f"--slots {slots} --ctx {fewer.context} (spec.parallelSlots and contextSize, as much for each)"
-            found.append(SuggestedChange(f"{text}: {amount(need)}", need))
+            add(f"--slots {slots} --ctx {fewer.context} (spec.parallelSlots and contextSize, as much for each)", need)
             break
     return found
 

@@ -181,7 +181,8 @@ def test_a_server_that_lies_or_fails_is_no_answer(how: str, shell: Shell, web: W
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--ctx", "0"], "--ctx must be from 1"), (["--ctx", "many"], "invalid int"), (["--slots", "257"], "--slots"),
+        (["--ctx", "0"], "--ctx must be from 128 to 2097152, not 0"), (["--ctx", "127"], "not 127"),
+        (["--ctx", "2097153"], "not 2097153"), (["--ctx", "many"], "invalid int"), (["--slots", "65"], "--slots"),
         (["--kv-type", "f8"], "--kv-type must be one of f32, f16"),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ OTHER_WORDS = frozenset({
     "Authorization", "Allow", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
     "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
-    "BadAnswer", "TooLarge", "Unreachable", "Untrusted",
+    "BadAnswer", "TooLarge", "Unreachable", "Untrusted", "All",
     "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "Held", "LoadedJob", "Kube", "KubeError", "Launchctl",
     "LaunchdError", "Place", "Pool",
     "Settings", "Ollama", "WithdrawalToken",

@@ -43,12 +43,12 @@ def test_of_each_kind_the_least_change_is_told() -> None:
     assert texts(plan, 7 * GIB) == [
         "--ctx 28672 (spec.contextSize): 7.0 GiB",
         "--kv-type q8_0 (spec.cacheTypeK and cacheTypeV): 6.3 GiB",
-        "--slots 3 --ctx 24576 (spec.parallelSlots and contextSize, as much for each): 6.7 GiB",
+        "--slots 3 --ctx 24576 (spec.parallelSlots and contextSize, as much for each): 6.6 GiB",
     ]
     assert texts(plan, 6 * GIB) == [
         "--ctx 12288 (spec.contextSize): 6.0 GiB",
         "--kv-type q4_0 (spec.cacheTypeK and cacheTypeV): 5.8 GiB",
-        "--slots 1 --ctx 8192 (spec.parallelSlots and contextSize, as much for each): 5.6 GiB",
+        "--slots 1 --ctx 8192 (spec.parallelSlots and contextSize, as much for each): 5.5 GiB",
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_prompt_cache_is_the_first_to_go() -> None:
         return replace(charge(plan), prompt_cache_bytes=2 * GIB)
 
     found = texts(FitPlan(8192), 6 * GIB, with_cache)
-    assert found == ["without its prompt cache (spec.extraArgs: --cache-ram 0): 5.6 GiB"]
+    assert found == ["without its prompt cache (spec.extraArgs: --cache-ram 0): 5.5 GiB"]
 
 
 def test_a_context_that_is_no_help_is_not_suggested() -> None:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from metal_supervisor.cli import chat, main, model_source, serve
+from metal_supervisor.cli import chat, fit, main, model_source, serve
 from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
+from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.fields import Bad
@@ -75,8 +76,9 @@ def test_a_model_that_was_served_before_is_found_however_its_source_is_spelled(t
             field = {"source": "file:///My Models/m.gguf"} if "/models/" in path else {"modelRef": "m"}
             return {"metadata": {"name": "m"}, "spec": field}
 
-        def apply(self, _path: str, body: Json, *_: object, **__: object) -> None:
-            self.applied.append(body)
+        def apply(self, _path: str, body: Json, *_: object, dry_run: bool = False, **__: object) -> None:
+            if not dry_run:
+                self.applied.append(body)
 
     made = serve.manifests(ServeOrder("x", name="m"), ServedModel("file:///My%20Models/m.gguf", "gguf"))
     cluster: Any = Cluster()
@@ -86,6 +88,56 @@ def test_a_model_that_was_served_before_is_found_however_its_source_is_spelled(t
     made[0]["spec"]["source"] = "file:///My%20Models/another.gguf"
     with pytest.raises(CannotBoot, match="there is a Model m already"):
         command._apply(cluster, made)
+
+
+def test_a_service_that_the_api_refuses_leaves_no_model_behind(tmp_path: Path) -> None:
+    class Cluster:
+        """Accepts Models alone."""
+
+        applied: ClassVar[list[str]] = []
+
+        def request(self, _method: str, _path: str) -> Json:
+            raise KubeError(404, "NotFound", "there is none")
+
+        def apply(self, path: str, *_: object, dry_run: bool = False, **__: object) -> None:
+            if "/inferenceservices/" in path:
+                raise KubeError(422, "Invalid", "refused")
+            self.applied.append(path)
+
+    cluster: Any = Cluster()
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), io.StringIO())
+    with pytest.raises(KubeError):
+        command._apply(cluster, serve.manifests(ServeOrder("x", name="m"), ServedModel("/m.gguf", "gguf")))
+    assert not cluster.applied
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("README.md", "README.md is something else, not a GGUF file"), ("empty", "a directory without config.json"),
+])  # fmt: skip
+def test_what_is_no_model_is_not_applied(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("words")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(serve.Serve, "_as_the_system", lambda *_: pytest.fail("it was applied"))
+    assert main.main(["serve", str(tmp_path / name), "--state-dir", str(tmp_path / "state")]) == 1
+    said = capsys.readouterr().err
+    assert why in said and "nothing is applied" in said
+
+
+@pytest.mark.parametrize("context", [64, 1 << 22])
+def test_a_context_that_the_api_refuses_is_refused_here(context: int) -> None:
+    with pytest.raises(Bad, match="--ctx must be from 128 to 2097152"):
+        serve.manifests(ServeOrder("x", context=context), ServedModel("/m.gguf", "gguf"))
+
+
+def test_what_only_fit_can_be_told_is_no_advice_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = "m", "it would fit with --kv-type q4_0 (x): 1 MiB", "it would fit with --ctx 512 (x): 1 MiB"
+    monkeypatch.setattr(serve.fit, "answer", lambda *_: fit.FitAnswer(False, lines, {}))
+    monkeypatch.setattr(serve.model_files, "looked_at", lambda _: None)
+    said: list[str] = []
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), io.StringIO())
+    assert not command._fits(ServedModel("/m.gguf", "gguf"), said.append) and said == list(lines[2:])
 
 
 class Told:
@@ -109,9 +161,11 @@ def test_a_download_that_is_tried_again_does_not_end_the_command(
     states: tuple[tuple[str, str], ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
-    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), io.StringIO())
+    out = io.StringIO()
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), out)
     told: Any = Told(*states)
     assert command._follow(told, "/m") == code
+    assert ("metal-supervisor rm m --state-dir" in out.getvalue()) is bool(code)
     told = Told(*[("Failed", "DownloadFailed")] * 3)
     monkeypatch.setattr(serve, "PATIENT_S", 0.0)
     assert command._follow(told, "/m") == 1, "it may not last"
