@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -39,6 +40,7 @@ class ServiceClient:
             text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
             raise ServiceError(text, NOT_RUNNING)
         self._kube = Kube(settings.kubeconfig_path, settings.context)
+        self._conf = str(settings.state_path / "supervisord.conf")
         self._own = str(settings.state_path) if settings.embedded else ""
         self._scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
 
@@ -65,7 +67,10 @@ class ServiceClient:
         found = self.named(name)
         before = mapping(found, "spec").get("replicas", 1)
         if (before == 0) == (replicas == 0):
-            return f"{_key(found)} has {before} replicas already"
+            if replicas and _reason(mapping(found, "status")) == "StoppedByHand":
+                start = f"supervisorctl -c {shlex.quote(self._conf)} start {_key(found).replace('/', '.')}"
+                raise ServiceError(f"{_key(found)} was stopped with supervisorctl; start it with: {start}")
+            return f"{_key(found)} has {before} replica{'' if before == 1 else 's'} already"
         by_hand = f"scale {_typed(found)} --replicas={replicas}"
         self._asked("PATCH", _path(found), {"spec": {"replicas": replicas}}, by_hand)
         return f"{_key(found)}: spec.replicas is {replicas} now"
@@ -124,11 +129,16 @@ def _path(found: Json) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/inferenceservices/{metadata['name']}"
 
 
+def _reason(status: Json) -> str:
+    """Reason of MetalReady, "" without that condition."""
+    ready = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
+    return string(ready[0], "reason") if ready else ""
+
+
 def state_of(found: Json) -> str:
     """State of a service in one word: its phase, or the reason of one that rests or loads."""
     status = mapping(found, "status")
-    ready = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
-    reason = string(ready[0], "reason") if ready else ""
+    reason = _reason(status)
     return reason if reason in ("Unloaded", "Waking") else string(status, "phase") or "Pending"
 
 

@@ -22,6 +22,7 @@ class StandInKube:
     """Stand-in for Kube: keeps services, and what was asked of it beside lists."""
 
     services: ClassVar[Mapping[str, Json]] = {}
+    reason: ClassVar[str] = ""
     failure: ClassVar[KubeError | None] = None
     asked: ClassVar[list[tuple[str, str]]] = []
 
@@ -32,7 +33,9 @@ class StandInKube:
         if self.failure is not None:
             raise self.failure
         if method == "GET":
-            return {"items": [{"metadata": {"namespace": "default", "name": name}, "spec": spec}
+            said = [{"type": "MetalReady", "reason": self.reason}]
+            return {"items": [{"metadata": {"namespace": "default", "name": name}, "spec": spec,
+                               "status": {"conditions": said}}
                               for name, spec in self.services.items()]}  # fmt: skip
         self.asked.append((method, path.removeprefix(PREFIX)))
         return {}
@@ -63,6 +66,14 @@ def test_a_model_that_another_service_drafts_with_stays(kube: type[StandInKube])
     assert kube.asked[1:] == [
         ("DELETE", "/namespaces/default/inferenceservices/large"), ("DELETE", "/namespaces/default/models/big"),
     ]  # fmt: skip
+
+
+def test_what_was_stopped_with_supervisorctl_is_started_there(kube: type[StandInKube]) -> None:
+    kube.services = {"tiny": {"modelRef": "m", "replicas": 1}}
+    assert client().scale("tiny", 1) == "default/tiny has 1 replica already"
+    kube.reason = "StoppedByHand"
+    with pytest.raises(ServiceError, match=r"supervisorctl -c \S+/supervisord\.conf start default\.tiny$"):
+        client().scale("tiny", 1)
 
 
 def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
