@@ -127,7 +127,7 @@ class Status:
         return cast(Json, document)
 
     def _lines(self, document: Json, width: int | None) -> list[str]:
-        self._incoming.take(downloads(document), time.monotonic())
+        self._incoming.take(tuple(each for each in downloads(document) if not each.failed), time.monotonic())
         coming = self._incoming.shown((width or WIDE) - 10)
         return lines(document, self._beside(services(document)), coming, time.time(), width)
 

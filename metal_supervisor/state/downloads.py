@@ -38,6 +38,11 @@ class Download:
         """True if bytes are arriving, or are about to."""
         return self.phase == "Downloading"
 
+    @property
+    def failed(self) -> bool:
+        """True if it failed: no bytes come, and its service tells why and when it is tried again."""
+        return self.phase == "Failed"
+
 
 def counts(got_bytes: int, total_bytes: int, message: str) -> bool:
     """True if a download's byte counts are to be shown rather than its message."""

@@ -130,6 +130,13 @@ def test_an_engine_that_is_to_fall_asleep_is_not_asked_how_fast_it_writes(state:
     assert status(state).returncode == 0 and "/metrics" not in sidecar.asked
 
 
+def test_only_what_is_to_come_is_called_a_fetch(state: StateDir, sidecar: Sidecar) -> None:
+    rows = [{"namespace": "d", "model": name, "phase": phase, "gotBytes": 0, "totalBytes": 0, "message": "m"}
+            for name, phase in (("bad", "Failed"), ("good", "Downloading"))]  # fmt: skip
+    sidecar.document = document() | {"downloads": rows}
+    assert [line.split()[1] for line in status(state).stdout.splitlines() if "fetches" in line] == ["d.good"]
+
+
 def test_json_is_the_document_as_it_came(state: StateDir, sidecar: Sidecar) -> None:
     sidecar.document = document(message=EVIL) | {"of a later release": [1]}
     done = status(state, "--json")

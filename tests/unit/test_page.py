@@ -105,6 +105,11 @@ def test_it_tells_downloads_events_notices_cluster_programs_and_power() -> None:
     assert (progress["value"], progress["max"]) == (str(boards.GIB), str(4 * boards.GIB))
 
 
+def test_what_failed_is_no_download() -> None:
+    told = {"models": {"default/gone": {"file": {"phase": "Failed", "message": "answered 404"}}}}
+    assert "404" not in page(boards.board(0, controller=told)).text
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
