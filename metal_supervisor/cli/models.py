@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from metal_supervisor.cli.terminal import Live
 from metal_supervisor.models import fetch, inventory
-from metal_supervisor.models.housekeeping import Bounds, Kind, age, choose, unused_models
+from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
 from metal_supervisor.models.model_directory import PinnedFiles
 from metal_supervisor.settings.loader import Settings
@@ -192,10 +192,13 @@ class ModelsCommand:
         why = choose(items, bounds, found.size_bytes, now)
         entries = {entry.name: entry for entry in found.entries}
         chosen = [(entries[name], text) for name, text in why.items()]
-        if not chosen:
+        if fresh := left_alone(items, now):
+            count = _counted(len(fresh), "partial model was", "partial models were")
+            self._print(f"{count} written to within {age(LEFT_ALONE_S)}, and may be tried again: left alone until then")
+        elif not chosen:
             empty = "nothing is in the store" if not items else "nothing is left over"
             self._print(empty if bounds == Bounds() else "nothing has to go")
-        if bounds == Bounds() and len(items) > len(chosen):
+        if bounds == Bounds() and len(items) > len(chosen) + len(fresh):
             self._advise(found, now)
         return self._remove(chosen, how, "gc") if chosen else OK
 

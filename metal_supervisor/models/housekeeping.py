@@ -83,6 +83,11 @@ def unused_models(items: Sequence[Item]) -> list[Item]:
     return sorted(found, key=lambda item: (item.used_at, item.name))
 
 
+def left_alone(items: Sequence[Item], now: float) -> list[Item]:
+    """Partial models that are neither used nor old enough to be left over. `now`: Unix time."""
+    return [each for each in items if each.kind is Kind.PARTIAL and not each.used and not _is_left_over(each, now)]
+
+
 def _is_left_over(item: Item, now: float) -> bool:
     return item.kind is Kind.PARTIAL and not item.used and not 0 <= now - item.used_at < LEFT_ALONE_S
 

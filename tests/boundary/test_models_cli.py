@@ -401,5 +401,12 @@ def test_options_that_mean_nothing_are_refused(mac: Mac, words: tuple[str, str],
     assert text in mac.models("gc", *words, "--yes", code=2)
 
 
+def test_a_partial_that_is_too_young_to_go_is_told(mac: Mac) -> None:
+    slot = mac.slot("https://h/new.gguf", whole=False)
+    said = mac.models("gc", "--dry-run")
+    assert said.startswith("1 partial model was written to within 10 min") and said.count("\n") == 1
+    assert slot.path.exists()
+
+
 def test_an_empty_store_has_no_other_model(mac: Mac) -> None:
     assert mac.models("gc", "--yes") == "nothing is in the store\n"
