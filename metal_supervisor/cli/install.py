@@ -81,11 +81,11 @@ def _uninstall(arguments: argparse.Namespace) -> int:
 
     machine = _machine(arguments.dry_run)
     found = uninstall.find(machine, Path(arguments.state_dir).expanduser().absolute())
-    if arguments.dry_run:
-        uninstall.show(found, machine, arguments.purge, print)
-        return 0
     if not found.places and not found.ours:
         say("there is nothing to uninstall")
+        return 0
+    if arguments.dry_run:
+        uninstall.show(found, machine, arguments.purge, print)
         return 0
     uninstall.uninstall(found, machine, arguments.purge, say)
     return 0

@@ -118,6 +118,9 @@ def _list(path: Path, out: TextIO, as_json: bool) -> int:
 
 def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
     """Append the line of a fresh key, and print the key."""
+    if not access.is_name(arguments.name):  # in the file, blanks end a name, and # begins a comment
+        text = "NAME must be of letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit"
+        raise BadKeys(f"{text}, not {arguments.name!r:.80}")
     text = path.read_text("utf-8") if path.exists() else ""
     secret = access.new_key()
     limits = []
@@ -128,8 +131,7 @@ def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
     services = access.services_of(arguments.services, "--services")
     line = access.line_of(AccessKey(arguments.name, access.digest_of(secret), services, *limits))
     whole = f"{text or HEAD}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
-    if arguments.name not in {key.name for key in access.parse(whole)}:  # a line that begins with # is a comment
-        raise BadKeys(f"{arguments.name!r:.80} is not the name of a key; it begins with a letter or digit")
+    access.parse(whole)
     _replace(path, whole)
     out.write(f"{secret}\n")
     return 0

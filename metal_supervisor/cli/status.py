@@ -23,6 +23,7 @@ from metal_supervisor.spec.terminal_text import encodable, escaped, fitted
 from metal_supervisor.spec.throughput import tokens_per_s
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
 from metal_supervisor.supervisord.ctl_plugin import endpoint, listing
 
 LOOK_EVERY_S = 1.0
@@ -116,6 +117,10 @@ class Status:
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", error)
             text = f"nothing answers on port {port} ({why}); is it running? start it with: metal-supervisor run"
+            if Supervisord(self._state.socket).answers():
+                conf = shlex.quote(str(self._state.path / "supervisord.conf"))
+                text = f"nothing answers on port {port} ({why}), though supervisord runs; its sidecar answers there: "
+                text += f"supervisorctl -c {conf} status"
             raise Silent(text) from None
         except Strange:
             text = f"what answers on port {port} is not metal-supervisor; see --port and --state-dir"

@@ -77,8 +77,13 @@ def parse(text: str) -> tuple[AccessKey, ...]:
     return tuple(found.values())
 
 
+def is_name(text: str) -> bool:
+    """True if a key may be called so."""
+    return bool(_NAME.fullmatch(text))
+
+
 def _parsed(words: Sequence[str], where: str) -> AccessKey:
-    if not _NAME.fullmatch(words[0]):
+    if not is_name(words[0]):
         raise BadKeys(f"{where}: the first word must be a name of letters, digits, '.', '_' and '-'")
     if len(words) < 2 or not _HASH.fullmatch(words[1]):
         text = "the second word must be sha256: and 64 hexadecimal digits, as `metal-supervisor key add` writes it"

@@ -238,8 +238,9 @@ class Client:
         near, rules = networks_near(interfaces()), self._rules
         allowed = [each for each in known if rules.allows_address(host, ipaddress.ip_address(each), port, near)]
         if known and not allowed:
-            text = f"{host:.253} is at {next(iter(known))}, which is no public address; --private-hosts can allow it"
-            raise _Forbidden(text)
+            first = next(iter(known))
+            which = host if host == first else f"{host:.253} is at {first}, which"
+            raise _Forbidden(f"{which} is no public address; --private-hosts can allow it")
         return allowed
 
     def hold(self, opened: socket.socket) -> None:

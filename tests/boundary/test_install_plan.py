@@ -544,6 +544,7 @@ def test_on_a_machine_that_is_no_mac_only_the_dry_run_works(capsys: pytest.Captu
     assert main.main(["install", "--embedded", "--dry-run", "--state-dir", state]) == 0
     assert "launchctl bootstrap system" in capsys.readouterr().out
     assert main.main(["uninstall", "--dry-run", "--state-dir", state]) == 0
+    assert "there is nothing to uninstall" in capsys.readouterr().err
 
 
 def test_a_job_runs_as_who_installs_it_whatever_the_shell_says(

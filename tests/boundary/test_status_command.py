@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.settings.loader import Overrides, save_overrides
+from metal_supervisor.cli.status import Silent, Status
+from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Endpoint
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Supervisord
 from tests.support.pseudo import Terminal
 from tests.support.records import a_record
 
@@ -162,6 +164,14 @@ def test_where_nothing_answers_the_files_are_shown_and_it_is_said(state: StateDi
     assert head.startswith("NAME ") and "CrashLoopBackOff" in row and row.isprintable()
     silent = status(state, "--json", "--port", closed_port())
     assert (silent.returncode, silent.stdout) == (3, "")
+
+
+def test_where_only_the_sidecar_is_down_the_running_supervisord_is_named(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisord, "answers", lambda _: True)
+    with pytest.raises(Silent, match=r"though supervisord runs; .*supervisorctl -c \S+/supervisord.conf status$"):
+        Status(Settings(state_dir=str(state.path), port=int(closed_port())), sys.stdout, print)._ask()
 
 
 def test_where_there_is_nothing_at_all_only_that_is_said(tmp_path: Path) -> None:

@@ -301,6 +301,12 @@ def test_of_many_addresses_only_those_that_are_allowed_are_connected_to(web: Web
     assert web.asked[0][0] == "models.example.com"
 
 
+def test_an_address_is_not_said_to_be_at_itself(web: Web) -> None:
+    with pytest.raises(Unusable) as caught:
+        Client(SourcePolicy()).get(f"{web.url}/plain/m.gguf", {}, {})
+    assert ": 127.0.0.1 is no public address; --private-hosts" in str(caught.value)
+
+
 def test_the_hub_is_looked_up_once_for_each_connection_and_that_address_is_checked(names: Names) -> None:
     names.answers["hub.example.com"] = [["10.0.0.1", "127.0.0.1"]]
     with Hub({"o/r": {"m.gguf": b"GGUF"}}) as hub:

@@ -65,6 +65,7 @@ def test_help_of_a_command_with_few_settings_lists_them(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
+        (["stat"], "there is no command 'stat' (did you mean status?); see metal-supervisor --help"),
         (["statsu"], "there is no command 'statsu' (did you mean status?); see metal-supervisor --help"),
         (["controler"], "there is no command 'controler'; see metal-supervisor --help"),
         (["models", "lss"], "there is no command 'lss' (did you mean ls?); see metal-supervisor models --help"),

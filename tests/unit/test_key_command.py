@@ -31,7 +31,7 @@ def test_a_name_that_would_make_no_key_is_refused(
     """A line that begins with # is a comment: its key would never let anyone in."""
     assert main.main(["key", "add", name, "--file", str(tmp_path / "keys")]) == 1
     said = capsys.readouterr()
-    assert not said.out and "name" in said.err and not (tmp_path / "keys").exists()
+    assert not said.out and "NAME must be of letters" in said.err and not (tmp_path / "keys").exists()
 
 
 def test_the_file_keeps_its_mode_its_group_and_the_links_to_it(tmp_path: Path) -> None:
