@@ -13,9 +13,10 @@ import stat
 from pathlib import Path
 
 from metal_supervisor.models import repository
-from metal_supervisor.models.fetch import MAGIC, kind
+from metal_supervisor.models.fetch import MAGIC, Opened, kind
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import Places, named
+from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import ModelFile
 
@@ -49,6 +50,7 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
         with path.open("rb") as file:
             places.check_opened(file.fileno(), path)
             head = file.read(512)
+            cut = _cut_short(file.fileno(), status.st_size) if head.startswith(MAGIC) else ""
     except FileNotFoundError:
         raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
     except OSError as error:
@@ -57,7 +59,23 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
         raise Unusable("InvalidModelFile", f"{named(path)} is empty; fetch it again")
     if not head.startswith(MAGIC):
         raise Unusable("InvalidModelFile", f"{named(path)} is {kind(head)}, not a GGUF file; check spec.source")
+    if cut:
+        raise Unusable("InvalidModelFile", f"{named(path)}: {cut}; fetch it again")
     return status.st_size
+
+
+def _cut_short(descriptor: int, size_bytes: int) -> str:
+    """What a GGUF file's header says of bytes that it lacks, "" if it has all. Raises OSError.
+
+    A header that is wrong in another way is the engine's to judge: it may be newer than this reader.
+    """
+    try:
+        read_header(Opened(descriptor), size_bytes)
+    except CutShort as error:
+        return str(error)
+    except BadGguf:
+        pass
+    return ""
 
 
 def check_directory(path: Path) -> int:

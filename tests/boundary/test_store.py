@@ -207,6 +207,35 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | No
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "left, says", [(200_000, "is cut short: it has 200000 bytes, and {} belong to it"), (100, "ends at byte 100")]
+)
+def test_a_file_that_is_cut_short_is_refused_until_the_rest_of_it_has_come(
+    shelf: Shelf, tmp_path: Path, left: int, says: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    tiny_gguf.write_tiny_gguf(path, context=512)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    found = shelf.get(str(path))
+    assert (found.phase, found.reason) == ("Failed", "InvalidModelFile")
+    assert f"{path}: the file {says.format(len(whole))}" in found.message
+    path.write_bytes(whole)
+    assert shelf.ready(str(path)).size_bytes == len(whole)
+
+
+def test_a_fetched_file_that_is_cut_short_is_fetched_anew_once_the_server_has_another(
+    shelf: Shelf, web: Web, tmp_path: Path
+) -> None:
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf", context=512)
+    whole, url = (tmp_path / "tiny.gguf").read_bytes(), f"{web.url}/cut.gguf"
+    web.bodies["/cut.gguf"] = whole[:200_000]
+    found = shelf.get(url)
+    assert found.reason == "InvalidModelFile" and "it has 200000 bytes" in found.message
+    web.bodies["/cut.gguf"] = whole
+    assert shelf.ready(url).size_bytes == len(whole)
+
+
 def mlx_directory(path: Path, weights: int = 1000) -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
