@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import re
+import stat
 import sys
 import time
 
@@ -142,7 +143,10 @@ def _number(value: object) -> float:
 
 
 def write_note(path: str, note: dict[str, object]) -> None:
-    """Replace the note atomically. A note that cannot be written (disk full) must not keep an engine from starting."""
+    """Replace the note atomically, and wake its readers.
+
+    A note that cannot be written (disk full) must not keep an engine from starting.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -151,6 +155,26 @@ def write_note(path: str, note: dict[str, object]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         say(f"cannot keep {path}: {error}")
+    ring(os.path.dirname(os.path.dirname(path)))
+
+
+def ring(state: str) -> None:
+    """Wake the controller and the sidecar, if they run: nothing else tells them of a start with supervisorctl.
+
+    The ring of `state.doorbell`, which cannot be imported here.
+    """
+    for name in ("controller", "sidecar"):
+        try:
+            bell = os.open(os.path.join(state, f"{name}.bell"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            continue  # it does not run
+        try:
+            if stat.S_ISFIFO(os.fstat(bell).st_mode):
+                os.write(bell, b".")
+        except OSError:
+            pass  # full, so it will wake; or it has just ended
+        finally:
+            os.close(bell)
 
 
 def environment(spec_env: dict[str, str], inherited: dict[str, str], spec_path: str) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor import launch
+from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.programs import read_run
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
@@ -475,6 +478,38 @@ def test_a_damaged_note_does_not_keep_a_real_engine_from_starting(place: Place, 
 def test_a_note_that_cannot_be_written_is_no_traceback(place: Place) -> None:
     place.note.parent.rmdir()
     assert "Traceback" not in place.run(place.spec(*ENGINE))[2]
+
+
+def test_a_start_rings_for_the_controller_and_the_sidecar_and_a_refused_one_too(place: Place, listener: int) -> None:
+    bells = [Doorbell(place.path, name) for name in ("controller", "sidecar")]
+    for spec in (place.spec(*ENGINE), place.spec(*ENGINE, port=listener)):
+        place.run(spec)
+        for bell in bells:
+            assert select.select([bell], [], [], 0)[0] == [bell]
+            bell.wait(0)
+    for bell in bells:
+        os.close(bell.fileno())
+
+
+@pytest.mark.parametrize("kind", ["no listener", "full", "file", "link"])
+def test_a_bell_that_cannot_be_rung_holds_no_start_up_and_is_left_alone(place: Place, kind: str) -> None:
+    elsewhere, path = Doorbell(place.path, "elsewhere"), place.path / "sidecar.bell"
+    if kind == "file":
+        path.write_text("not a bell")
+    elif kind == "link":
+        path.symlink_to(place.path / "elsewhere.bell")
+    else:
+        os.mkfifo(path)
+    listener = os.open(path, os.O_RDWR | os.O_NONBLOCK) if kind == "full" else None
+    with contextlib.suppress(BlockingIOError):
+        while listener is not None:
+            os.write(listener, b"x" * 4096)
+    code, output, errors, _ = place.run(place.spec(*ENGINE))
+    assert (code, errors) == (0, "") and output
+    assert kind != "file" or path.read_text() == "not a bell"
+    assert not select.select([elsewhere], [], [], 0)[0]
+    for each in (elsewhere.fileno(), *([listener] if listener is not None else [])):
+        os.close(each)
 
 
 # ── standing in for a survivor ───────────────────────────────────────────────────────────────────
