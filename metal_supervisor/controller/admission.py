@@ -37,7 +37,6 @@ from metal_supervisor.spec.types import Key, Standing
 EVICTED_DRAIN_S = 20.0
 """How long an engine may finish what it answers while the machine is running out of memory."""
 RUNS = Verdict(Standing.RUN, "Admitted", "", 0.0)
-KEEPS = "the engine keeps running as it last could"
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,11 @@ def settle(
         elif key in displaced:
             result[key] = _displaced(proposal, was, displaced[key], proposals, key in yielding, now)
         elif said is None:
-            result[key] = _within(_kept(proposal, was, ups.get(key), now), book, pools)
+            result[key] = _within(_kept(proposal, was, ups.get(key), now), book, pools, key in ups)
         elif said.admitted:
             result[key] = _admitted(proposal, was, said, now)
         elif was is not None and was.runs:
-            result[key] = _as_it_was(proposal, was, said, now)
+            result[key] = _as_it_was(proposal, was, said, key in ups, now)
         else:
             result[key] = _queued(proposal, was, said, now)
     return result, book
@@ -115,14 +114,14 @@ def _pools(rules: AdmissionRules, leaving: Mapping[str, int]) -> dict[str, Pool]
     return {name: Pool(each.of(rules.budget_bytes), leaving[name]) for name, each in found.items() if each is not None}
 
 
-def _within(record: Record, book: Ledger, pools: Mapping[str, Pool]) -> Record:
+def _within(record: Record, book: Ledger, pools: Mapping[str, Pool], up: bool) -> Record:
     """Record of an admitted engine, with a warning if its namespace exceeds a limit that was set later."""
     pool = pools.get(record.namespace)
     if pool is None or record.warning is not None or book.charged[record.namespace] <= pool.limit_bytes:
         return record
     taken, limit = amount(book.charged[record.namespace], "up"), amount(pool.limit_bytes, "down")
     text = f"the models of namespace {record.namespace} take {taken}, and may take {limit} (--namespace-memory)"
-    return replace(record, warning=(INSUFFICIENT, f"{text}; {KEEPS}"))
+    return replace(record, warning=(INSUFFICIENT, f"{text}; {reconcile.keeps(up)}"))
 
 
 # ── proposals to entries ─────────────────────────────────────────────────────────────────────────
@@ -219,7 +218,7 @@ def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> 
         return record
     over = ledger.over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
     if over:
-        return replace(record, warning=(INSUFFICIENT, f"{over}; {KEEPS}"))
+        return replace(record, warning=(INSUFFICIENT, f"{over}; {reconcile.keeps(up is not None)}"))
     unknown = was is not None and was.warning and was.warning[0] == ledger.CHECK_FAILED and not record.reserved_bytes
     return replace(record, warning=was.warning) if unknown and was is not None else record
 
@@ -233,13 +232,13 @@ def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float
     )
 
 
-def _as_it_was(proposal: Proposal, was: Record, said: Decision, now: float) -> Record:
+def _as_it_was(proposal: Proposal, was: Record, said: Decision, up: bool, now: float) -> Record:
     """Record of a service whose edit is queued: its engine stays as it is, all else follows the edit at once."""
     since = _since(was.edit_queued_at, now)
     if was.spec_file == proposal.spec_file:  # only its next spec takes more
         return _running(proposal, was, now, next_spec="", next_bytes=0, edit_queued_at=since)
     engine = {name: getattr(was, name) for name in OF_THE_ENGINE}
-    warning = said.reason, f"{said.message}; {KEEPS}"
+    warning = said.reason, f"{said.message}; {reconcile.keeps(up)}"
     return reconcile.recorded(proposal, was.verdict, **engine, edit_queued_at=since, warning=warning)
 
 

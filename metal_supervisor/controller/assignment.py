@@ -202,7 +202,7 @@ class Assignment:
             record = replace(record, withdraw=NO_WITHDRAWAL)
         start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
-            return reconcile.refuse(item, record, snapshot.now, start_refused)
+            return reconcile.refuse(item, record, snapshot.now, start_refused, self._is_up(record, snapshot))
         basis = self._prerequisites.basis(item, record, ports, snapshot) if record is not None else None
         if record is None or basis is None:
             return self._accepted(item, record, ports, snapshot, start_refused)
@@ -222,7 +222,8 @@ class Assignment:
         self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool
     ) -> Proposal:
         outlook = self._prerequisites.outlook(service, record, ports, snapshot)
-        accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused)
+        up = self._is_up(record, snapshot)
+        accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused, up)
         return limits.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
 
     def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
@@ -231,6 +232,12 @@ class Assignment:
             return False
         up = live_note(snapshot.notes.get(proposal.program), snapshot.table.get(proposal.program))
         return up is not None and time.monotonic() < self._unsure_until
+
+    def _is_up(self, record: Record | None, snapshot: Snapshot) -> bool:
+        """True if the engine of a record has a process; a launcher that refuses its start is none."""
+        name = record.program if record is not None else ""
+        note = live_note(snapshot.notes.get(name), snapshot.table.get(name))
+        return note is not None and bool(note.pid)
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
         """True once the launcher has refused to start a revoked spec."""

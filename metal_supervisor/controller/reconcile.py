@@ -115,17 +115,20 @@ def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
     return Record(**{**vars(proposal), "verdict": decided, **changes})
 
 
-def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Proposal:
+def refuse(
+    rejected: Rejected, record: Record | None, now: float, start_refused: bool = False, up: bool = True
+) -> Proposal:
     """The proposal for an InferenceService that cannot run as it is written.
 
     `start_refused`: its spec was revoked, and the launcher has refused to start it; nothing is left to interrupt.
+    `up`: its engine has a process.
     """
     off = rejected.suspended or rejected.replicas == 0
     if record is not None and record.runs and rejected.keeps_running and not start_refused:
         said = rejected.reason, rejected.message
         if record.rules < RULES:
             return _revoked(record, rejected.uid, rejected.generation, *said)
-        return _warned(record, rejected.uid, rejected.generation, *said)
+        return _warned(record, rejected.uid, rejected.generation, *said, up)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
     if off:  # switching off must work even if the rest of the manifest is invalid
@@ -167,9 +170,14 @@ def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
     return verdict(before, Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", now)
 
 
-def _warned(record: Record, uid: str, generation: int, reason: str, message: str) -> Proposal:
-    text = f"{message}; the engine keeps running as it last could"
-    return replace(unchanged(record), uid=uid, generation=generation, warning=(reason, text))
+def keeps(up: bool) -> str:
+    """What becomes of an engine whose service cannot be followed as it is now. `up`: it has a process."""
+    return f"the engine {'keeps running' if up else 'starts again'} as it last could"
+
+
+def _warned(record: Record, uid: str, generation: int, reason: str, message: str, up: bool) -> Proposal:
+    warning = reason, f"{message}; {keeps(up)}"
+    return replace(unchanged(record), uid=uid, generation=generation, warning=warning)
 
 
 def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Proposal:
@@ -210,9 +218,14 @@ def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | 
 
 
 def accept(
-    service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False
+    service: Service,
+    record: Record | None,
+    outlook: Outlook,
+    now: float,
+    start_refused: bool = False,
+    up: bool = True,
 ) -> Proposal:
-    """The proposal for a valid InferenceService. `start_refused`: as for `refuse`."""
+    """The proposal for a valid InferenceService. `start_refused`, `up`: as for `refuse`."""
     before = record.verdict if record else None
     # Until it has exited, the running engine is probed, drained and published at its own address.
     host, port = outlook.live or (outlook.host, outlook.port)
@@ -263,7 +276,7 @@ def accept(
                 return _revoked(record, service.uid, service.generation, reason, message)
             if reason == CHECKING and (record.uid, record.generation) == (service.uid, service.generation):
                 return unchanged(record)  # a controller that has just started looks at everything anew
-            return _warned(replace(record, warning=None), service.uid, service.generation, reason, message)
+            return _warned(replace(record, warning=None), service.uid, service.generation, reason, message, up)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked

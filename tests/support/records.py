@@ -29,12 +29,14 @@ def granted(proposal: Proposal, before: Record | None, now: float) -> Record:
 
 
 def accept(
-    service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False
+    service: Service, record: Record | None, outlook: Outlook, now: float, start_refused: bool = False, up: bool = True
 ) -> Record:
     """`reconcile.accept` where there is memory for all."""
-    return granted(reconcile.accept(service, record, outlook, now, start_refused), record, now)
+    return granted(reconcile.accept(service, record, outlook, now, start_refused, up), record, now)
 
 
-def refuse(rejected: Rejected, record: Record | None, now: float, start_refused: bool = False) -> Record:
+def refuse(
+    rejected: Rejected, record: Record | None, now: float, start_refused: bool = False, up: bool = True
+) -> Record:
     """`reconcile.refuse` where there is memory for all."""
-    return granted(reconcile.refuse(rejected, record, now, start_refused), record, now)
+    return granted(reconcile.refuse(rejected, record, now, start_refused, up), record, now)

@@ -139,6 +139,7 @@ def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_a
     kept, book = settle({**first, a.key: edited, c.key: c}, first, b_only, AdmissionRules(BUDGET), 2.0)
     assert (kept[a.key].spec_file, kept[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
     assert kept[a.key].warning and kept[c.key].spec_file is None
+    assert kept[a.key].warning[1].endswith("the engine starts again as it last could")
     assert book.charged_bytes == 40 * GIB
     taken, _ = settle({a.key: edited}, kept, {}, AdmissionRules(BUDGET), 3.0)
     assert taken[a.key].spec_file == edited.spec_file

@@ -141,6 +141,13 @@ def test_what_is_only_looked_at_again_is_no_warning_and_what_an_edit_waits_for_i
     assert accept(SERVICE, None, asked, 200.0).verdict.standing is Standing.WAIT
 
 
+@pytest.mark.parametrize("up, says", [(True, "keeps running"), (False, "starts again")])
+def test_a_warning_says_that_an_engine_keeps_running_only_of_one_that_has_a_process(up: bool, says: str) -> None:
+    lost = outlook("b", file=ModelFile("Failed", "", reason="ModelFileMissing", message="it is gone"))
+    for warned in (refuse(rejected(), running(), 200.0, up=up), accept(EDITED, running(), lost, 200.0, up=up)):
+        assert warned.warning and warned.warning[1].endswith(f"; the engine {says} as it last could")
+
+
 def test_a_good_edit_clears_the_warning_of_a_bad_one() -> None:
     warned = refuse(rejected(), running(), 200.0)
     assert warned.warning is not None
