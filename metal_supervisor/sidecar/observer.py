@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor import launch
-from metal_supervisor.cluster.report import CRASH_LOOP, HELD
+from metal_supervisor.cluster.report import CRASH_LOOP, HELD, rests
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar import exit_messages, sharing
 from metal_supervisor.sidecar.counters import Counters
@@ -91,6 +91,8 @@ class Observer:
         """Programs whose latest observation could not be written."""
         self._engines: dict[str, int] = {}
         """Program -> latest pid that its launcher noted as an engine."""
+        self._rested: set[str] = set()
+        """On-demand programs that were at rest, and have not served since: their next start is for a request."""
 
     @property
     def observations(self) -> Mapping[str, Observed]:
@@ -103,6 +105,7 @@ class Observer:
             del self._before[program]
             self._engines.pop(program, None)
             self._unkept.discard(program)
+            self._rested.discard(program)
             self._state.forget_observed(program)
 
     def known(self, record: Record, pid: int) -> ProbeFinding:
@@ -135,6 +138,8 @@ class Observer:
         told = message if message.startswith(sharing.UNREACHABLE) else published.problem
         withdrawn = record.withdraw if published.fronted else published.withdrawn
         busy, drained = self._drained(look, withdrawn)
+        if rests(record):
+            self._rested.add(record.program)
         observed = Observed(
             program=record.program,
             pid=pid,
@@ -148,7 +153,7 @@ class Observer:
             restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
             counted_start=max([before.counted_start if before else 0.0, *(look.note.starts if look.note else ())]),
             exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
-            wakes=_wakes(before, record, bool(pid) and finding.served, now),
+            wakes=self._wakes(before, record, bool(pid) and finding.served, now),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
@@ -156,6 +161,8 @@ class Observer:
             published=told,
             memory_bytes=_charged(pid, held, before),
         )
+        if observed.served and word != State.STOPPING.value and not rests(record):
+            self._rested.discard(record.program)
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
         news = before is None or before.to_decide_by != observed.to_decide_by
@@ -223,6 +230,15 @@ class Observer:
         busy = self._prober.busy(record.program, carried_out, look.target if look.pid else None)
         return bool(busy), carried_out if busy is False or not look.pid else NO_WITHDRAWAL
 
+    def _wakes(self, before: Observed | None, record: Record, served: bool, now: float) -> dict[str, float]:
+        """The latest loads for a request. A start of an engine that did not rest before is none, as after a crash."""
+        known = before.wakes if before is not None else {}
+        if not served or record.program not in self._rested or (before is not None and before.served):
+            return known
+        if record.idle_s is None or record.queued_at is None:
+            return known
+        return dict([*known.items(), (utc(record.queued_at), round(now - record.queued_at, 3))][-MOST_WAKES:])
+
     def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
         """The last exit of its engine; read from supervisord's log only when it may have changed."""
         if before is None or died or not before.last_exit or word in HELD:
@@ -248,15 +264,6 @@ def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bo
     known = before.counted_start if before is not None else 0.0
     noted = sum(at > known for at in note.starts[1:]) if note is not None else 0
     return noted + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not noted)
-
-
-def _wakes(before: Observed | None, record: Record, served: bool, now: float) -> dict[str, float]:
-    """The latest loads for a request. A start after a crash is none: it was asked for when the load before was."""
-    known = before.wakes if before is not None else {}
-    if not served or record.idle_s is None or record.queued_at is None or (before is not None and before.served):
-        return known
-    asked = utc(record.queued_at)
-    return known if asked in known else dict([*known.items(), (asked, round(now - record.queued_at, 3))][-MOST_WAKES:])
 
 
 def _planned(record: Record, word: str, leaving: bool) -> bool:

@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
 from metal_supervisor.sidecar.observer import Observer, ServiceView
 from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
+from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Standing
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state import directory
 from metal_supervisor.state.directory import StateDir
@@ -132,6 +136,22 @@ def test_a_crash_after_a_long_run_is_counted_though_the_launcher_forgot_the_star
     assert life.look(State.EXITED, 0, 0).restarts == 1
     life.note = replace(life.note, starts=())
     assert life.engine(1010, 1).restarts == 1
+
+
+def test_only_a_start_after_a_rest_is_a_load_for_a_request(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.record = runs = replace(RECORD, idle_s=600.0, queued_at=life.began - 456)
+    life.quiet.found = ProbeFinding(True, "", True)
+    assert not life.engine(1000, 1).wakes, "the system was restarted, and nobody asked for it"
+    life.look(State.EXITED, 0, 0)
+    assert not life.engine(1010, 2).wakes, "it crashed"
+    life.record = replace(runs, verdict=Verdict(Standing.WAIT, UNLOADED, "unused", life.began), queued_at=None)
+    life.look(State.STOPPING, 1010, 1010)
+    life.look(State.STOPPED, 0, 0)
+    life.record = replace(runs, queued_at=life.began)
+    assert list(life.engine(1020, 3).wakes) == [utc(life.began)]
+    life.look(State.EXITED, 0, 0)
+    assert len(life.engine(1030, 4).wakes) == 1
 
 
 def test_an_orderly_stop_counts_nothing(tmp_path: Path) -> None:
