@@ -456,9 +456,10 @@ def main(path: str) -> int:
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle = {**kept, **UNHELD, "pid": 0, "started": "", "starts": starts}
     if now < not_before:
-        text = f"{CRASHED}{len(starts)} times; next start in {not_before - now:.0f} s"
+        text = f"{CRASHED}{len(starts)} times"
         held = {"not_before": not_before, "held_after": len(starts)}
-        refuse(run, {**idle, **held}, "CrashLoopBackOff", text, text)
+        # The note is read later, so how long from now is for the log alone.
+        refuse(run, {**idle, **held}, "CrashLoopBackOff", text, f"{text}; next start in {not_before - now:.0f} s")
         return EXIT_NOT_NOW
     port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
     if reason := "" if spec.get("shared") is True else holder_of(port, host):

@@ -38,6 +38,8 @@ STATE_WORD = re.compile(rf"(\S+/\S+ +)({'|'.join(COLOURS)})(?= |$)")
 LONGEST_BAR, SHORTEST_BAR = 40, 10
 LABEL = 10
 DAY_S = 86400
+NEXT_START = re.compile(r"; next start at \S+$")
+"""End of what `sidecar.exit_messages` says of a crash loop; the same is said here as the seconds that are left."""
 
 
 class Strange(Exception):
@@ -252,11 +254,12 @@ def _why(row: Json, now: float) -> str:
         text += f"; last loaded {asked}, in {seconds} s" if asked else ""
     elif row.get("phase") != "Ready":
         text = f"{string(row, 'reason')}: {string(row, 'message')}"
-    text = escaped(text)
-    text = f"{text[:LONGEST_WHY]}…" if len(text) > LONGEST_WHY else text
+    again = ""
     if isinstance(due, int | float) and row.get("phase") != "Ready":
-        text += "; next attempt is due" if due <= now else f"; next attempt in {due - now:.0f} s"
-    return text
+        text = NEXT_START.sub("", text)
+        again = "; next attempt is due" if due <= now else f"; next attempt in {due - now:.0f} s"
+    text = escaped(text)
+    return f"{text[:LONGEST_WHY]}…{again}" if len(text) > LONGEST_WHY else text + again
 
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

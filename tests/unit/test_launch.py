@@ -446,6 +446,7 @@ def test_a_crash_loop_is_held_with_the_time_of_the_next_start(place: Place) -> N
     assert (code, output) == (75, b"") and "crashed 2 times" in errors
     noted = read_run(place.note.read_text())
     assert (noted.refused, noted.pid, noted.starts) == ("CrashLoopBackOff", 0, (now - 9, now - 5))
+    assert noted.refused_message == "crashed 2 times", "read at any time, and the time is in not_before"
     assert now + 10 <= noted.not_before <= time.time() + 10
     assert place.run(spec)[0] == 75
     assert read_run(place.note.read_text()).not_before == noted.not_before, "a refused try does not prolong the pause"

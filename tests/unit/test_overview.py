@@ -91,6 +91,12 @@ def test_a_crash_loop_says_when_it_is_tried_again_however_long_its_last_words(du
     assert why(document(row)).endswith(f"x…; {words}")
 
 
+def test_when_it_is_tried_again_is_said_once() -> None:
+    said = "exit status 1; it fails; next start at 2026-11-21T09:00:00Z"
+    row = service(phase="Failed", reason="CrashLoopBackOff", message=said, nextAttempt=NOW + 35)
+    assert why(document(row)) == "CrashLoopBackOff: exit status 1; it fails; next attempt in 35 s"
+
+
 def test_a_bad_edit_beside_a_running_engine_is_told() -> None:
     assert why(document(service(warning=["InvalidSpec", "no"]))) == "InvalidSpec: no"
 
