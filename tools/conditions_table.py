@@ -154,7 +154,8 @@ _FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED
     Reason("SourceNotAllowed", "this Mac may not open that place",
            "`--allowed-roots`, `--allowed-hosts` or `--private-hosts`"),
     Reason("DownloadFailed", "no server, no answer, a line that is cut again and again", "nothing: it is tried again"),
-    Reason("InvalidModelFile", "what came, or lies there, is no model: a login page, an LFS pointer, half a file",
+    Reason("InvalidModelFile", "what came, or lies there, is no model: a login page, an LFS pointer, "
+           "a file that is cut short, or not yet copied whole",
            "fetch it again, or correct `spec.source` or `spec.format`"),
     Reason("ModelDigestMismatch", "its sha256 is another one",
            "correct `spec.sha256`, or `metal-supervisor models rm`"),
