@@ -68,8 +68,9 @@ class ServiceClient:
         before = mapping(found, "spec").get("replicas", 1)
         if (before == 0) == (replicas == 0):
             if replicas and _reason(mapping(found, "status")) == "StoppedByHand":
-                start = f"supervisorctl -c {shlex.quote(self._conf)} start {_key(found).replace('/', '.')}"
-                raise ServiceError(f"{_key(found)} was stopped with supervisorctl; start it with: {start}")
+                conf = f" -c {shlex.quote(self._conf)}" if self._own else ""  # a cluster's may be on another Mac
+                start = f"supervisorctl{conf} start {_key(found).replace('/', '.')}"
+                raise ServiceError(f"{_key(found)} was stopped with supervisorctl; start it there with: {start}")
             return f"{_key(found)} has {before} replica{'' if before == 1 else 's'} already"
         by_hand = f"scale {_typed(found)} --replicas={replicas}"
         self._asked("PATCH", _path(found), {"spec": {"replicas": replicas}}, by_hand)

@@ -67,6 +67,8 @@ class BackendReader:
         on_demand = record.idle_s is not None
         # What was seen last of an engine that was unloaded may still say that it is ready.
         ready = told.engine_ready and not (on_demand and observed and machine.started_at(observed.pid) is None)
+        # Of an engine that is not up, the spec of its last run may be older than an edit of its key.
+        key_known = ready or spec.get("asked") == record.asked
         return Backend(
             program=record.program,
             namespace=record.namespace,
@@ -79,7 +81,7 @@ class BackendReader:
             address=asked_at(record.host or self._bind),
             port=record.port or 0,
             pid=observed.pid if observed else 0,
-            key=first_request.key_of(spec.get("env"))[1],
+            key=first_request.key_of(spec.get("env"))[1] if key_known else "",
             checks_model=record.runtime != LLAMA,
             names_itself=record.probe.names_itself,
             context=self._context(record.runtime, spec_file, spec),

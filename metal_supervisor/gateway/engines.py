@@ -171,7 +171,8 @@ class _Tail:
 
     def __init__(self, upstream: aiohttp.ClientResponse | None) -> None:
         """`upstream`: an event stream, None for another answer."""
-        ends_itself = upstream is None or not {hdrs.TRANSFER_ENCODING, hdrs.CONTENT_LENGTH}.isdisjoint(upstream.headers)
+        told = hdrs.TRANSFER_ENCODING, hdrs.CONTENT_LENGTH
+        ends_itself = upstream is None or any(each in upstream.headers for each in told)
         self._last: bytes | None = None if ends_itself else b""
 
     def add(self, chunk: bytes) -> None:

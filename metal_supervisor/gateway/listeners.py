@@ -21,11 +21,13 @@ class Listeners:
         self,
         path: str,
         public: str,
-        protocol: Callable[[], asyncio.BaseProtocol],
+        protocol: Callable[[bool], asyncio.BaseProtocol],
         problem: Callable[[str, str], None],
         retire: Callable[[], None],
     ) -> None:
         """`path`: of the holder's socket; `public`: the public address, as ADDRESS:PORT.
+
+        `protocol`: makes that of an accepted connection, which is to have TLS or not.
 
         `problem`: called with an address and why it cannot be listened on, "" once it can; `retire`: called once
         another worker serves.
@@ -72,13 +74,14 @@ class Listeners:
                 if address == self._public:
                     handshake_s = HANDSHAKE_S if tls else None
                     self._servers[address] = await self._loop.create_server(
-                        self._protocol, sock=listener, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
-                    )
+                        lambda: self._protocol(tls is not None), sock=listener, backlog=BACKLOG, ssl=tls,
+                        ssl_handshake_timeout=handshake_s,
+                    )  # fmt: skip
                     serving()
                     self._link.serving()
                 elif address in self._fronts:
                     self._servers[address] = await self._loop.create_server(
-                        self._protocol, sock=listener, backlog=BACKLOG
+                        lambda: self._protocol(False), sock=listener, backlog=BACKLOG
                     )
                 else:  # given up meanwhile
                     listener.close()

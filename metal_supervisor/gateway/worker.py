@@ -70,10 +70,8 @@ class _Connections(web.Server):
         """Monotonic time of those, the earliest first; one whose handshake failed counts until it would have ended."""
 
     def __call__(self) -> RequestHandler:
-        handler, now = super().__call__(), time.monotonic()
-        self._begun[handler] = now
-        while now - next(iter(self._begun.values())) > HANDSHAKE_S:
-            del self._begun[next(iter(self._begun))]
+        handler = super().__call__()
+        self._begun[handler] = time.monotonic()
         return handler
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
@@ -83,6 +81,9 @@ class _Connections(web.Server):
     @property
     def count(self) -> int:
         """Connections, begun or made."""
+        over = time.monotonic() - HANDSHAKE_S
+        while self._begun and next(iter(self._begun.values())) < over:
+            del self._begun[next(iter(self._begun))]
         return len(self._begun) + len(self.connections)
 
 
@@ -115,7 +116,8 @@ class Worker:
     def run(self) -> None:
         """Serve until TERM or INT."""
         # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
-        sys.set_int_max_str_digits(INTEGER_DIGITS)
+        if hasattr(sys, "set_int_max_str_digits"):  # not in Python 3.10.6 and before
+            sys.set_int_max_str_digits(INTEGER_DIGITS)
         asyncio.run(self._main())
 
     async def _main(self) -> None:
@@ -259,20 +261,24 @@ class Worker:
         ring(self._state.path, "controller")
         return kept
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _protocol(self, tls: bool) -> asyncio.Protocol:
         assert self._server is not None
         if self._server.count < self._most:
             return self._server()
-        if self._tls is not None:  # the answer would take a handshake; asyncio closes the connection
+        if tls:  # the answer would take a handshake; asyncio closes the connection
             raise ConnectionRefusedError
         return _Turned()
 
     def _tell(self) -> None:
         """Write the gateway's note for `status`; the worker that serves does, or without one that which is to."""
-        if self._retired or (not self._serves and self._another_serves()):
+        if self._retired:
             return
         problems = [*self._problems.values(), *(each.problem for each in self._watched)]
         told = "; ".join(each for each in problems if each)
+        if not self._serves and (others := self._note_of_another()):
+            if told:
+                gateway_note.write(self._state.path, {**others, "next": {"pid": os.getpid(), "problem": told}})
+            return
         note: Json = {
             "at": time.time(), "pid": os.getpid(), "url": self._settings.gateway_url, "problem": told,
             "closed": any(self._problems.get(each) for each in ("", self._public)),
@@ -291,10 +297,14 @@ class Worker:
             self._fronts = fronts
             ring(self._state.path, "sidecar")
 
-    def _another_serves(self) -> bool:
-        """True if the note is that of another worker, which lives: an upgrade whose certificate is bad, say."""
-        pid = gateway_note.read(self._state.path).get("pid")
-        return isinstance(pid, int) and pid != os.getpid() and machine.started_at(pid) is not None
+    def _note_of_another(self) -> Json:
+        """The note if it is that of another worker, which lives, else {}. `upgrade` reads what is added as `next`."""
+        note = gateway_note.read(self._state.path)
+        pid, at = note.get("pid"), note.get("at")
+        if not isinstance(pid, int) or not isinstance(at, (int, float)) or pid == os.getpid():
+            return {}
+        began = machine.started_at(pid)
+        return note if began is not None and began <= at else {}  # a later start: another process has its pid
 
     async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""

@@ -16,6 +16,7 @@ from metal_supervisor import __version__
 from metal_supervisor.controller import boot
 from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.settings import loader
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State
 from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
@@ -127,8 +128,12 @@ def _succeeded(supervisord: Supervisord, directory: StateDir, say: Callable[[str
         with contextlib.suppress(Unavailable):
             row = supervisord.table().get(successor)
             note = gateway_note.read(directory.path)
+            after = mapping(note, "next")
             if row is not None and row.pid and note.get("pid") == row.pid:
                 return not note.get("problem")
+            if row is not None and row.pid and after.get("pid") == row.pid:
+                say(f"the next worker of the gateway cannot serve: {after.get('problem')}")
+                return False
         time.sleep(0.05)
     return False
 

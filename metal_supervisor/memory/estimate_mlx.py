@@ -41,21 +41,23 @@ SIZED = frozenset({
 """Types that read `head_dim`; of all others it is at least `hidden_size` / `num_attention_heads`."""
 GROUPED = SIZED | frozenset({
     "Klear", "apertus", "aya_vision", "bailing_moe", "cohere", "cohere2_moe", "cohere2_vision", "cohere2moe",
-    "deepseek", "deepseekocr", "ernie4_5_moe_vl", "glm4v", "glm4v_moe", "glm_ocr", "granite", "granite4_vision",
-    "granite_vision", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_vl", "idefics2", "idefics3",
-    "internlm2", "internlm3", "internvl_chat", "jamba", "jina_vlm", "lfm2", "lfm2-vl", "lfm2_moe", "llava",
-    "llava_bunny", "llava_next", "mimo", "minicpm", "mixtral", "mllama", "moondream3", "nanochat", "paddleocr_vl",
-    "paligemma", "phi", "phi3", "phi3small", "phi4_siglip", "phi4mm", "phimoe", "plamo2", "qwen2", "qwen2_5_vl",
-    "qwen2_moe", "qwen2_vl", "qwen3_omni_moe", "smolvlm", "stablelm", "starcoder2",
+    "deepseek", "deepseekocr", "dots_ocr", "ernie4_5_moe_vl", "fastvlm", "glm4v", "glm4v_moe", "glm_ocr", "granite",
+    "granite4_vision", "granite_vision", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_vl",
+    "idefics2", "idefics3", "internlm2", "internlm3", "internvl_chat", "jamba", "jina_vlm", "lfm2", "lfm2-vl",
+    "lfm2_moe", "lfm2_vl", "llava", "llava-qwen2", "llava_bunny", "llava_next", "llava_qwen2", "mimo", "minicpm",
+    "mixtral", "mllama", "moondream3", "nanochat", "paddleocr_vl", "paligemma", "phi", "phi3", "phi3small",
+    "phi4_siglip", "phi4mm", "phimoe", "plamo2", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3_omni_moe",
+    "smolvlm", "stablelm", "starcoder2",
 })  # fmt: skip
 """Types that read `num_key_value_heads`; of all others every head has keys and values of its own."""
 NESTED = frozenset({
-    "aya_vision", "cohere2_vision", "deepseek_v41", "deepseek_v41_text", "deepseekocr", "ernie4_5_moe_vl", "gemma3",
-    "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm4v_moe", "glm_ocr", "granite4_vision", "granite_vision",
-    "hunyuan_vl", "idefics2", "idefics3", "internvl_chat", "jina_vlm", "kimi_k25", "kimi_k3", "kimi_vl", "lfm2-vl",
-    "llama4", "llava", "llava_bunny", "llava_next", "minimax_m3_vl", "mistral3", "mllama", "moondream3", "muse_glimmer",
-    "muse_spark", "paddleocr_vl", "paligemma", "phi4_siglip", "phi4mm", "pixtral", "prism_hadamard_qwen35",
-    "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "aya_vision", "cohere2_vision", "deepseek_v41", "deepseek_v41_text", "deepseekocr", "dots_ocr",
+    "ernie4_5_moe_vl", "fastvlm", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm4v_moe", "glm_ocr",
+    "granite4_vision", "granite_vision", "hunyuan_vl", "idefics2", "idefics3", "internvl_chat", "jina_vlm",
+    "kimi_k25", "kimi_k3", "kimi_vl", "lfm2-vl", "lfm2_vl", "llama4", "llava", "llava-qwen2", "llava_bunny",
+    "llava_next", "llava_qwen2", "minimax_m3_vl", "mistral3", "mllama", "moondream3", "muse_glimmer", "muse_spark",
+    "paddleocr_vl", "paligemma", "phi4_siglip", "phi4mm", "pixtral", "prism_hadamard_qwen35", "qwen2_5_vl",
+    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
 })  # fmt: skip
 """Types that take all of their language model's values from `text_config`, if there is one."""
 LATENT = frozenset({
@@ -89,7 +91,7 @@ class _Config:
         kind, inner = config.get("model_type"), config.get("text_config")
         self.kind = kind if isinstance(kind, str) else ""
         self._values = dict(config)
-        if isinstance(inner, dict) and self.kind in NESTED:
+        if isinstance(inner, dict) and inner and self.kind in NESTED:
             self._values = inner
         elif isinstance(inner, dict) and self.kind not in KNOWN:
             self._values = {**inner, **config}
@@ -138,7 +140,8 @@ def _row(config: _Config, kind: str) -> int:
         head = config.number("global_head_dim", 512) or head
         groups = config.number("num_global_key_value_heads", groups) if config.is_true("attention_k_eq_v") else groups
     value = config.number("v_head_dim", 0)
-    unpacked = heads * (config.number("qk_nope_head_dim", 0) + rope + value)
+    nope = config.number("qk_nope_head_dim", 0)
+    unpacked = heads * (nope + rope + value) if rank or nope else 0
     return max(groups * (head + max(head, value)), unpacked)
 
 

@@ -55,7 +55,9 @@ NEXTN = frozenset({
 })  # fmt: skip
 """Architectures whose blocks for multi-token prediction have no cache. Others have such blocks too (glm4moe, exaone4,
 deepseek2), but builds differ: b10434 reserves a cache for them all the same, b11549 does not."""
-MLA = frozenset({"deepseek2", "mistral4", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear", "kimi-k3"})
+MLA = frozenset({
+    "deepseek2", "glm4moelite", "mistral4", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear", "kimi-k3",
+})  # fmt: skip
 STATE_KEYS = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim", "wkv.head_size")
 
 READ_BY: Mapping[str, frozenset[str]] = {

@@ -97,7 +97,7 @@ class Store:
                     known.again.set()
                 continue
             started.append(self._start(artifact, keys, (namespaces or {}).get(artifact, frozenset())))
-        # A local file is checked within a millisecond: a short wait here saves a second pass.
+        # A local file is looked at within milliseconds, 0.1 s if its header is large: a short wait saves a second pass.
         until = time.monotonic() + LOOK_WAIT_S
         for task in started:
             task.first_look.wait(max(0.0, until - time.monotonic()))

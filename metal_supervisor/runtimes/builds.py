@@ -24,8 +24,9 @@ SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*
 SHEBANG_BYTES = 2048
 KEGS = "Cellar", "opt", "lib"
 """Directory of all kegs in Homebrew's prefix, and those of links by which a keg's programs find others' libraries."""
-CODE = re.compile(r".+\.(dylib|so|so\.[0-9.]+|metallib|metal)|mlx-swift_Cmlx\.bundle")
-"""Names of what an engine loads from beside it: libraries, among them ggml's backends, and Metal's shaders."""
+CODE = re.compile(r".+\.(dylib|so|so\.[0-9.]+|metallib|metal)|[\w-]+_\w+\.bundle|mlx_metal_\w+", re.ASCII)
+"""Names of what an engine loads from beside it: libraries, among them ggml's backends, Metal's shaders, and bundles of
+Swift packages with them."""
 
 
 class Broken(Exception):
@@ -67,11 +68,14 @@ def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
         real, environment = Path(os.path.realpath(interpreter)), Path(interpreter).parent.parent
         # Without this file it is only a link to an interpreter, as in ~/.local/bin, and above it lies anything.
         own = [environment] if (environment / "pyvenv.cfg").is_file() else []
-        return tuple(dict.fromkeys(map(str, (*own, real.parent.parent, *_kegs(real)))))
+        prefix, framework, _ = str(real).partition("/Library/Frameworks/")
+        ports = [Path(prefix) / "lib"] if prefix and framework else []  # MacPorts: what it links lies in the prefix
+        return tuple(dict.fromkeys(map(str, (*own, real.parent.parent, *ports, *_kegs(real)))))
     real = Path(os.path.realpath(path))
     if kegs := _kegs(real):
         return tuple(map(str, kegs))
-    places = real.parent, real.parent.parent / "lib"
+    above = real.parent.parent
+    places = real.parent, above / "lib", real.parent / "lib" / real.name, above / "lib" / real.name
     return tuple(str(each) for place in places if place.is_dir() for each in _code_in(place))
 
 

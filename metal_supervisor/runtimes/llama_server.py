@@ -201,8 +201,12 @@ def _capacity(service: Service, place: Place, asked: ParsedArguments) -> list[st
 
 def contexts(service: Service, model: Reading) -> tuple[int, ...]:
     """Tokens of a slot to choose from, the most first; () if the spec names them."""
-    given = "contextSize" in service.options or _asked(service).given(*VALUES["context"])
-    return () if given else offered_contexts(model)
+    asked = _asked(service)
+    if "contextSize" in service.options or asked.given(*VALUES["context"]):
+        return ()
+    said = "" if "parallelSlots" in service.options else asked.last("--parallel")
+    slots = int(said) if said.isdecimal() and int(said) else 1  # those of the field are counted by who chooses
+    return tuple(each * slots for each in offered_contexts(model))
 
 
 def offered_contexts(model: Reading) -> tuple[int, ...]:
@@ -291,7 +295,8 @@ def _housekeeping(
     return [
         part
         for flag, values in wanted
-        if flag in binary.flags and not asked.given(flag)
+        # That no page of an engine's is open to others is not for a variable to undo.
+        if flag in binary.flags and not (_arguments(service) if flag == "--no-webui" else asked).given(flag)
         for part in (flag, *values)
     ]
 

@@ -89,6 +89,18 @@ def test_what_lies_around_a_link_to_an_interpreter_is_no_environment(tmp_path: P
     assert homes_of(Path("x"), f"{tmp_path}/venv/bin/python") == (f"{tmp_path}/venv", f"{tmp_path}/python")
 
 
+def test_a_python_of_macports_may_read_the_libraries_of_its_prefix(tmp_path: Path) -> None:
+    python = tmp_path / "local/Library/Frameworks/Python.framework/Versions/3.12"
+    laid_out(python, "bin/python3.12")
+    assert homes_of(Path("x"), f"{python}/bin/python3.12") == (str(python), f"{tmp_path}/local/lib")
+
+
+def test_a_directory_of_an_engine_s_own_name_in_lib_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    laid_out(tmp_path, "ollama/ollama", "ollama/lib/ollama/libggml-base.so", "ollama/secret", "lib/secret")
+    assert homes_of(tmp_path / "ollama/ollama", "") == (f"{tmp_path}/ollama/lib/ollama",)
+
+
 def settings(tmp_path: Path, **found: Path) -> SimpleNamespace:
     return SimpleNamespace(**{each.setting: str(found.get(each.setting, tmp_path / "none")) for each in MLX})
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from aiohttp import web
 
 from metal_supervisor.gateway import worker as workers
 from metal_supervisor.gateway.access import Doorman
+from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.proxy import Proxy
 from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.settings.schema import Settings
-from metal_supervisor.spec.processes import EngineUse
+from metal_supervisor.spec.processes import EngineUse, RunNote
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
 
 WITHIN_S = 30.0
 STREAM = b'{"model":"tiny","stream":true}'
@@ -229,9 +233,9 @@ def test_a_connection_counts_from_when_it_is_accepted() -> None:
         made.connection_made(first, transport)
         assert made.count == 1
         made()
+        assert made.count == 2
         made._begun = dict.fromkeys(made._begun, time.monotonic() - workers.HANDSHAKE_S - 1)
-        made()
-        assert made.count == 2, "one whose handshake failed counts no longer than that may take"
+        assert made.count == 1, "one whose handshake failed counts no longer than that may take"
 
     run(go)
 
@@ -259,14 +263,31 @@ def test_a_worker_that_cannot_serve_leaves_the_note_to_the_one_that_does(tmp_pat
 
     async def go() -> None:
         waits = workers.Worker(settings, state, lambda: None)
-        gateway_note.write(state.path, {"pid": ancestor, "problem": ""})  # a process that lives
+        gateway_note.write(state.path, {"pid": ancestor, "problem": "", "at": time.time()})  # a process that lives
         waits._say("the certificate is bad")
-        assert gateway_note.read(state.path)["pid"] == ancestor
+        kept = gateway_note.read(state.path)
+        assert kept["pid"] == ancestor and not kept["problem"] and "bad" in kept["next"]["problem"]
+        gateway_note.write(state.path, {"pid": ancestor, "problem": "", "at": 1.0})  # of an earlier boot
+        waits._say("the certificate is very bad")
+        assert gateway_note.read(state.path)["pid"] == mine
         gateway_note.write(state.path, {"pid": 0, "problem": ""})
         waits._say("the certificate is worse")
         assert gateway_note.read(state.path)["pid"] == mine
-        gateway_note.write(state.path, {"pid": ancestor, "problem": ""})
+        gateway_note.write(state.path, {"pid": ancestor, "problem": "", "at": time.time()})
         waits._serving()
         assert gateway_note.read(state.path)["pid"] == mine
 
     run(go)
+
+
+@pytest.mark.parametrize(("asked", "key"), [("as before", "old"), ("with another key", "")])
+def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path, asked: str, key: str) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    state.write_spec("one.json", json.dumps({"asked": "as before", "env": {"LLAMA_API_KEY": "old"}}))
+    note = asdict(RunNote(0, 0, "", "", (), 0.0, "", "")) | {"format": 1, "spec": "one.json"}
+    state.note_path("default.tiny").write_text(json.dumps(note))
+    state.write_record(a_record(asked=asked, port=1, idle_s=60.0, spec_file=None))
+    reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
+    reader.read()
+    assert [each.key for each in reader.services.backends] == [key]

@@ -80,4 +80,6 @@ def test_llama_server_leaves_no_choice_to_a_spec_that_names_one() -> None:
     assert llama_server.contexts(replace(SERVICE, options={"contextSize": 512}), reading) == ()
     assert llama_server.contexts(replace(SERVICE, extra_args=("-c", "512")), reading) == ()
     assert llama_server.contexts(replace(SERVICE, env=(("LLAMA_ARG_CTX_SIZE", "512"),)), reading) == ()
+    slots = replace(SERVICE, env=(("LLAMA_ARG_N_PARALLEL", "4"),))
+    assert llama_server.contexts(slots, reading) == tuple(4 * each for each in llama_server.contexts(SERVICE, reading))
     assert llama_server.contexts(SERVICE, Reading(1)) == ()

@@ -79,6 +79,11 @@ def _means(item: Argument, flag: str) -> bool:
     return item.flag is not None and flag in item.flag.names
 
 
+def test_no_variable_opens_an_engine_s_page_to_others() -> None:
+    build = replace(FULL, flags=FULL.flags | {"--no-webui"})
+    assert "--no-webui" in argv(service(env=(("LLAMA_ARG_UI", "1"),)), build, replace(PLACE, host="0.0.0.0"))
+
+
 def test_what_a_variable_says_is_charged() -> None:
     reading = Reading(1 << 30, header=LLAMA_8B)
     asked = service(env=(("LLAMA_ARG_CTX_SIZE", "16384"), ("LLAMA_ARG_N_PARALLEL", "2")))

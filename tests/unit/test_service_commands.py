@@ -72,7 +72,7 @@ def test_what_was_stopped_with_supervisorctl_is_started_there(kube: type[StandIn
     kube.services = {"tiny": {"modelRef": "m", "replicas": 1}}
     assert client().scale("tiny", 1) == "default/tiny has 1 replica already"
     kube.reason = "StoppedByHand"
-    with pytest.raises(ServiceError, match=r"supervisorctl -c \S+/supervisord\.conf start default\.tiny$"):
+    with pytest.raises(ServiceError, match=r"start it there with: supervisorctl start default\.tiny$"):
         client().scale("tiny", 1)
 
 
