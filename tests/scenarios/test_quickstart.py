@@ -31,11 +31,12 @@ def settings() -> Iterator[Mapping[str, str]]:
 def outline(text: str) -> set[str]:
     """The lines of a recording without what differs from run to run: seconds, process ids, ports, waiting.
 
-    Without their order: on a slow machine the commands that need no model are told before it is Ready.
+    Without their order: on a slow machine the commands that need no model are told before it is Ready, and an
+    InferenceService may be seen before its Model, or without it for a moment when both are removed.
     """
     recording = text.partition(quickstart.BEGIN)[2].partition(quickstart.END)[0].partition("```\n\n")[0]
     lines = re.sub(r"(?<=:)\d{4,5}\b|(?<=pid )\d+|\d+\.\d+(?=s )", "N", recording).splitlines()
-    kept = [line for line in lines if not re.search(r" (Pending|Creating) |, trained for ", line)]
+    kept = [line for line in lines if not re.search(r" (Pending|Creating) |, trained for | Model not found: ", line)]
     return {line.strip().removeprefix("try   ") for line in kept}
 
 
