@@ -155,26 +155,24 @@ def write_note(path: str, note: dict[str, object]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         say(f"cannot keep {path}: {error}")
-    ring(os.path.dirname(os.path.dirname(path)))
+    # Nothing else tells them of a start with supervisorctl.
+    for reader in ("controller", "sidecar"):
+        ring(os.path.dirname(os.path.dirname(path)), reader)
 
 
-def ring(state: str) -> None:
-    """Wake the controller and the sidecar, if they run: nothing else tells them of a start with supervisorctl.
-
-    The ring of `state.doorbell`, which cannot be imported here.
-    """
-    for name in ("controller", "sidecar"):
-        try:
-            bell = os.open(os.path.join(state, f"{name}.bell"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError:
-            continue  # it does not run
-        try:
-            if stat.S_ISFIFO(os.fstat(bell).st_mode):
-                os.write(bell, b".")
-        except OSError:
-            pass  # full, so it will wake; or it has just ended
-        finally:
-            os.close(bell)
+def ring(state: str, name: str) -> None:
+    """Wake the process of that name, if it runs; never blocks. The other end is `state.doorbell`."""
+    try:
+        bell = os.open(os.path.join(state, f"{name}.bell"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        if stat.S_ISFIFO(os.fstat(bell).st_mode):
+            os.write(bell, b".")
+    except OSError:
+        pass  # full, so it will wake; or it has just ended
+    finally:
+        os.close(bell)
 
 
 def environment(spec_env: dict[str, str], inherited: dict[str, str], spec_path: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from metal_supervisor.models.web import Client
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS, Bad
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import FORMS, Artifact, canonical, library_model, shown, without_quantization
@@ -39,8 +39,6 @@ from metal_supervisor.state.directory import StateDir
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
 MOST_ADVICE = 3
-LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS = 128, 1 << 21, 64
-"""Bounds of the InferenceService's spec.contextSize and spec.parallelSlots."""
 
 
 class CannotTell(Exception):

@@ -29,7 +29,7 @@ from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, machine
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, found_state_dir, load_good
 from metal_supervisor.spec import first_request
-from metal_supervisor.spec.document import mapping, string, whole
+from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json, Key, Standing
 from metal_supervisor.state import gateway_note, own_processes
@@ -418,7 +418,7 @@ def _advice(told: Json) -> str:
 
 def _problem(note: Json) -> str:
     """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
-    return string(note, "problem") if launch.start_time(whole(note, "pid")) else ""
+    return string(note, "problem") if machine.has_written(note.get("pid"), note.get("at")) else ""
 
 
 def shown(path: Path) -> str:

@@ -27,7 +27,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, objects, string
-from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, Bad
 from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.sources import canonical, is_file, library_model
@@ -70,8 +70,8 @@ def manifests(order: ServeOrder, found: ServedModel) -> list[Json]:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
         text = f"--name must be of lower-case letters, digits and dashes, at most 63, not {name!r:.80}"
         raise Bad("InvalidSpec", text)
-    if order.context is not None and not fit.LEAST_CONTEXT <= order.context <= fit.MOST_CONTEXT:
-        text = f"--ctx must be from {fit.LEAST_CONTEXT} to {fit.MOST_CONTEXT}, not {order.context}"
+    if order.context is not None and not LEAST_CONTEXT <= order.context <= MOST_CONTEXT:
+        text = f"--ctx must be from {LEAST_CONTEXT} to {MOST_CONTEXT}, not {order.context}"
         raise Bad("InvalidSpec", text)
     metadata: Json = {"name": name, "namespace": order.namespace}
     api = f"{GROUP}/{VERSION}"

@@ -300,11 +300,8 @@ class Worker:
     def _note_of_another(self) -> Json:
         """The note if it is that of another worker, which lives, else {}. `upgrade` reads what is added as `next`."""
         note = gateway_note.read(self._state.path)
-        pid, at = note.get("pid"), note.get("at")
-        if not isinstance(pid, int) or not isinstance(at, (int, float)) or pid == os.getpid():
-            return {}
-        began = machine.started_at(pid)
-        return note if began is not None and began <= at else {}  # a later start: another process has its pid
+        pid = note.get("pid")
+        return note if pid != os.getpid() and machine.has_written(pid, note.get("at")) else {}
 
     async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""

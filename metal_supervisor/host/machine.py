@@ -289,6 +289,14 @@ def started_at(pid: int) -> float | None:
         return None
 
 
+def has_written(pid: object, at: object) -> bool:
+    """True if the process that wrote a pid and the Unix time into a note lives; a later one may have its pid."""
+    if not isinstance(pid, int) or not isinstance(at, (int, float)):
+        return False
+    began = started_at(pid)
+    return began is not None and began <= at
+
+
 def resident_bytes(pid: int) -> int | None:
     """Resident memory of a process, None if it is gone or cannot be asked."""
     try:

@@ -200,7 +200,7 @@ def _capacity(service: Service, place: Place, asked: ParsedArguments) -> list[st
 
 
 def contexts(service: Service, model: Reading) -> tuple[int, ...]:
-    """Tokens of a slot to choose from, the most first; () if the spec names them."""
+    """Tokens to choose from for each of `spec.parallelSlots`, the most first; () if the spec names them."""
     asked = _asked(service)
     if "contextSize" in service.options or asked.given(*VALUES["context"]):
         return ()
@@ -309,7 +309,7 @@ def _unpooled(argv: list[str]) -> bool:
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
-    A variable that stands for a flag gives way to a field of the spec, but not to a default of ours.
+    A field of the spec wins over a variable that stands for its flag; a default of ours does not.
 
     A build that cannot unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """

@@ -135,9 +135,10 @@ def rope_scaling(source: Any, path: str) -> dict[str, Any] | None:
 
 
 MAX = 2**31 - 1
+LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS = 128, 2_097_152, 64
 OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
-    "contextSize": ranged(128, 2_097_152),
-    "parallelSlots": ranged(1, 64),
+    "contextSize": ranged(LEAST_CONTEXT, MOST_CONTEXT),
+    "parallelSlots": ranged(1, MOST_SLOTS),
     "batchSize": ranged(1, 16_384),
     "uBatchSize": ranged(1, MAX),
     "flashAttention": boolean,

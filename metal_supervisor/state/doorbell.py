@@ -14,6 +14,8 @@ import select
 import stat
 from pathlib import Path
 
+from metal_supervisor import launch
+
 
 def _path(state: Path, name: str) -> Path:
     return state / f"{name}.bell"
@@ -21,16 +23,7 @@ def _path(state: Path, name: str) -> Path:
 
 def ring(state: Path, name: str) -> None:
     """Wake the process of that name, if it runs."""
-    try:
-        descriptor = os.open(_path(state, name), os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full, so it will wake; or without a listener
-                os.write(descriptor, b".")
-    finally:
-        os.close(descriptor)
+    launch.ring(str(state), name)
 
 
 class Doorbell:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) ->
 def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_run(state: StateDir) -> None:
     run, out = shown(state, Settings())
     for at, pid in enumerate((1 << 22, os.getpid(), os.getpid())):
-        gateway_note.write(state.path, {"pid": pid, "problem": "127.0.0.1:9100 cannot be listened on"})
+        problem = "127.0.0.1:9100 cannot be listened on"
+        gateway_note.write(state.path, {"at": time.time(), "pid": pid, "problem": problem})
         os.utime(state.path / gateway_note.FILE, (at, at))
         run._advise(state)
         assert out.getvalue().count("cannot be listened on") == min(at, 1)

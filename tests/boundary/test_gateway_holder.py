@@ -159,12 +159,12 @@ def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
 ) -> None:
     (port,) = free_ports(1)
     given: list[socket.socket] = []
-    tries: list[float] = []
+    tried, again = threading.Semaphore(0), threading.Semaphore(0)
     retired, path = threading.Event(), tmp_path / "gateway.sock"
 
-    def pause(seconds: float) -> None:
-        tries.append(seconds)
-        time.sleep(seconds / 100)
+    def pause(_seconds: float) -> None:
+        tried.release()
+        again.acquire()
 
     monkeypatch.setattr(links, "ALONE_S", 0.0)
     monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
@@ -176,9 +176,12 @@ def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
         link.start()
         eventually(lambda: given, what="the socket")
     path.unlink(missing_ok=True)
-    before = len(tries)
-    eventually(lambda: len(tries) > before + 10, what="some tries")
-    assert not retired.is_set()
+    for _ in range(10):
+        assert tried.acquire(timeout=10) and not retired.is_set()
+        again.release()
+    assert tried.acquire(timeout=10)
     monkeypatch.setattr(link, "_parent", -1)
+    again.release()
     assert retired.wait(10)
+    again.release()
     given[0].close()

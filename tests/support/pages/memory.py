@@ -59,7 +59,7 @@ and no heads shared keys, and the explanation of its memory says so. `--kv-bits`
 behind `--quantized-kv-start`, of which mlx_lm's default is 5000; `cacheTypeK` sets that to 0.
 
 A model of oMLX is charged for `parallelSlots` conversations. Without that field oMLX answers up to eight requests at
-once, and the charge is for one conversation of full length. What the others take is charged to nobody: the footprint
+once, and the charge is for one conversation of full length. What the others take is not charged: the footprint
 of a daemon is not measured model by model, so only the watch on the machine's memory (below) sees it.
 
 What has a window or a state cannot be rolled back, so llama-server keeps checkpoints to return to, beside the model in
