@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from tests.support.engines import (
     said,
     stand_in,
     tell,
+    timeline,
     untouched,
     withdrawn,
 )
@@ -81,11 +83,12 @@ def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second
     before = system.ready("victim")
     eventually(lambda: lives(system, "victim"), what="RUNNING")
     other, cut = system.stream(BYSTANDER, tokens=600).last(), system.stream("victim", tokens=20000)
-    kill(before)
-    watch = Stopwatch(figure)
-    watch.when("withdrawn", lambda: withdrawn(system, "victim", 5))
-    watch.when("process", lambda: restarted(system, "victim", before, 10))
-    watch.when("serves", lambda: eventually(lambda: system.slice_ready("victim"), 20, "the endpoint to be back"))
+    with timeline(system, "victim") as seen:
+        watch = Stopwatch(figure)
+        kill(before)
+        figure.add("withdrawn", seen.withdrawn_s("victim", watch.since, 5))
+        watch.when("process", lambda: restarted(system, "victim", before, 10))
+        watch.when("serves", lambda: eventually(lambda: system.slice_ready("victim"), 20, "the endpoint to be back"))
     assert not cut.completed() and cut.chunks > 0
     assert other.completed(), f"{other.chunks} chunks, {other.error}"
     figure.add("streams of others cut", 0, "")
@@ -104,10 +107,11 @@ def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: Syste
     system.apply(service("faulty"))
     before = system.ready("faulty")
     eventually(lambda: lives(system, "faulty"), what="RUNNING")
-    os.kill(before, signal.SIGSEGV)
-    watch = Stopwatch(figure)
-    watch.when("withdrawn", lambda: withdrawn(system, "faulty", 5))
-    watch.when("serves", lambda: eventually(lambda: system.slice_ready("faulty"), 20, "the endpoint to be back"))
+    with timeline(system, "faulty") as seen:
+        watch = Stopwatch(figure)
+        os.kill(before, signal.SIGSEGV)
+        figure.add("withdrawn", seen.withdrawn_s("faulty", watch.since, 5))
+        watch.when("serves", lambda: eventually(lambda: system.slice_ready("faulty"), 20, "the endpoint to be back"))
     assert system.pid("faulty") != before
     # Fails now and then: the sidecar may tell of a death before supervisord has logged how it came, as "unknown".
     eventually(lambda: "terminated by SIGSEGV" in events(system, "faulty").get("Crashed", ""), 30, "an Event")
@@ -126,12 +130,13 @@ def test_two_deaths_in_one_moment_are_both_seen(system: System, figure: Figure) 
     before = {name: system.ready(name) for name in names}
     for name in names:
         eventually(lambda name=name: lives(system, name), what="RUNNING")
-    for pid in before.values():
-        kill(pid)
-    watch = Stopwatch(figure)
-    watch.when("both withdrawn", lambda: [withdrawn(system, name, 5) for name in names])
-    watch.when("both serve", lambda: [
-        eventually(lambda name=name: system.slice_ready(name), 20, f"{name} to be back") for name in names])
+    with timeline(system, *names) as seen:
+        watch = Stopwatch(figure)
+        for pid in before.values():
+            kill(pid)
+        figure.add("both withdrawn", max(seen.withdrawn_s(name, watch.since, 5) for name in names))
+        watch.when("both serve", lambda: [
+            eventually(lambda name=name: system.slice_ready(name), 20, f"{name} to be back") for name in names])
     assert all(system.pid(name) != before[name] for name in names)
     assert [restarts(system, name) for name in names] == [1, 1]
     for name in names:
@@ -202,17 +207,17 @@ def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: 
     before = system.ready("leaky")
     eventually(lambda: lives(system, "leaky"), what="RUNNING")
     process, most = psutil.Process(before), 0
-    tell(system, "leaky", grow_mib_per_s=400)
-    while not is_gone(before):
-        try:
-            most = max(most, process.memory_info().rss)
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.01)
-    watch = Stopwatch(figure)
-    figure.add("held at its end", most / (1 << 20), "MiB")
-    watch.when("withdrawn", lambda: withdrawn(system, "leaky", 10))
-    watch.when("serves", lambda: eventually(lambda: system.slice_ready("leaky"), 20, "the endpoint to be back"))
+    with timeline(system, "leaky") as seen:
+        tell(system, "leaky", grow_mib_per_s=400)
+        watch = Stopwatch(figure)
+        while not is_gone(before):
+            watch = Stopwatch(figure)  # of when it was last seen alive: it may be out before its death is seen here
+            with contextlib.suppress(psutil.NoSuchProcess):
+                most = max(most, process.memory_info().rss)
+            time.sleep(0.01)
+        figure.add("held at its end", most / (1 << 20), "MiB")
+        figure.add("withdrawn", seen.withdrawn_s("leaky", watch.since, 10))
+        watch.when("serves", lambda: eventually(lambda: system.slice_ready("leaky"), 20, "the endpoint to be back"))
     eventually(lambda: "terminated by SIGKILL" in events(system, "leaky").get("Crashed", ""), 30, "an Event")
     assert system.pid("leaky") != before
     gone(system, "leaky")

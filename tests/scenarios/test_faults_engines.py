@@ -25,8 +25,8 @@ from tests.support.engines import (
     said,
     stand_in,
     tell,
+    timeline,
     untouched,
-    withdrawn,
 )
 from tests.support.faults import Figure, fault
 from tests.support.pace import within
@@ -153,10 +153,11 @@ def test_an_engine_that_closes_its_output_serves_and_is_watched_all_the_same(sys
     assert "stand-in" in system.chat("silent")
     eventually(lambda: "RUNNING" in system.supervisorctl("status", "default.silent"), what="RUNNING")
     assert system.pid("silent") == before
-    psutil.Process(before).kill()
-    watch = Stopwatch(figure)
-    watch.when("withdrawn", lambda: withdrawn(system, "silent", 5))
-    watch.when("serves", lambda: eventually(lambda: system.slice_ready("silent"), 20, "the endpoint to be back"))
+    with timeline(system, "silent") as seen:
+        watch = Stopwatch(figure)
+        psutil.Process(before).kill()
+        figure.add("withdrawn", seen.withdrawn_s("silent", watch.since, 5))
+        watch.when("serves", lambda: eventually(lambda: system.slice_ready("silent"), 20, "the endpoint to be back"))
     gone(system, "silent")
 
 

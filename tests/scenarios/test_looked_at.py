@@ -18,9 +18,10 @@ import pytest
 from metal_supervisor.cluster.kube import Kube, KubeError
 from tests.support import chromium
 from tests.support.crowd import REFUSED, RESET, UNCONNECTED
+from tests.support.engines import timeline
 from tests.support.faults import Figure, fault
 from tests.support.macs import LEASES, Mac, embedded_cluster, fleet
-from tests.support.system import ROOT, SLICES, eventually, kill, service
+from tests.support.system import ROOT, eventually, kill, service
 
 LEASE_S = 5
 BEATS = 6
@@ -58,13 +59,12 @@ def crowd(mac: Mac) -> Iterator[dict[str, dict[str, int]]]:
 
 
 class Pulse(threading.Thread):
-    """Notes when the Lease was renewed, and when endpoints were taken out."""
+    """Notes when the Lease was renewed."""
 
     def __init__(self, mac: Mac) -> None:
         super().__init__(name="pulse", daemon=True)
         self._kube, self._over = Kube(mac.kubeconfig), threading.Event()
         self.beats: list[float] = []
-        self.out: dict[str, float] = {}
         self._renewed = ""
         self.start()
 
@@ -78,10 +78,6 @@ class Pulse(threading.Thread):
         if renewed != self._renewed:
             self._renewed = renewed
             self.beats.append(time.monotonic())
-        for each in self._kube.request("GET", SLICES)["items"]:
-            if not each["endpoints"][0]["conditions"]["ready"]:
-                name = each["metadata"]["labels"]["kubernetes.io/service-name"]
-                self.out.setdefault(name, time.monotonic())
 
     def longest_gap_s(self) -> float:
         return max(later - sooner for sooner, later in itertools.pairwise(self.beats))
@@ -98,11 +94,11 @@ def lived(mac: Mac, names: tuple[str, ...]) -> tuple[float, list[float]]:
     try:
         eventually(lambda: pulse.beats, what="a heartbeat")
         delays = []
-        for name in names:
-            killed = time.monotonic()
-            kill(mac.pid(name))
-            at = eventually(lambda name=name: pulse.out.get(name), 20, f"{name} to be withdrawn")
-            delays.append(at - killed)
+        with timeline(mac, *names) as seen:
+            for name in names:
+                pid, killed = mac.pid(name), time.monotonic()
+                kill(pid)
+                delays.append(seen.withdrawn_s(name, killed, 20))
         eventually(lambda: len(pulse.beats) > BEATS, 60, "more heartbeats")
         return pulse.longest_gap_s(), delays
     finally:

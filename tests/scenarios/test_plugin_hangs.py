@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor.cluster.exec_plugin import Plugin
-from tests.support.engines import Stopwatch, restarted, withdrawn
+from tests.support.engines import restarted, timeline
 from tests.support.faults import Figure, fault
 from tests.support.macs import LEASES, Mac, embedded_cluster
 from tests.support.system import eventually, kill, service
@@ -86,10 +86,10 @@ def test_a_plugin_that_hangs_costs_no_heartbeat_and_leaves_nothing(tmp_path: Pat
             engine = mac.ready()
             (tmp_path / "hold").touch()
             eventually(lambda: len(held(tmp_path)) >= 2, 60, "it to be run, and to hang")
-            begun = time.monotonic()
-            kill(engine)
-            watch = Stopwatch(figure)
-            watch.when("kill to withdrawal", lambda: withdrawn(mac, "tiny"))
+            with timeline(mac, "tiny") as seen:
+                begun = time.monotonic()
+                kill(engine)
+                figure.add("kill to withdrawal", seen.withdrawn_s("tiny", begun, 40))
             engine = restarted(mac, "tiny", engine)
             mac.ready()
             beats, last = [begun], renewed(mac)

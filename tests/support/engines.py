@@ -111,7 +111,7 @@ def reason(system: System, name: str) -> str:
 
 
 def withdrawn(system: System, name: str, within_s: float = 40.0) -> None:
-    """Waits until the endpoint is out."""
+    """Waits until the endpoint is out. It must stay out for a while: a first crash is a matter for a `timeline`."""
     eventually(lambda: system.slice_ready(name) is False, within_s, f"{name} to be withdrawn")
 
 
@@ -239,14 +239,26 @@ class Timeline:
             each.join(10)
 
 
+@contextlib.contextmanager
+def timeline(system: System, *names: str) -> Iterator[Timeline]:
+    """A timeline that has seen the services serve, and so misses nothing from now on."""
+    begun, found = time.monotonic(), Timeline(system)
+    try:
+        for name in names:
+            found.back_s(name, begun, 20)
+        yield found
+    finally:
+        found.end()
+
+
 class Stopwatch:
     """Seconds since something was done, each taken as a figure."""
 
     def __init__(self, figure: Figure) -> None:
-        self._figure, self._start = figure, time.monotonic()
+        self._figure, self.since = figure, time.monotonic()
 
     def when(self, name: str, look: Callable[[], object]) -> Any:
         """Waits for something; how long it took since the start is the figure of that name."""
         found = look()
-        self._figure.add(name, time.monotonic() - self._start)
+        self._figure.add(name, time.monotonic() - self.since)
         return found
