@@ -113,7 +113,6 @@ def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: Syste
         figure.add("withdrawn", seen.withdrawn_s("faulty", watch.since, 5))
         watch.when("serves", lambda: eventually(lambda: system.slice_ready("faulty"), 20, "the endpoint to be back"))
     assert system.pid("faulty") != before
-    # Fails now and then: the sidecar may tell of a death before supervisord has logged how it came, as "unknown".
     eventually(lambda: "terminated by SIGSEGV" in events(system, "faulty").get("Crashed", ""), 30, "an Event")
     assert system.observe("faulty")["lastExit"] == "terminated by SIGSEGV"
     gone(system, "faulty")
