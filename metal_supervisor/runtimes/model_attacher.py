@@ -151,15 +151,17 @@ class ModelAttacher:
             raise failed[0]
 
     def _detach(self) -> None:
+        # Its claim goes before it looks for others: of two that end together, each would leave the file to the other.
+        self._state.attached_path(self._program).unlink(missing_ok=True)
         try:
             self._model.detach(self._daemon(), DETACH_S, self._needed_by_another())
         except (Away, DaemonRefused) as error:
             say(f"not unloaded: {error}")
-        self._state.attached_path(self._program).unlink(missing_ok=True)
 
     def _needed_by_another(self) -> bool:
         """True if another service uses the daemon's process for the same file."""
-        others = [each for each in self._state.attachments() if each.program != self._program and each.file]
+        uses = Phase.ATTACHING, Phase.ATTACHED
+        others = [each for each in self._state.attachments() if each.file and each.phase in uses]
         return any(each.file == self._model.file and is_alive(each.pid) for each in others)
 
     def _progress(self, text: str) -> None:

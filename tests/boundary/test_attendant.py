@@ -71,9 +71,9 @@ def ollama(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def attending(state: StateDir, job: dict[str, Any]) -> Iterator[ModelAttacher]:
+def attending(state: StateDir, job: dict[str, Any], program: str = PROGRAM) -> Iterator[ModelAttacher]:
     """An attendant at work; told to end afterwards, and that it has ended is checked."""
-    made = ModelAttacher(state, PROGRAM, job)
+    made = ModelAttacher(state, program, job)
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     try:
@@ -247,19 +247,47 @@ def keep_alives(stand: Stand) -> list[int]:
     return [json.loads(body)["keep_alive"] for _, path, body, _ in stand.asked if path == "/api/generate"]
 
 
-@pytest.mark.parametrize(("pid", "unloads"), [(os.getpid(), False), (PAST_MOST_PIDS, True)], ids=["lives", "is-gone"])
-def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
-    state: StateDir, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, unloads: bool
-) -> None:
+@pytest.fixture
+def file(state: StateDir, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that an Ollama of the user's own runs for the service."""
     monkeypatch.setattr("metal_supervisor.runtimes.ollama_models._sha256", lambda _path: "0" * 64)
-    (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (made := tmp_path / "model.gguf").write_bytes(b"GGUF")
     ollama_stand(stand)
-    Path(f"{file}.made").write_text(NAME)  # it was made for this service, by an earlier process
+    Path(f"{made}.made").write_text(NAME)  # it was made for this service, by an earlier process
     listens(state, "ollama", stand.port)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pid", "its_phase", "unloads"),
+    [(os.getpid(), Phase.ATTACHED, False), (PAST_MOST_PIDS, Phase.ATTACHED, True), (os.getpid(), Phase.REFUSED, True)],
+    ids=["lives", "is-gone", "is-refused"],
+)
+def test_what_another_service_has_ollama_run_is_left_alone_while_that_one_lives(
+    state: StateDir, stand: Stand, file: Path, pid: int, its_phase: Phase, unloads: bool
+) -> None:
     with attending(state, ollama(file)):
         phase(state, Phase.ATTACHED)
-        state.write_attached(Attachment("default.other", pid, Phase.ATTACHED, "", 0.0, str(file)))
+        state.write_attached(Attachment("default.other", pid, its_phase, "", 0.0, str(file)))
     assert keep_alives(stand) == [-1, 0][: 1 + unloads]
+
+
+def test_of_two_services_of_one_file_that_end_together_one_unloads_it(
+    state: StateDir, stand: Stand, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_end, looks = threading.Barrier(2, timeout=30), ModelAttacher._needed_by_another
+
+    def at_once(attacher: ModelAttacher) -> bool:
+        both_end.wait()
+        return looks(attacher)
+
+    monkeypatch.setattr(ModelAttacher, "_needed_by_another", at_once)
+    with attending(state, ollama(file)) as one, attending(state, ollama(file), "default.other") as other:
+        for program in (PROGRAM, "default.other"):
+            eventually(lambda program=program: (it := state.attachment(program)) and it.phase is Phase.ATTACHED)
+        one.end()
+        other.end()
+    assert keep_alives(stand)[-1] == 0 and [each.file for each in state.attachments()] == []
 
 
 def test_a_model_that_is_put_out_soon_is_not_loaded_again_at_once(state: StateDir, stand: Stand) -> None:

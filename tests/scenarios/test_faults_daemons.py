@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -166,6 +167,13 @@ def test_a_model_that_was_pulled_by_hand_is_used_as_it_is(shared: Shared, figure
     figure.add("pulls", pulls - by_hand, "")
 
 
+def answers_in_time(system: System, name: str) -> bool:
+    """Whether it answers. Ollama 0.17.4 can leave the request after one that was hung up on waiting for ever."""
+    with contextlib.suppress(TimeoutError):
+        return system.ask(name, timeout_s=10, model=name)[0] == 200
+    return False
+
+
 @fault(
     "R91", "of two services of one model, which Ollama runs once, one is deleted while the other streams",
     happens="it is not unloaded", sees="the other stays Ready, and its answer goes on",
@@ -184,7 +192,7 @@ def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figur
         eventually(lambda: is_gone(attendant), what="its attendant to end")
         answer.flows()
     figure.add("answers cut", 0, "")
-    answers(system, ONE)
+    eventually(lambda: answers_in_time(system, ONE), 60, "an answer")
     assert shared.own.runners() == runners and system.observe(ONE)["since"] == since
 
 

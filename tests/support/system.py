@@ -434,14 +434,16 @@ class System:
         assert found is not None
         address, port = found["endpoints"][0]["addresses"][0], found["ports"][0]["port"]
         body = json.dumps({"model": name, "messages": [{"role": "user", "content": "hi"}]}).encode()
-        connection = http.client.HTTPConnection(address, port, timeout=20)
+        connection = http.client.HTTPConnection(address, port, timeout=120)
         with contextlib.closing(connection):
             connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
             return str(json.load(connection.getresponse())["choices"][0]["message"]["content"])
 
-    def ask(self, name: str, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
+    def ask(
+        self, name: str, path: str = "/v1/chat/completions", timeout_s: float = 120, **body: Any
+    ) -> tuple[int, Any]:
         """(status, answer) of one request to the registered endpoint of a service; without a body a GET."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port(name), timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(name), timeout=timeout_s)
         with contextlib.closing(connection):
             if body:
                 body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **body}
