@@ -13,7 +13,7 @@ from tests.support import ollama
 from tests.support.ollama import Ollama, digest_of, serving
 from tests.support.system import eventually
 
-MANY = 600
+MANY = 3000
 """Tokens that take about a second."""
 FOR_EVER = "2300"
 """An expiry later than this means never."""
@@ -188,7 +188,7 @@ def test_a_copy_is_another_name_of_the_same(server: Ollama, gguf: Path) -> None:
 
 
 def test_an_unload_answers_at_once_and_lets_streams_end(server: Ollama, gguf: Path) -> None:
-    server.create("a", server.link(gguf), num_ctx=1024)
+    server.create("a", server.link(gguf), num_ctx=4096)
     assert server.keep("a", 0)[1]["done_reason"] == "unload", "though it is not loaded"
     server.keep("a")
     stream = server.stream("a", MANY).flowing()
@@ -234,15 +234,15 @@ def test_a_deleted_model_stays_loaded_and_can_no_longer_be_unloaded_by_its_name(
 
 
 def test_other_parameters_count_from_the_next_request_on_which_waits_for_streams(server: Ollama, gguf: Path) -> None:
-    server.create("a", server.link(gguf), num_ctx=1024)
+    server.create("a", server.link(gguf), num_ctx=4096)
     server.keep("a")
     stream = server.stream("a", MANY).flowing()
     before = server.loaded()["a:latest"]
-    server.create("a", server.link(gguf), num_ctx=2048)
+    server.create("a", server.link(gguf), num_ctx=8192)
     assert server.loaded()["a:latest"]["digest"] == before["digest"]
     server.keep("a")
     after = server.loaded()["a:latest"]
-    assert after["context_length"] == 2048 and after["digest"] != before["digest"]
+    assert after["context_length"] == 8192 and after["digest"] != before["digest"]
     assert stream.ended()[-1]["done_reason"] == "length" and len(stream.lines) == MANY + 1
 
 
