@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - as in every process that reads settings
 from tests.support import faults, memory, pace
@@ -16,6 +17,8 @@ _skipped: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("without a clock", deadline=None)  # a crowded machine is no error
+    settings.load_profile("without a clock")
     config.addinivalue_line("markers", "fault(id, fault, happens, sees, bound): proves a case of docs/faults.md")
 
 
