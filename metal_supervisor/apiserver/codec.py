@@ -2,8 +2,8 @@
 
 Bodies are JSON or YAML. JSON can spell halves of characters, which cannot be encoded: they become U+FFFD, as on a
 real server. YAML has three traps: timestamps become dates, aliases can expand without end, and the pure-Python parser
-is slow on a large CRD; all three are handled here. Both can spell numbers that are infinite once read, and that no
-client could read back: they are refused.
+is slow on a large CRD; all three are handled here, and the rest is read as the JSON that it stands for. Both can spell
+numbers that are infinite once read, and that no client could read back: they are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .errors import ApiError, Json, bad_request
 
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
-_MAX_YAML_NODES = 200_000
 _MOST_DIGITS = 19
 _LARGEST = sys.float_info.max
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -48,18 +47,33 @@ def encode(value: Any) -> bytes:
 def decode_body(body: bytes) -> Any:
     """JSON, else YAML; 400 when it is neither."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
-        return _whole(value) if _HALVES.search(body) else value
+        return _json(body)
     except (ValueError, RecursionError) as problem:
         if body.lstrip()[:1] in (b"{", b"["):
             message = f"the object provided is unrecognized (must be of type JSON or YAML): {problem}"
             raise bad_request(message) from None
     try:
-        value = yaml.load(body, _Loader)
-        return clone(value, _Budget(_MAX_YAML_NODES))
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
+        return _json(_as_json(yaml.load(body, _Loader)))
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as problem:
         first_line = str(problem).splitlines()[0]
         raise bad_request(f"error decoding YAML: {first_line}") from None
+
+
+def _json(body: bytes) -> Any:
+    value = json.loads(body, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int)
+    return _whole(value) if _HALVES.search(body) else value
+
+
+def _as_json(value: Any) -> bytes:
+    """JSON of a YAML document. ValueError once it is larger than any body: a few aliases can become gigabytes."""
+    parts: list[str] = []
+    size = 0
+    for part in json.JSONEncoder(allow_nan=False).iterencode(value):
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise ValueError("the document is too large once its aliases are expanded")
+        parts.append(part)
+    return "".join(parts).encode()
 
 
 def decode_object(body: bytes) -> Json:
@@ -90,56 +104,22 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _float(text: str) -> float:
-    return _sized(float(text), text)
+    value = float(text)
+    if not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{text[:40]} is out of range: a number must fit into 64 bits")
+    return value
 
 
 def _int(text: str) -> int:
-    _sized(float(text), text)
+    _float(text)
     return int(text)
 
 
-def _sized(value: float, text: str) -> float:
-    if not -_LARGEST <= value <= _LARGEST:
-        raise ValueError(f"{text[:40] or 'a whole number'} is out of range: a number must fit into 64 bits")
-    return value
-
-
-class _Budget:
-    """Counts nodes down, so that a few aliases cannot become gigabytes."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-
-    def spend(self) -> None:
-        self.nodes -= 1
-        if self.nodes < 0:
-            raise ValueError("the document is too large once its aliases are expanded")
-
-
-def clone(value: Any, budget: _Budget | None = None) -> Any:
-    """A deep copy of a JSON value; with a budget it refuses what JSON cannot say."""
-    if budget is not None:
-        budget.spend()
+def clone(value: Any) -> Any:
+    """A deep copy of a JSON value."""
     if isinstance(value, dict):
-        if budget is not None:
-            return {_key(key): clone(item, budget) for key, item in value.items()}
         return {key: clone(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clone(item, budget) for item in value]
-    if budget is not None and not (value is None or isinstance(value, (str, bool, int, float))):
-        raise ValueError(f"{type(value).__name__} has no meaning in JSON")
-    if budget is not None and isinstance(value, (int, float)):
-        # A whole number that is too large is not turned into text: that alone fails for one of many digits.
-        _sized(value, str(value) if isinstance(value, float) else "")
-    return value
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, bool):
-        return "true" if key else "false"
-    if isinstance(key, (str, int, float)):
-        return str(key)
-    raise ValueError("a mapping key must be text")
+    return [clone(item) for item in value] if isinstance(value, list) else value
 
 
 def section(value: Any, *names: str) -> Json:
