@@ -163,19 +163,20 @@ def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True)
     retained = patch.get("$retainKeys")
     if isinstance(retained, list):
         merged = {name: value for name, value in merged.items() if name in retained}
-    for name, value in patch.items():
-        if name.startswith("$"):
-            _list_directive(merged, name, value)
-        elif value is None:
+    # A directive about a list is `$directive/field`, and may come without the field itself.
+    for name in dict.fromkeys(name.partition("/")[2] if name.startswith("$") else name for name in patch):
+        inner = METADATA if root and name == "metadata" else child_schema(schema, name) or {}
+        value = patch.get(name)
+        if name in patch and value is None:
             merged.pop(name, None)
-        else:
-            inner = METADATA if root and name == "metadata" else child_schema(schema, name) or {}
-            merged[name] = _strategic_value(inner, merged.get(name), value)
-    for name, order in patch.items():
-        if name.startswith("$setElementOrder/"):
-            field = name.partition("/")[2]
-            inner = METADATA if root and field == "metadata" else child_schema(schema, field) or {}
-            _reorder(merged, field, listed(order), merge_key(inner))
+        elif isinstance(value, dict):
+            merged[name] = strategic_patch(inner, merged.get(name), value, root=False)
+        elif isinstance(value, list) or (name not in patch and isinstance(merged.get(name), list)):
+            deleted = listed(patch.get(f"$deleteFromPrimitiveList/{name}"))
+            current = [item for item in listed(merged.get(name)) if item not in deleted]
+            merged[name] = _merge_list(inner, current, value, patch.get(f"$setElementOrder/{name}"))
+        elif name in patch:
+            merged[name] = value
     return merged
 
 
@@ -188,69 +189,48 @@ def merge_key(schema: Json) -> str | None:
     return keys[0] if schema.get("x-kubernetes-list-type") == "map" and len(keys) == 1 else None
 
 
-def _list_directive(merged: Json, name: str, value: Any) -> None:
-    kind, _, field = name.partition("/")
-    if kind == "$deleteFromPrimitiveList" and isinstance(merged.get(field), list):
-        merged[field] = [item for item in merged[field] if item not in listed(value)]
-
-
-def _strategic_value(schema: Json, current: Any, value: Any) -> Any:
-    if isinstance(value, dict):
-        return strategic_patch(schema, current, value, root=False)
-    if not isinstance(value, list):
-        return clone(value)
+def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order: Any) -> list[Any]:
+    """A list after a patch, which is None if there are only directives about it. `order`: `$setElementOrder`."""
     key = merge_key(schema)
-    if key:
-        return _merge_items(schema.get("items") or {}, key, listed(current), value)
-    if schema.get("x-kubernetes-list-type") == "set":
-        return [*listed(current), *(clone(item) for item in value if item not in listed(current))]
-    return clone(value)
-
-
-def _merge_items(items: Json, key: str, current: list[Any], patch: list[Any]) -> list[Any]:
-    if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch):
-        return [clone(item) for item in patch if isinstance(item, dict) and "$patch" not in item]
+    if not key and schema.get("x-kubernetes-list-type") != "set" and patch is not None:
+        return [clone(item) for item in patch]
+    if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch or ()):
+        return [clone(item) for item in patch or () if isinstance(item, dict) and "$patch" not in item]
     merged = list(current)
-    for item in patch:
+    for item in patch or ():
+        if not key:
+            merged += [] if item in merged else [clone(item)]
+            continue
         if not isinstance(item, dict) or key not in item:
             raise ApiError(500, "", f"map: {as_go_prints(item)} does not contain declared merge key: {key}")
-        place = next((n for n, old in enumerate(merged) if isinstance(old, dict) and old.get(key) == item[key]), None)
+        place = next((n for n, old in enumerate(merged) if _identity(old, key) == item[key]), None)
         if item.get("$patch") == "delete":
             if place is not None:
                 del merged[place]
         elif place is None:
             merged.append({name: clone(value) for name, value in item.items() if not name.startswith("$")})
         else:
-            merged[place] = strategic_patch(items, merged[place], item, root=False)
-    return _in_order(merged, key, current, [item[key] for item in patch])
+            merged[place] = strategic_patch(schema.get("items") or {}, merged[place], item, root=False)
+    named = listed(order) or (patch if key else None) or []
+    return _in_order(merged, key, current, [_identity(item, key) for item in named])
 
 
-def _in_order(merged: list[Any], key: str, current: list[Any], named: list[Any]) -> list[Any]:
-    """Items in the real server's order: new ones before the existing ones, the others in their places."""
-    before = [item.get(key) for item in current if isinstance(item, dict)]
-    theirs = [item for item in merged if not isinstance(item, dict) or item.get(key) not in named]
-    ours = [item for item in merged if isinstance(item, dict) and item.get(key) in named]
-    ours.sort(key=lambda item: named.index(item.get(key)))
+def _identity(item: Any, key: str | None) -> Any:
+    """The value of an item by which a list knows it: that of its merge key, or the item itself."""
+    if key is None:
+        return item
+    return item.get(key) if isinstance(item, dict) else None
+
+
+def _in_order(merged: list[Any], key: str | None, current: list[Any], named: list[Any]) -> list[Any]:
+    """Items in the real server's order: the named ones as named, new ones before the others, which keep their order."""
+    before = [_identity(item, key) for item in current]
+    theirs = [item for item in merged if _identity(item, key) not in named]
+    ours = [item for item in merged if _identity(item, key) in named]
+    ours.sort(key=lambda item: named.index(_identity(item, key)))
     ordered: list[Any] = []
     while ours and theirs:
-        name, other = ours[0].get(key), theirs[0].get(key) if isinstance(theirs[0], dict) else None
+        name, other = _identity(ours[0], key), _identity(theirs[0], key)
         later = name in before and other in before and before.index(name) > before.index(other)
         ordered.append((theirs if later else ours).pop(0))
     return ordered + ours + theirs
-
-
-def _reorder(merged: Json, field: str, order: list[Any], key: str | None) -> None:
-    """Sorts the named items as asked; items the order does not name keep to the end."""
-    current = merged.get(field)
-    if not isinstance(current, list):
-        return
-
-    def rank(item: Any) -> int:
-        for place, wanted in enumerate(order):
-            if key is None and item == wanted:
-                return place
-            if key and isinstance(item, dict) and isinstance(wanted, dict) and item.get(key) == wanted.get(key):
-                return place
-        return len(order)
-
-    merged[field] = sorted(current, key=rank)

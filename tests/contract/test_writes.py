@@ -245,6 +245,23 @@ def test_strategic_patches_are_for_built_in_kinds(space: Space) -> None:
     assert refused.outline == (415, "UnsupportedMediaType")
 
 
+def test_directives_of_a_strategic_patch_order_retain_and_remove(space: Space) -> None:
+    space.post("services", service("d", ports=[{"name": name, "port": port} for port, name in enumerate("abcd", 1)]))
+    moved = {"$setElementOrder/ports": [{"port": 4}, {"port": 9}, {"port": 1}], "ports": [{"port": 9, "name": "n"}]}
+    ports = space.patch("services", "d", {"spec": moved}, STRATEGIC).body["spec"]["ports"]
+    assert [port["name"] for port in ports] == ["b", "c", "d", "n", "a"]
+    held = {"metadata": {"finalizers": ["x.test/a", "x.test/b"]}}
+    assert space.patch("services", "d", held, STRATEGIC).body["metadata"]["finalizers"] == ["x.test/a", "x.test/b"]
+    more = {"metadata": {"$setElementOrder/finalizers": ["x.test/c", "x.test/a"], "finalizers": ["x.test/c"]}}
+    found = space.patch("services", "d", more, STRATEGIC).body["metadata"]["finalizers"]
+    assert found == ["x.test/c", "x.test/a", "x.test/b"]
+    freed = {"metadata": {"$deleteFromPrimitiveList/finalizers": ["x.test/a", "x.test/b", "x.test/c"]}}
+    assert "finalizers" not in space.patch("services", "d", freed, STRATEGIC).body["metadata"]
+    replaced = {"spec": {"ports": [{"$patch": "replace"}, {"port": 7}]}}
+    ports = space.patch("services", "d", replaced, STRATEGIC).body["spec"]["ports"]
+    assert [(port["port"], "name" in port) for port in ports] == [(7, False)]
+
+
 # ---- dry runs, deletion, paths -----------------------------------------------------------------
 
 
