@@ -6,18 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import tables
+from . import errors, tables
 from .codec import pack_token, unpack_token, whole_number
-from .errors import (
-    Json,
-    bad_request,
-    expired,
-    forbidden_value,
-    invalid_options,
-    not_found,
-    too_large_version,
-    unsupported_value,
-)
+from .errors import Json
 from .resources import Registry, Resource
 from .selectors import Test, selector
 from .storage import ObjectStore
@@ -90,7 +81,7 @@ def flag(query: Mapping[str, str], name: str) -> bool:
         return False
     if text in ("true", "1", "True"):
         return True
-    raise bad_request(f'invalid value "{text}" for {name}: must be a boolean')
+    raise errors.bad_request(f'invalid value "{text}" for {name}: must be a boolean')
 
 
 def number(query: Mapping[str, str], name: str) -> int:
@@ -98,7 +89,7 @@ def number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name) or "0"
     value = whole_number(text)
     if value is None:
-        raise bad_request(f'{name}: Invalid value: "{text}": must be a non-negative whole number')
+        raise errors.bad_request(f'{name}: Invalid value: "{text}": must be a non-negative whole number')
     return value
 
 
@@ -120,7 +111,7 @@ class ObjectReader:
         with self._store.lock:
             stored = self._store.get(resource.storage_key, (target.namespace, target.name))
         if stored is None:
-            raise not_found(resource.group, resource.plural, target.name)
+            raise errors.not_found(resource.group, resource.plural, target.name)
         return view(resource, stored)
 
     def selected(self, target: RequestTarget, test: Test) -> list[Json]:
@@ -154,9 +145,9 @@ class ObjectReader:
         value = unpack_token(token)
         version, after = value.get("rv"), value.get("after")
         if not isinstance(version, int) or not isinstance(after, list) or len(after) != 2:
-            raise bad_request("continue key is not valid: invalid token")
+            raise errors.bad_request("continue key is not valid: invalid token")
         if version < self._store.floor(target.resource.storage_key):
-            raise expired(
+            raise errors.expired(
                 "The provided continue parameter is too old to display a consistent list result. "
                 "You must start a new list without the continue parameter."
             )
@@ -166,19 +157,20 @@ class ObjectReader:
         text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
         if match and not text:
             detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            raise invalid_options("ListOptions", forbidden_value("resourceVersionMatch", detail))
+            raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
         if match not in ("", "Exact", "NotOlderThan"):
-            problem = unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
-            raise invalid_options("ListOptions", problem)
+            problem = errors.unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
+            raise errors.invalid_options("ListOptions", problem)
         if not text:
             return
         if token:
-            raise bad_request("specifying resource version is not allowed when using continue")
+            raise errors.bad_request("specifying resource version is not allowed when using continue")
         wanted = number(query, "resourceVersion")
         if wanted > self._store.version:
-            raise too_large_version(wanted, self._store.version)
-        if query.get("resourceVersionMatch") == "Exact" and wanted != self._store.version:
-            raise expired(f"The resourceVersion for the provided list is too old: {wanted} ({self._store.version})")
+            raise errors.too_large_version(wanted, self._store.version)
+        if match == "Exact" and wanted != self._store.version:
+            why = f"The resourceVersion for the provided list is too old: {wanted} ({self._store.version})"
+            raise errors.expired(why)
 
 
 def _place(obj: Json) -> tuple[str, str]:

@@ -13,19 +13,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from . import errors
 from .codec import clone, listed, parse_time
-from .errors import (
-    Json,
-    Problem,
-    duplicate_value,
-    invalid_value,
-    not_of_format,
-    required,
-    too_long,
-    too_many,
-    unsupported_value,
-    wrong_type,
-)
+from .errors import Json, Problem
 
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -110,13 +100,13 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         return
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            yield wrong_type(path, value, "integer,string")
+            yield errors.wrong_type(path, value, "integer,string")
             return
     elif (kind := schema.get("type")) in _TYPES and not _has_type(value, kind):
         yield from _type_problems(schema, value, path, kind)
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield unsupported_value(path, value, schema["enum"])
+        yield errors.unsupported_value(path, value, schema["enum"])
     if isinstance(value, str):
         yield from _text_problems(schema, value, path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -131,13 +121,13 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
 def _type_problems(schema: Json, value: Any, path: str, kind: str) -> Iterator[Problem]:
     form = schema.get("format")
     if kind != "integer" or form not in ("int32", "int64") or not isinstance(value, (bool, float)):
-        yield wrong_type(path, value, kind)
+        yield errors.wrong_type(path, value, kind)
         return
     found = "" if isinstance(value, bool) else "float64"
     detail = f'{path} in body must be of type {form}: "{found}"'
     yield Problem(path, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
     if found:
-        yield not_of_format(path, form)
+        yield errors.not_of_format(path, form)
 
 
 def _has_type(value: Any, kind: str) -> bool:
@@ -152,14 +142,14 @@ def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
     pattern = schema.get("pattern")
     # The first of these is all that the real server mentions.
     if "maxLength" in schema and len(value) > schema["maxLength"]:
-        yield too_long(path, schema["maxLength"])
+        yield errors.too_long(path, schema["maxLength"])
     elif "minLength" in schema and len(value) < schema["minLength"]:
-        yield invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
+        yield errors.invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
     elif pattern and not _compiled(pattern).search(value):
-        yield invalid_value(path, value, f"{path} in body should match '{pattern}'")
+        yield errors.invalid_value(path, value, f"{path} in body should match '{pattern}'")
     wanted = schema.get("format")
     if wanted and not _has_format(value, wanted):
-        yield invalid_value(path, value, f'{path} in body must be of type {wanted}: "{value}"')
+        yield errors.invalid_value(path, value, f'{path} in body must be of type {wanted}: "{value}"')
 
 
 def _has_format(value: str, wanted: str) -> bool:
@@ -184,26 +174,26 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _number_problems(schema: Json, value: float, path: str) -> Iterator[Problem]:
     if schema.get("format") == "int32" and not -(2**31) <= value < 2**31:
-        yield not_of_format(path, schema["format"])
+        yield errors.not_of_format(path, schema["format"])
     if "minimum" in schema:
         limit, exclusive = schema["minimum"], schema.get("exclusiveMinimum") is True
         if value < limit or (exclusive and value == limit):
             detail = "greater than" if exclusive else "greater than or equal to"
-            yield invalid_value(path, value, f"{path} in body should be {detail} {limit}")
+            yield errors.invalid_value(path, value, f"{path} in body should be {detail} {limit}")
     if "maximum" in schema:
         limit, exclusive = schema["maximum"], schema.get("exclusiveMaximum") is True
         if value > limit or (exclusive and value == limit):
             detail = "less than" if exclusive else "less than or equal to"
-            yield invalid_value(path, value, f"{path} in body should be {detail} {limit}")
+            yield errors.invalid_value(path, value, f"{path} in body should be {detail} {limit}")
     if schema.get("multipleOf") and value % schema["multipleOf"]:
-        yield invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
+        yield errors.invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
 
 
 def _list_problems(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:
     if "minItems" in schema and len(value) < schema["minItems"]:
-        yield invalid_value(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
+        yield errors.invalid_value(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
     if "maxItems" in schema and len(value) > schema["maxItems"]:
-        yield too_many(path, len(value), schema["maxItems"])
+        yield errors.too_many(path, len(value), schema["maxItems"])
     items = schema.get("items")
     if isinstance(items, dict):
         for index, item in enumerate(value):
@@ -217,19 +207,19 @@ def _list_problems(schema: Json, value: list[Any], path: str) -> Iterator[Proble
         else:
             continue
         if identity in seen:
-            yield duplicate_value(f"{path}[{index}]", identity)
+            yield errors.duplicate_value(f"{path}[{index}]", identity)
         seen.append(identity)
 
 
 def _object_problems(schema: Json, value: Json, path: str) -> Iterator[Problem]:
     for name in schema.get("required") or ():
         if name not in value:
-            yield required(join(path, name))
+            yield errors.required(join(path, name))
     if "maxProperties" in schema and len(value) > schema["maxProperties"]:
-        yield too_many(path, len(value), schema["maxProperties"])
+        yield errors.too_many(path, len(value), schema["maxProperties"])
     if "minProperties" in schema and len(value) < schema["minProperties"]:
         least = schema["minProperties"]
-        yield invalid_value(path, len(value), f"{path} in body should have at least {least} properties")
+        yield errors.invalid_value(path, len(value), f"{path} in body should have at least {least} properties")
     for name in sorted(value):
         if path == "" and name == "metadata":
             continue
