@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from . import crds
 from .codec import clone, listed, section, timestamp
@@ -24,8 +23,12 @@ from .views import view
 log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
+NAMESPACES = "/namespaces"
+"""Name under which namespaces are stored."""
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
-_PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
+_KUBERNETES = "kubernetes"
+"""Finalizer in the spec of a namespace that holds it until its content is gone."""
+PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
 
@@ -45,7 +48,7 @@ class Deleter:
             if stored is None:
                 raise not_found(resource.group, resource.plural, target.name)
             _check_preconditions(resource, stored, options.preconditions)
-            if resource.storage_key == "/namespaces" and target.name in _PERMANENT_NAMESPACES:
+            if resource.storage_key == NAMESPACES and target.name in PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
                 return view(resource, stored), True
@@ -66,7 +69,7 @@ class Deleter:
         dropped = {_FOREGROUND, _ORPHAN}.difference(added) if policy else ()
         finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
-        if not finalizers and kind != "/namespaces":
+        if not finalizers and kind != NAMESPACES:
             return self._remove(kind, name), True
         if stored["metadata"].get("deletionTimestamp") and finalizers == before:
             return stored, False
@@ -77,7 +80,7 @@ class Deleter:
         own["finalizers"] = finalizers
         if not finalizers:
             del own["finalizers"]
-        if kind == "/namespaces":
+        if kind == NAMESPACES:
             marked.setdefault("status", {})["phase"] = "Terminating"
         elif "generation" in own:
             own["generation"] += 1
@@ -95,16 +98,19 @@ class Deleter:
 
     def release(self, kind: str, name: Name, finalizer: str) -> None:
         """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
-        stored = self._store.get(kind, name)
-        assert stored is not None
-        kept = [item for item in listed(stored["metadata"].get("finalizers")) if item != finalizer]
-        held = kind == "/namespaces" and listed(section(stored, "spec").get("finalizers"))
-        if not kept and not held:
+        freed = clone(self._store.get(kind, name))
+        for place in (freed["metadata"], section(freed, "spec") if kind == NAMESPACES else {}):
+            place["finalizers"] = [item for item in listed(place.get("finalizers")) if item != finalizer]
+        if finalizers_of(kind, freed):
+            self._store.put(kind, name, freed)
+        else:
             self._remove(kind, name)
-            return
-        freed = clone(stored)
-        freed["metadata"]["finalizers"] = kept
-        self._store.put(kind, name, freed)
+
+
+def finalizers_of(kind: str, obj: Json) -> list[str]:
+    """What holds an object of a stored kind once it is deleted; a namespace has finalizers in its spec too."""
+    own = listed(obj["metadata"].get("finalizers"))
+    return own + listed(section(obj, "spec").get("finalizers")) if kind == NAMESPACES else own
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
@@ -175,60 +181,53 @@ class Collector:
 
     def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:
         own = obj["metadata"]
+        deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        if expired and not own.get("deletionTimestamp"):
+        if expired and not deleted:
             self.deleter.begin(kind, name)
             return True
-        owners = listed(own.get("ownerReferences"))
-        if owners and self._lost_owners(kind, name, obj, owners):
+        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
+        if len(alive) < len(owners) and (alive or not deleted):
+            self._leave_owners(kind, name, obj, alive)
             return True
-        if not own.get("deletionTimestamp"):
+        if not deleted:
             return False
         finalizers = listed(own.get("finalizers"))
         if _ORPHAN in finalizers:
-            self._orphan_dependents(own["uid"])
+            for inner_kind, inner_name, inner in self._dependents(own["uid"]):
+                others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
+                self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
             self.deleter.release(kind, name, _ORPHAN)
             return True
         if _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"]):
             return True
-        if kind == crds.KIND:
-            return self._finish_crd(name, obj)
-        return kind == "/namespaces" and self._finish_namespace(name, obj)
+        return self._finish_contents(kind, name, obj)
 
-    def _lost_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> bool:
-        alive = [owner for owner in owners if self._owner_lives(name[0], owner)]
-        if len(alive) == len(owners) or (not alive and obj["metadata"].get("deletionTimestamp")):
-            return False
-        if not alive:
+    def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
+        """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
+        if not owners and not orphan:
             self.deleter.begin(kind, name)
-            return True
-        self._keep_owners(kind, name, obj, alive)
-        return True
-
-    def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
+            return
         freed = clone(obj)
         freed["metadata"]["ownerReferences"] = owners
         if not owners:
             del freed["metadata"]["ownerReferences"]
         self._store.put(kind, name, freed)
 
-    def _owner_lives(self, namespace: str, owner: Json) -> bool:
-        """True if an owner exists, or is of a kind that this server does not know."""
-        if self._registry.of_kind(str(owner.get("apiVersion", "")), str(owner.get("kind", ""))) is None:
-            return True
-        found = self._store.by_uid(str(owner.get("uid", "")))
-        if found is None:
-            return False
-        own = found[1]["metadata"]
-        return own["name"] == owner.get("name") and own.get("namespace", "") in ("", namespace)
+    def _owner(self, namespace: str, reference: Json) -> Json | None:
+        """The metadata of an owner, None if it is gone; empty if it is of a kind that this server does not know."""
+        if self._registry.of_kind(str(reference.get("apiVersion", "")), str(reference.get("kind", ""))) is None:
+            return {}
+        found = self._store.by_uid(str(reference.get("uid", "")))
+        own: Json = found["metadata"] if found else {}
+        named = own.get("name") == reference.get("name") and own.get("namespace", "") in ("", namespace)
+        return own if found and named else None
 
-    def _owner_stays(self, namespace: str, owner: Json) -> bool:
-        """True if an owner lives, and is not itself waiting for its dependents to go."""
-        if not self._owner_lives(namespace, owner):
-            return False
-        found = self._store.by_uid(str(owner.get("uid", "")))
-        own = section(found[1] if found else {}, "metadata")
-        return not (own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers")))
+    def _owner_stays(self, namespace: str, reference: Json) -> bool:
+        """True if an owner exists, and is not itself waiting for its dependents to go."""
+        own = self._owner(namespace, reference)
+        waits = own and own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
+        return own is not None and not waits
 
     def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
         def depends(obj: Json) -> bool:
@@ -236,59 +235,37 @@ class Collector:
 
         return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
 
-    def _orphan_dependents(self, uid: str) -> None:
-        for kind, name, obj in self._dependents(uid):
-            owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner.get("uid") != uid]
-            self._keep_owners(kind, name, obj, owners)
-
     def _finish_foreground(self, kind: str, name: Name, uid: str) -> bool:
-        dependents = self._dependents(uid)
         changed = False
-        for inner_kind, inner_name, obj in dependents:
+        for inner_kind, inner_name, obj in self._dependents(uid):
             if obj["metadata"].get("deletionTimestamp"):
                 continue
             owners = obj["metadata"]["ownerReferences"]
-            if staying := [owner for owner in owners if self._owner_stays(inner_name[0], owner)]:
-                self._keep_owners(inner_kind, inner_name, obj, staying)
-            else:
-                self.deleter.begin(inner_kind, inner_name)
+            staying = [owner for owner in owners if self._owner_stays(inner_name[0], owner)]
+            self._leave_owners(inner_kind, inner_name, obj, staying)
             changed = True
         if not self._dependents(uid):
             self.deleter.release(kind, name, _FOREGROUND)
             return True
         return changed
 
-    def _finish_namespace(self, name: Name, obj: Json) -> bool:
-        changed, left = self._delete_all(lambda _kind, inner: inner[0] == name[1])
-        if left:
-            return changed
-        if listed(section(obj, "spec").get("finalizers")):
-            emptied = clone(obj)
-            emptied["spec"]["finalizers"] = []
-            self._store.put("/namespaces", name, emptied)
-        if not listed(obj["metadata"].get("finalizers")):
-            self.deleter.release("/namespaces", name, "")
-            return True
-        return changed
-
-    def _finish_crd(self, name: Name, obj: Json) -> bool:
-        plural, group = obj["spec"]["names"]["plural"], obj["spec"]["group"]
-        changed, left = self._delete_all(lambda kind, _inner: kind == f"{group}/{plural}")
-        if left or crds.CLEANUP not in listed(obj["metadata"].get("finalizers")):
-            return changed
-        self.deleter.release(crds.KIND, name, crds.CLEANUP)
-        return True
-
-    def _delete_all(self, chosen: Callable[[str, Name], Any]) -> tuple[bool, bool]:
-        """Deletes the chosen objects. (anything done?, anything left?)"""
+    def _finish_contents(self, kind: str, name: Name, obj: Json) -> bool:
+        """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
+        if kind not in (NAMESPACES, crds.KIND):
+            return False
+        finalizer = crds.CLEANUP if kind == crds.KIND else _KUBERNETES
+        plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == crds.KIND else ""
         changed = left = False
-        for kind, name, obj in self._store.everything():
-            if not chosen(kind, name):
+        for inner_kind, inner_name, inner in self._store.everything():
+            if inner_kind != plural and (plural or inner_name[0] != name[1]):
                 continue
-            if obj["metadata"].get("deletionTimestamp"):
+            if inner["metadata"].get("deletionTimestamp"):
                 left = True
                 continue
-            gone = self.deleter.begin(kind, name)[1]
-            changed = True
-            left = left or not gone
-        return changed, left
+            gone = self.deleter.begin(inner_kind, inner_name)[1]
+            changed, left = True, left or not gone
+        finalizers = finalizers_of(kind, obj)
+        if left or (finalizers and finalizer not in finalizers):
+            return changed
+        self.deleter.release(kind, name, finalizer)
+        return True

@@ -10,7 +10,7 @@ from typing import Any
 from . import times
 from .apply import Entries
 from .builtins import undecodable_bytes
-from .codec import clone, listed, section
+from .codec import clone, section
 from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value, unknown_format
 from .metadata import readable
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
@@ -20,11 +20,6 @@ from .schemas import METADATA
 from .targets import RequestTarget, WriteOptions
 
 _GO_NAMES = {"integer": "number", "boolean": "bool"}
-
-
-def held_by_kind(resource: Resource, obj: Json) -> bool:
-    """A namespace has a finalizer of its own, in its spec."""
-    return resource.storage_key == "/namespaces" and bool(listed(section(obj, "spec").get("finalizers")))
 
 
 def patched(resource: Resource, content_type: str, current: Json, body: Any) -> Json:

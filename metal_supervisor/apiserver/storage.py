@@ -118,10 +118,10 @@ class ObjectStore:
         """One object, None when there is none."""
         return self._objects.get(kind, {}).get(name)
 
-    def by_uid(self, uid: str) -> tuple[str, Json] | None:
-        """(kind, object) with a uid, None when there is none."""
-        place = self._by_uid.get(uid)
-        return (place[0], self._objects[place[0]][place[1]]) if place else None
+    def by_uid(self, uid: str) -> Json | None:
+        """The object with a uid, None when there is none."""
+        kind, name = self._by_uid.get(uid, ("", ("", "")))
+        return self.get(kind, name)
 
     def items(self, kind: str, namespace: str | None = None) -> list[Json]:
         """Objects of a kind in the order of namespace and name; None means every namespace."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import builtins, cel, crds, lastapplied, metadata, typed
+from . import builtins, cel, crds, errors, lastapplied, metadata, steps, typed
 from .apply import (
     Entries,
     Manager,
@@ -23,40 +23,12 @@ from .apply import (
     write_entries,
 )
 from .codec import clone, section
-from .errors import (
-    ApiError,
-    Json,
-    Problem,
-    already_exists,
-    bad_request,
-    conflict,
-    forbidden,
-    invalid,
-    invalid_options,
-    not_found,
-    required,
-)
+from .deletes import NAMESPACES, finalizers_of
+from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .resources import Registry, Resource, from_crd
 from .schema import child_schema, validate
-from .steps import (
-    Undecodable,
-    check_kind,
-    check_preconditions,
-    check_type,
-    check_unconditional,
-    count_generation,
-    decoded,
-    held_by_kind,
-    isolated,
-    patched,
-    preconditions,
-    readable_metadata,
-    refused_as_patch,
-    same_owners,
-    unconvertible,
-    unknown_fields,
-)
+from .steps import Undecodable
 from .storage import ObjectStore
 from .targets import Outcome, RequestTarget, WriteOptions
 from .views import scale_of, stored_form, view, with_scale
@@ -90,7 +62,7 @@ class Writer:
             trial = replace(options, dry_run=True) if taken else options
             outcome = self._write(replace(target, name=name), None, candidate, None, trial)
             if taken:
-                raise already_exists(resource.group, resource.plural, name)
+                raise errors.already_exists(resource.group, resource.plural, name)
             return outcome
 
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
@@ -105,7 +77,7 @@ class Writer:
                 current = view(target.resource, previous)
                 return self._write_scale(target, previous, with_scale(target.resource, current, body), options)
             candidate = self._addressed(target, body)
-            check_unconditional(target, candidate)
+            steps.check_unconditional(target, candidate)
             return self._write(target, previous, candidate, None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
@@ -116,35 +88,35 @@ class Writer:
             previous = self._existing(target)
             current = view(target.resource, previous)
             if target.subresource == "scale":
-                scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
+                scale = steps.patched(target.resource, content_type, scale_of(target.resource, current), body)
                 section(scale, "metadata").pop("resourceVersion", None)
                 return self._write_scale(target, previous, with_scale(target.resource, current, scale), options)
-            candidate = self._addressed(target, patched(target.resource, content_type, current, body))
-            with refused_as_patch(candidate):
+            candidate = self._addressed(target, steps.patched(target.resource, content_type, current, body))
+            with steps.refused_as_patch(candidate):
                 return self._write(target, previous, candidate, None, options)
 
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
         if not options.manager:
-            problem = required("fieldManager", "is required for apply patch")
-            raise invalid_options("PatchOptions", problem)
+            problem = errors.required("fieldManager", "is required for apply patch")
+            raise errors.invalid_options("PatchOptions", problem)
         if not isinstance(body, dict) or target.subresource == "scale":
-            raise bad_request("an apply patch is an object, and not meant for scale")
-        check_kind(resource, body)
+            raise errors.bad_request("an apply patch is an object, and not meant for scale")
+        steps.check_kind(resource, body)
         declaration = self._addressed(target, body)
         if declaration["metadata"].get("managedFields"):
-            raise bad_request("metadata.managedFields must be nil")
+            raise errors.bad_request("metadata.managedFields must be nil")
         typed.check(resource.schema, body, resource.group_version)
         with self._store.lock:
             key = (target.namespace, target.name)
             previous = self._store.get(resource.storage_key, key)
             if previous is None and target.subresource:
-                raise not_found(resource.group, resource.plural, target.name)
+                raise errors.not_found(resource.group, resource.plural, target.name)
             if previous is None:
                 self._check_namespace(resource, target.namespace, target.name)
                 if uid := declaration["metadata"].get("uid"):
                     why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
-                    raise conflict(resource.group, resource.plural, target.name, why)
+                    raise errors.conflict(resource.group, resource.plural, target.name, why)
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = view(resource, previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
@@ -155,42 +127,43 @@ class Writer:
             )  # fmt: skip
             if migrates:
                 lastapplied.follow(merged, body)
-            merged["metadata"] = {**merged.get("metadata", {}), **preconditions(declaration)}
+            merged["metadata"] = {**merged.get("metadata", {}), **steps.preconditions(declaration)}
             try:
                 return self._write(target, previous, clone(merged), entries, options)
             except Undecodable as problem:
-                raise unconvertible(resource, declaration, problem.why) from None
+                raise steps.unconvertible(resource, declaration, problem.why) from None
 
     # ---- the steps -----------------------------------------------------------------------------
 
     def _existing(self, target: RequestTarget) -> Json:
         found = self._store.get(target.resource.storage_key, (target.namespace, target.name))
         if found is None:
-            raise not_found(target.resource.group, target.resource.plural, target.name)
+            raise errors.not_found(target.resource.group, target.resource.plural, target.name)
         return found
 
     def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
         if not resource.namespaced:
             return
-        found = self._store.get("/namespaces", ("", namespace))
+        found = self._store.get(NAMESPACES, ("", namespace))
         if found is None:
-            raise not_found("", "namespaces", namespace)
+            raise errors.not_found("", "namespaces", namespace)
         if found["metadata"].get("deletionTimestamp"):
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
-            cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
-            raise forbidden(resource.group, resource.plural, name, why, [{**cause, "field": "metadata.namespace"}])
+            message = f"namespace {namespace} is being terminated"
+            cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
+            raise errors.forbidden(resource.group, resource.plural, name, why, [cause])
 
     def _addressed(self, target: RequestTarget, body: Json) -> Json:
         """Check a body against the path it was sent to; return it with its namespace and name filled in."""
         resource = target.resource
-        check_type(resource, body)
-        own = readable_metadata(resource, body.get("metadata"))
+        steps.check_type(resource, body)
+        own = steps.readable_metadata(resource, body.get("metadata"))
         if own.get("namespace") not in (None, "", target.namespace) and resource.namespaced:
             message = "the namespace of the provided object does not match the namespace sent on the request"
-            raise bad_request(message)
+            raise errors.bad_request(message)
         if target.name and own.get("name") not in (None, "", target.name):
             message = f"the name of the object ({own['name']}) does not match the name on the URL ({target.name})"
-            raise bad_request(message)
+            raise errors.bad_request(message)
         name = target.name or own.get("name") or ""
         if not name and own.get("generateName"):
             name = own["generateName"][:248] + "".join(random.choices(_SUFFIX_LETTERS, k=5))
@@ -218,11 +191,11 @@ class Writer:
         before = view(resource, previous) if previous else None
         sent = candidate["metadata"]
         if before:
-            check_preconditions(target, before, sent)
-        new = isolated(target, before, candidate)
+            steps.check_preconditions(target, before, sent)
+        new = steps.isolated(target, before, candidate)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
-        unknown += decoded(resource, new)
-        warnings = unknown_fields(resource, unknown, options, complain=entries is None)
+        unknown += steps.decoded(resource, new)
+        warnings = steps.unknown_fields(resource, unknown, options, complain=entries is None)
         self._complete_and_check(target, previous, new)
         held = read_entries(before)
         if entries is None:
@@ -232,8 +205,8 @@ class Writer:
             entries = track_update(resource.schema, seen, made, base, manager, resource.status)
         write_entries(new, entries)
         if resource.generation:
-            count_generation(resource, before, new)
-        if before and same_apart_from_bookkeeping(before, new) and same_owners(held, entries):
+            steps.count_generation(resource, before, new)
+        if before and same_apart_from_bookkeeping(before, new) and steps.same_owners(held, entries):
             return Outcome(before, warnings=warnings)
         if options.dry_run:
             return Outcome(new, before is None, warnings)
@@ -262,7 +235,7 @@ class Writer:
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.kind == "Event" else resource.group
-            raise invalid(group, resource.kind, new["metadata"]["name"], problems)
+            raise errors.invalid(group, resource.kind, new["metadata"]["name"], problems)
 
     def _others(self, resource: Resource, obj: Json) -> list[Json]:
         """The other objects of the same kind."""
@@ -272,7 +245,7 @@ class Writer:
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, key = target.resource, (target.namespace, target.name)
         own = new["metadata"]
-        if own.get("deletionTimestamp") and not own.get("finalizers") and not held_by_kind(resource, new):
+        if own.get("deletionTimestamp") and not finalizers_of(resource.storage_key, new):
             removed = self._store.remove(resource.storage_key, key)
             self._on_owners_changed()
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
