@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from . import discovery, openapi, protobuf
+from . import discovery, openapi, protobuf, routes
 from .codec import decode_body, decode_object, encode
 from .errors import Json, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, selection
-from .routes import (
-    Request,
-    delete_options,
-    field_validation,
-    is_dry_run,
-    is_forced,
-    manager_of,
-    resource_target,
-    verb_of,
-)
-from .targets import Outcome, RequestTarget, WriteOptions
+from .routes import Request
+from .targets import Outcome, RequestTarget
 from .views import scale_of
-from .watch import Subscription, check_query
+from .watch import check_query
 
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
@@ -76,7 +68,7 @@ class Dispatcher:
         if path in _HEALTH or path.rpartition("/")[0] in _HEALTH:
             return Response(200, b"ok", "text/plain; charset=utf-8")
         if path.startswith(("/api/", "/apis/")):
-            target = resource_target(self._kernel.registry, path)
+            target = routes.resource_target(self._kernel.registry, path)
             if target:
                 return self._resource(request, target)
         return self._document(request)
@@ -118,7 +110,7 @@ class Dispatcher:
     # ---- resources -----------------------------------------------------------------------------
 
     def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
-        verb = verb_of(request, target)
+        verb = routes.verb_of(request, target)
         if verb == "watch":
             return self._watch(request, target)
         if target.resource.kind in _REVIEWS:
@@ -142,26 +134,13 @@ class Dispatcher:
     def _watch(self, request: Request, target: RequestTarget) -> Stream:
         form = form_of(request.headers.get("accept", ""), request.query)
         check_query(target, request.query)
-        subscription = Subscription(target)
-        self._kernel.subscribe(subscription)
-
-        def run(send: Callable[[bytes], None]) -> None:
-            try:
-                self._kernel.watcher.run(subscription, request.query, form, send)
-            finally:
-                self._kernel.unsubscribe(subscription)
-
-        def hang_up() -> None:
-            subscription.closed = True
-            condition = self._kernel.store.condition(target.resource.storage_key)
-            with condition:
-                condition.notify_all()
-
-        return Stream(run, hang_up)
+        watcher = self._kernel.watcher
+        subscription = watcher.open(target)
+        return Stream(partial(watcher.run, subscription, request.query, form), partial(watcher.close, subscription))
 
     def _write(self, request: Request, target: RequestTarget) -> Response:
         writer = self._kernel.writer
-        options = WriteOptions(manager_of(request), is_dry_run(request), field_validation(request), is_forced(request))
+        options = routes.write_options(request)
         if request.method == "POST":
             outcome = writer.create(target, _object(request), options)
         elif request.method == "PUT":
@@ -176,7 +155,7 @@ class Dispatcher:
         return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
-        options = delete_options(request, _object(request) if request.body.strip() else {})
+        options = routes.delete_options(request, _object(request) if request.body.strip() else {})
         if target.name:
             last, gone = self._kernel.deleter.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.

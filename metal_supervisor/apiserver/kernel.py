@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 from . import crds
 from .codec import load_yaml_file, section
-from .deletes import Collector
+from .deletes import NAMESPACES, PERMANENT_NAMESPACES, Collector
 from .errors import Json
 from .options import Options
 from .patch import APPLY
 from .reads import ObjectReader
-from .resources import Registry, Resource
+from .resources import Registry
 from .storage import ObjectStore
 from .targets import RequestTarget, WriteOptions
-from .watch import Subscription, Watcher
+from .watch import Watcher
 from .writes import Writer
 
-_NAMESPACES = ("default", "kube-system", "kube-public")
 _MANAGER = "metal-supervisor-apiserver"
 
 
@@ -39,15 +37,13 @@ class Kernel:
             allow_loopback=options.allow_loopback_endpoints,
             on_owners_changed=self.collector.wake,
         )
-        self._subscriptions: set[Subscription] = set()
-        self._subscriptions_lock = threading.Lock()
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
         for crd in self.store.items(crds.KIND):
             self.writer.install(crd)
-        for name in _NAMESPACES:
-            if self.store.get("/namespaces", ("", name)) is None:
+        for name in PERMANENT_NAMESPACES:
+            if self.store.get(NAMESPACES, ("", name)) is None:
                 namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
                 self._apply("", "v1", "namespaces", namespace)
         for path in self.options.crd_paths:
@@ -57,7 +53,7 @@ class Kernel:
 
     def stop(self) -> None:
         """Ends all watches and the collector, and closes the store."""
-        self.close_watches()
+        self.watcher.close_all()
         self.collector.stop()
         self.store.close()
 
@@ -68,34 +64,7 @@ class Kernel:
                 self._apply("apiextensions.k8s.io", "v1", "customresourcedefinitions", document)
 
     def _apply(self, group: str, version: str, plural: str, body: Json) -> None:
-        target = RequestTarget(self.resource(group, version, plural), "", section(body, "metadata").get("name", ""))
+        resource = self.registry.find(group, version, plural)
+        assert resource is not None
+        target = RequestTarget(resource, "", section(body, "metadata").get("name", ""))
         self.writer.patch(target, APPLY, body, WriteOptions(_MANAGER, force=True))
-
-    def resource(self, group: str, version: str, plural: str) -> Resource:
-        """A resource that is known to exist."""
-        found = self.registry.find(group, version, plural)
-        assert found is not None
-        return found
-
-    # ---- watches -------------------------------------------------------------------------------
-
-    def subscribe(self, subscription: Subscription) -> None:
-        """Notes an open watch, so that it can be closed from here."""
-        with self._subscriptions_lock:
-            self._subscriptions.add(subscription)
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Forgets a watch that has ended."""
-        with self._subscriptions_lock:
-            self._subscriptions.discard(subscription)
-
-    def subscriptions(self) -> list[Subscription]:
-        """The open watches."""
-        with self._subscriptions_lock:
-            return list(self._subscriptions)
-
-    def close_watches(self) -> None:
-        """Ends all open watches."""
-        for subscription in self.subscriptions():
-            subscription.closed = True
-        self.store.wake_all()

@@ -6,26 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
-from . import schemas
-from .errors import (
-    ApiError,
-    Json,
-    Problem,
-    bad_request,
-    forbidden_value,
-    invalid_options,
-    invalid_value,
-    method_not_allowed,
-    no_such_path,
-    too_long,
-    unsupported_value,
-)
+from . import errors, schemas
+from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .reads import flag
 from .resources import Registry
 from .schema import settle
 from .steps import mistyped
-from .targets import DeleteOptions, RequestTarget
+from .targets import DeleteOptions, RequestTarget, WriteOptions
 
 _POLICIES = ("Foreground", "Background", "Orphan")
 _DELETE_OPTIONS = schemas.fields(
@@ -74,7 +62,7 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
     elif parts[0] == "apis" and len(parts) > 1:
         group, rest = parts[1], parts[2:]
     else:
-        raise no_such_path()
+        raise errors.no_such_path()
     if len(rest) < 2:
         return None
     version, rest = rest[0], rest[1:]
@@ -83,15 +71,12 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
         namespace, rest = rest[1], rest[2:]
     resource = registry.find(group, version, rest[0])
     if resource is None or len(rest) > 3 or "" in rest:
-        raise no_such_path()
+        raise errors.no_such_path()
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
-    if namespace and not resource.namespaced:
-        raise no_such_path()
-    if name and resource.namespaced and not namespace:
-        raise no_such_path()
-    if subresource and subresource not in resource.subresources:
-        raise no_such_path()
+    misplaced = bool(namespace) != resource.namespaced and (namespace or name)
+    if misplaced or subresource not in ("", *resource.subresources):
+        raise errors.no_such_path()
     return RequestTarget(resource, namespace, name, subresource)
 
 
@@ -107,27 +92,38 @@ def verb_of(request: Request, target: RequestTarget) -> str:
     misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch")
     nowhere = verb == "create" and target.resource.namespaced and not target.namespace
     if misplaced and target.resource.custom and not target.name:
-        raise bad_request("name must be provided")
+        raise errors.bad_request("name must be provided")
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
-        raise method_not_allowed()
+        raise errors.method_not_allowed()
     return verb
 
 
-def manager_of(request: Request) -> str:
+def write_options(request: Request) -> WriteOptions:
+    """The options in the query of a write. 422 for a wrong value, and for force if the request is no apply."""
+    validation = request.query.get("fieldValidation") or "Warn"
+    if validation not in ("Strict", "Warn", "Ignore"):
+        known = ["", "Ignore", "Strict", "Warn"]
+        raise _refused(request, errors.unsupported_value("fieldValidation", validation, known))
+    forced = flag(request.query, "force")
+    if forced and request.method == "PATCH" and request.content_type != APPLY:
+        raise _refused(request, errors.forbidden_value("force", "may not be specified for non-apply patch"))
+    return WriteOptions(_manager(request), _is_dry_run(request), validation, forced)
+
+
+def _manager(request: Request) -> str:
     """The field manager: the fieldManager parameter, else the first word of the User-Agent."""
     given = request.query.get("fieldManager", "")
     if len(given) > 128:
-        raise _refused(request, too_long("fieldManager", 128))
+        raise _refused(request, errors.too_long("fieldManager", 128))
     if given or request.content_type == APPLY:
         return given
     return request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
 
 
-def is_dry_run(request: Request) -> bool:
-    """True if nothing is to be stored; 422 for a value other than All."""
+def _is_dry_run(request: Request) -> bool:
     value = request.query.get("dryRun", "")
     if value not in ("", "All"):
-        raise _refused(request, unsupported_value("dryRun", [value], ["All"]))
+        raise _refused(request, errors.unsupported_value("dryRun", [value], ["All"]))
     return value == "All"
 
 
@@ -138,40 +134,24 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     """
     settle(_DELETE_OPTIONS, body)
     if complaint := mistyped(_DELETE_OPTIONS, body, "DeleteOptions"):
-        raise bad_request(complaint)
+        raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:
-        raise _refused(request, unsupported_value("dryRun", dry_run, ["All"]))
+        raise _refused(request, errors.unsupported_value("dryRun", dry_run, ["All"]))
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
     if policy not in ("", *_POLICIES):
-        raise _refused(request, unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
+        raise _refused(request, errors.unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
     orphan = body.get("orphanDependents")
     if orphan is None and "orphanDependents" in request.query:
         orphan = flag(request.query, "orphanDependents")
     if orphan is not None and policy:
         detail = "orphanDependents and deletionPropagation cannot be both set"
-        raise _refused(request, invalid_value("propagationPolicy", policy, detail))
+        raise _refused(request, errors.invalid_value("propagationPolicy", policy, detail))
     if orphan is not None:
         policy = "Orphan" if orphan else "Background"
-    return DeleteOptions(policy, body.get("preconditions") or {}, is_dry_run(request) or bool(dry_run))
-
-
-def field_validation(request: Request) -> str:
-    """`Strict`, `Warn` or `Ignore`; 422 for anything else."""
-    value = request.query.get("fieldValidation") or "Warn"
-    if value not in ("Strict", "Warn", "Ignore"):
-        raise _refused(request, unsupported_value("fieldValidation", value, ["", "Ignore", "Strict", "Warn"]))
-    return value
-
-
-def is_forced(request: Request) -> bool:
-    """True if an apply may take fields from other managers; 422 if the request is no apply."""
-    forced = flag(request.query, "force")
-    if forced and request.method == "PATCH" and request.content_type != APPLY:
-        raise _refused(request, forbidden_value("force", "may not be specified for non-apply patch"))
-    return forced
+    return DeleteOptions(policy, body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 
 def _refused(request: Request, problem: Problem) -> ApiError:
     kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions", "DELETE": "DeleteOptions"}
-    return invalid_options(kinds.get(request.method, "ListOptions"), problem)
+    return errors.invalid_options(kinds.get(request.method, "ListOptions"), problem)

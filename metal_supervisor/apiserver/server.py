@@ -262,17 +262,13 @@ class ApiServer:
 
     def stop(self) -> None:
         """Ends all watches and connections and closes the data file. Takes well under a second."""
-        self.kernel.close_watches()
+        self.kernel.watcher.close_all()
         self._http.finish()
         while self._thread.is_alive():  # without descriptors, a first attempt to wake it fails
             self._http.wake()
             self._thread.join(_ACCEPT_PAUSE_S)
         self._http.server_close()
         self.kernel.stop()
-
-    def stop_watches(self) -> None:
-        """Ends all open watches properly, as a server does at their timeout."""
-        self.kernel.close_watches()
 
     def __enter__(self) -> ApiServer:
         return self.start()

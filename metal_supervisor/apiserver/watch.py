@@ -53,11 +53,46 @@ class Watcher:
         self._registry = registry
         self._reader = reader
         self._bookmark_s = bookmark_s
+        self._open: set[Subscription] = set()
+
+    def open(self, target: RequestTarget) -> Subscription:
+        """A new watch, which can be closed from now on."""
+        subscription = Subscription(target)
+        with self._store.lock:
+            self._open.add(subscription)
+        return subscription
+
+    def subscriptions(self) -> list[Subscription]:
+        """The open watches."""
+        with self._store.lock:
+            return list(self._open)
+
+    def close(self, subscription: Subscription) -> None:
+        """Ends a watch whose client has gone."""
+        subscription.closed = True
+        condition = self._store.condition(subscription.target.resource.storage_key)
+        with condition:
+            condition.notify_all()
+
+    def close_all(self) -> None:
+        """Ends all watches properly, as a server does at their timeout."""
+        for subscription in self.subscriptions():
+            subscription.closed = True
+        self._store.wake_all()
 
     def run(
         self, subscription: Subscription, query: Mapping[str, str], form: Form, send: Callable[[bytes], None]
     ) -> None:
         """Calls `send` with one or more lines at a time until the watch ends."""
+        try:
+            self._run(subscription, query, form, send)
+        finally:
+            with self._store.lock:
+                self._open.discard(subscription)
+
+    def _run(
+        self, subscription: Subscription, query: Mapping[str, str], form: Form, send: Callable[[bytes], None]
+    ) -> None:
         stream = _Stream(subscription.target, selection(subscription.target, query), form)
         timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
         ends_s = time.monotonic() + timeout_s

@@ -72,7 +72,7 @@ def test_get_watch_prints_a_line_for_every_change(api: ApiServer, kubectl: Kubec
         assert watching.stdout.readline().startswith("phi")
         kubectl("label", "isvc", "phi", "shown=yes")
         assert watching.stdout.readline().rstrip().endswith("yes")
-        api.stop_watches()
+        api.kernel.watcher.close_all()
         watching.terminate()
 
 

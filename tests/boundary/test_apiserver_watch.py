@@ -120,11 +120,11 @@ def test_events_leave_as_soon_as_they_are_written(client: Client) -> None:
 
 def test_a_client_that_hangs_up_is_noticed_without_a_write(api: ApiServer, client: Client) -> None:
     with client.watch(CONFIG_MAPS, resourceVersion=client.version()):
-        assert len(api.kernel.subscriptions()) == 1
+        assert len(api.kernel.watcher.subscriptions()) == 1
     deadline_s = time.monotonic() + 5
-    while api.kernel.subscriptions() and time.monotonic() < deadline_s:
+    while api.kernel.watcher.subscriptions() and time.monotonic() < deadline_s:
         time.sleep(0.005)
-    assert api.kernel.subscriptions() == []
+    assert api.kernel.watcher.subscriptions() == []
 
 
 def test_lists_come_in_chunks(client: Client) -> None:

@@ -103,7 +103,7 @@ class FaultyDispatcher(Dispatcher):
                 self._close_watches(rule.get("resource"))
 
     def _close_watches(self, plural: str | None) -> None:
-        for subscription in self._kernel.subscriptions():
+        for subscription in self._kernel.watcher.subscriptions():
             if plural in (None, subscription.target.resource.plural):
                 subscription.closed = True
         self._kernel.store.wake_all()
