@@ -122,11 +122,17 @@ def clone(value: Any) -> Any:
     return [clone(item) for item in value] if isinstance(value, list) else value
 
 
-def section(value: Any, *names: str) -> Json:
-    """`value[name][name]…` when those are objects, else an empty object. Never raises."""
+def dig(value: Any, *names: str) -> Any:
+    """`value[name][name]…`, None where there is no such field."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
+    return value
+
+
+def section(value: Any, *names: str) -> Json:
+    """`value[name][name]…` if that is an object, else an empty object."""
+    found = dig(value, *names)
+    return found if isinstance(found, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from .codec import section
+from .codec import dig, section
 from .errors import Json, bad_request
 from .resources import Resource
 
@@ -39,35 +39,23 @@ def _split_terms(text: str) -> list[str]:
     return [term.strip() for term in terms if term.strip()]
 
 
-def _labels(obj: Json) -> Json:
-    return section(obj, "metadata", "labels")
-
-
-def _key(text: str, term: str) -> str:
-    if not _LABEL_KEY.fullmatch(text):
-        raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{term}": invalid label key')
-    return text
-
-
 def _label_test(term: str) -> Test:
-    listed = _SET_TERM.fullmatch(term)
-    if listed:
-        key = _key(listed[1], term)
-        values = {value.strip() for value in listed[3].split(",")}
-        if listed[2] == "in":
-            return lambda obj: _labels(obj).get(key) in values
-        return lambda obj: _labels(obj).get(key) not in values
-    equality = _EQUALITY_TERM.fullmatch(term)
-    if equality:
-        key, wanted = _key(equality[1], term), equality[3].strip()
-        if equality[2] == "!=":
-            return lambda obj: _labels(obj).get(key) != wanted
-        return lambda obj: _labels(obj).get(key) == wanted
-    if term.startswith("!"):
-        absent = _key(term[1:].strip(), term)
-        return lambda obj: absent not in _labels(obj)
-    present = _key(term, term)
-    return lambda obj: present in _labels(obj)
+    if found := _SET_TERM.fullmatch(term):
+        key, operator, values = found[1], found[2], {value.strip() for value in found[3].split(",")}
+    elif found := _EQUALITY_TERM.fullmatch(term):
+        key, operator, values = found[1], "notin" if found[2] == "!=" else "in", {found[3].strip()}
+    else:
+        key, operator, values = term.removeprefix("!").strip(), "absent" if term.startswith("!") else "present", set()
+    if not _LABEL_KEY.fullmatch(key):
+        raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{term}": invalid label key')
+
+    def test(obj: Json) -> bool:
+        labels = section(obj, "metadata", "labels")
+        if operator in ("present", "absent"):
+            return (key in labels) is (operator == "present")
+        return (labels.get(key) in values) is (operator == "in")
+
+    return test
 
 
 def _field_test(resource: Resource, term: str) -> Test:
@@ -88,11 +76,7 @@ def _field_test(resource: Resource, term: str) -> Test:
 
 
 def _field_text(obj: Json, path: list[str]) -> str:
-    value: Any = obj
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    if value is None:
-        return ""
+    value = dig(obj, *path)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    return "" if value is None else str(value)

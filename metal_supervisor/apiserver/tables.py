@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -36,14 +36,8 @@ class Column:
 
     def definition(self) -> Json:
         """The column definition for the client."""
-        shown = "string" if self.type == "date" else self.type
-        return {
-            "name": self.name,
-            "type": shown,
-            "format": self.format,
-            "description": self.description,
-            "priority": self.priority,
-        }
+        shown = {name: getattr(self, name) for name in ("name", "type", "format", "description", "priority")}
+        return {**shown, "type": "string" if self.type == "date" else self.type}
 
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, include: str, header: bool) -> Json:
@@ -71,40 +65,29 @@ def columns_of(resource: Resource) -> list[Column]:
     """Name first, then the kind's own columns."""
     if resource.custom:
         own = [_crd_column(declared) for declared in resource.columns]
-        return [_NAME, *(own or [_age(".metadata.creationTimestamp")])]
+        return [_NAME, *(own or [_AGE])]
     return _BUILT_IN.get(resource.kind, [_NAME, _AGE])
 
 
 # ---- ages --------------------------------------------------------------------------------------
 
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "y": 365 * 86400}
+_AGES = (
+    (120, "s", ""), (600, "m", "s"), (3 * 3600, "m", ""), (8 * 3600, "h", "m"), (48 * 3600, "h", ""),
+    (8 * 86400, "d", "h"), (2 * 365 * 86400, "d", ""), (8 * 365 * 86400, "y", "d"), (float("inf"), "y", ""),
+)  # fmt: skip
+"""(below so many seconds, unit, unit of the rest, which is left out if empty)."""
+
+
 def human_age(seconds: float) -> str:
     """A duration as kubectl prints it: 119s, 2m, 9m59s, 179m, 7h59m, 47h, 7d23h, 729d, 2y, 8y."""
-    total = int(seconds)
-    if total < -1:
+    total = max(int(seconds), 0)
+    if int(seconds) < -1:
         return "<invalid>"
-    if total < 120:
-        return f"{max(total, 0)}s"
-    minutes, hours = total // 60, total // 3600
-    if minutes < 10:
-        return _two(minutes, "m", total % 60, "s")
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return _two(hours, "h", minutes % 60, "m")
-    if hours < 48:
-        return f"{hours}h"
-    if hours < 192:
-        return _two(hours // 24, "d", hours % 24, "h")
-    if hours < 24 * 365 * 2:
-        return f"{hours // 24}d"
-    if hours < 24 * 365 * 8:
-        return _two(hours // 24 // 365, "y", hours // 24 % 365, "d")
-    return f"{hours // 24 // 365}y"
-
-
-def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
-    return f"{large}{large_unit}{small}{small_unit}" if small else f"{large}{large_unit}"
+    unit, small_unit = next((unit, small_unit) for below, unit, small_unit in _AGES if total < below)
+    small = total % _SECONDS[unit] // _SECONDS[small_unit] if small_unit else 0
+    return f"{total // _SECONDS[unit]}{unit}" + (f"{small}{small_unit}" if small else "")
 
 
 def age_of(text: Any) -> str:
@@ -115,46 +98,38 @@ def age_of(text: Any) -> str:
 
 # ---- columns of CRDs ---------------------------------------------------------------------------
 
-_Step: TypeAlias = tuple[str, str, str]
-"""(`field` | `index` | `all` | `filter`, name, value)."""
+_Step: TypeAlias = Callable[[Any], list[Any]]
+"""Finds the values that one step of a path leads to, from one value."""
 
 
 @lru_cache(maxsize=512)
 def _steps(json_path: str) -> tuple[_Step, ...]:
-    steps: list[_Step] = []
     text = json_path if json_path.startswith((".", "[")) else "." + json_path
-    for bracket, name in _TOKEN.findall(text):
-        condition = _FILTER.fullmatch(bracket)
-        if name:
-            steps.append(("all", "", "") if name == "*" else ("field", name.replace("\\", ""), ""))
-        elif condition:
-            steps.append(("filter", condition[1].replace("\\", ""), condition[2]))
-        elif bracket == "*":
-            steps.append(("all", "", ""))
-        elif whole_number(bracket) is not None:
-            steps.append(("index", bracket, ""))
-        else:
-            steps.append(("field", bracket.strip("'\""), ""))
-    return tuple(steps)
+    return tuple(_step(bracket, name.replace("\\", "")) for bracket, name in _TOKEN.findall(text))
+
+
+def _step(bracket: str, name: str) -> _Step:
+    if "*" in (bracket, name):
+        return _members
+    if condition := _FILTER.fullmatch(bracket):
+        path, wanted = "." + condition[1].replace("\\", ""), condition[2]
+        return lambda value: [member for member in _members(value) if find(member, path) == [wanted]]
+    if (index := whole_number(bracket)) is not None:
+        return lambda value: listed(value)[index : index + 1]
+    field = name or bracket.strip("'\"")
+    return lambda value: [value[field]] if isinstance(value, dict) and field in value else []
+
+
+def _members(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else listed(value)
 
 
 def find(obj: Any, json_path: str) -> list[Any]:
     """Everything a printer column's path finds, e.g. `.status.conditions[?(@.type=="Ready")].status`."""
     found = [obj]
-    for kind, name, value in _steps(json_path):
-        found = [inner for outer in found for inner in _take(outer, kind, name, value)]
+    for step in _steps(json_path):
+        found = [inner for outer in found for inner in step(outer)]
     return found
-
-
-def _take(value: Any, kind: str, name: str, wanted: str) -> list[Any]:
-    if kind == "field":
-        return [value[name]] if isinstance(value, dict) and name in value else []
-    if kind == "index":
-        return [value[int(name)]] if isinstance(value, list) and int(name) < len(value) else []
-    members = list(value.values()) if isinstance(value, dict) else listed(value)
-    if kind == "all":
-        return members
-    return [member for member in members if find(member, "." + name) == [wanted]]
 
 
 def _crd_column(declared: Json) -> Column:
@@ -183,19 +158,16 @@ def _crd_column(declared: Json) -> Column:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (dict, list)):
-        return re.sub(r"\s+", "", str(value)) if not isinstance(value, dict) else str(value).replace("'", '"')
-    return str(value)
-
-
-def _age(path: str) -> Column:
-    return Column("Age", lambda obj: age_of(next(iter(find(obj, path)), None)))
+    if isinstance(value, list):
+        return re.sub(r"\s+", "", str(value))
+    return str(value).replace("'", '"') if isinstance(value, dict) else str(value)
 
 
 # ---- columns of built-in kinds -----------------------------------------------------------------
 
 _NAME = Column("Name", lambda obj: obj["metadata"]["name"], format="name")
-_AGE = _age(".metadata.creationTimestamp")
+_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")), "integer")
+_AGE = Column("Age", lambda obj: age_of(obj["metadata"].get("creationTimestamp")))
 
 
 def _at(path: str, missing: Any = "<none>") -> Callable[[Json], Any]:
@@ -222,7 +194,8 @@ def _external_address(obj: Json) -> str:
     return ",".join(given) or "<none>"
 
 
-def _labels_text(labels: Json) -> str:
+def _selector(obj: Json) -> str:
+    labels = section(obj, "spec", "selector")
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items())) or "<none>"
 
 
@@ -231,14 +204,6 @@ def _shortened(values: list[str], most: int = 3) -> str:
         return "<unset>"
     extra = len(values) - most
     return ",".join(values[:most]) + (f" + {extra} more..." if extra > 0 else "")
-
-
-def _slice_ports(obj: Json) -> str:
-    return _shortened([str(port.get("port", "*")) for port in listed(obj.get("ports"))])
-
-
-def _slice_addresses(obj: Json) -> str:
-    return _shortened([a for endpoint in listed(obj.get("endpoints")) for a in listed(endpoint.get("addresses"))])
 
 
 def _event_object(event: Json) -> str:
@@ -275,13 +240,13 @@ _BUILT_IN: dict[str, list[Column]] = {
         Column("External-IP", _external_address),
         Column("Port(s)", _service_ports),
         _AGE,
-        Column("Selector", lambda obj: _labels_text(section(obj, "spec", "selector")), priority=1),
+        Column("Selector", _selector, priority=1),
     ],
     "EndpointSlice": [
         _NAME,
         Column("AddressType", _at(".addressType")),
-        Column("Ports", _slice_ports),
-        Column("Endpoints", _slice_addresses),
+        Column("Ports", lambda obj: _shortened([str(port.get("port", "*")) for port in find(obj, ".ports[*]")])),
+        Column("Endpoints", lambda obj: _shortened(find(obj, ".endpoints[*].addresses[*]"))),
         _AGE,
     ],
     "Event": [
@@ -294,21 +259,12 @@ _BUILT_IN: dict[str, list[Column]] = {
         Column("Message", lambda event: str(event.get("message") or "").strip()),
         Column("First Seen", lambda obj: age_of(obj.get("firstTimestamp") or obj.get("eventTime")), priority=1),
         Column("Count", _event_count, "integer", priority=1),
-        Column("Name", lambda obj: obj["metadata"]["name"], format="name", priority=1),
+        replace(_NAME, priority=1),
     ],
     "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", "")), _AGE],
     "Namespace": [_NAME, Column("Status", _at(".status.phase", "")), _AGE],
     "CustomResourceDefinition": [_NAME, Column("Created At", _at(".metadata.creationTimestamp", ""))],
-    "ConfigMap": [
-        _NAME,
-        Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")), "integer"),
-        _AGE,
-    ],
-    "Secret": [
-        _NAME,
-        Column("Type", _at(".type", "")),
-        Column("Data", lambda obj: len(section(obj, "data")), "integer"),
-        _AGE,
-    ],
+    "ConfigMap": [_NAME, _DATA, _AGE],
+    "Secret": [_NAME, Column("Type", _at(".type", "")), _DATA, _AGE],
     "Node": [_NAME, Column("Status", _node_status), _AGE],
 }

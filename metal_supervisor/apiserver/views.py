@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import events
-from .codec import clone, section
-from .errors import ApiError, Json, Problem, invalid_value
+from .codec import clone, dig, section
+from .errors import ApiError, Json, invalid_value
 from .errors import invalid as invalid_object
 from .resources import Resource, Scale
 
@@ -59,20 +59,16 @@ def partial(obj: Json) -> Json:
 
 def scale_of(resource: Resource, obj: Json) -> Json:
     """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
-    scale = resource.scale or Scale("", "", "")
-    metadata = {
-        name: obj["metadata"][name]
-        for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-        if name in obj["metadata"]
-    }
-    status: Json = {"replicas": _count(resource, obj, scale.status_path)}
-    if scale.selector_path:
-        status["selector"] = _at(obj, scale.selector_path) or ""
+    places, own = resource.scale or Scale("", "", ""), obj["metadata"]
+    names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    status: Json = {"replicas": _count(resource, obj, places.status_path)}
+    if places.selector_path:
+        status["selector"] = dig(obj, *_names(places.selector_path)) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
-        "metadata": metadata,
-        "spec": {"replicas": _count(resource, obj, scale.spec_path)},
+        "metadata": {name: own[name] for name in names if name in own},
+        "spec": {"replicas": _count(resource, obj, places.spec_path)},
         "status": status,
     }
 
@@ -88,33 +84,29 @@ def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
     # The answer to the write has this count too, and must not fail once the object is stored.
     _count(resource, obj, places.status_path)
     changed: Json = clone(obj)
-    where = places.spec_path
-    path = [part for part in where.split(".") if part]
-    node = changed
-    for part in path[:-1]:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else None
-    if not path or not isinstance(node, dict):
-        raise _unscalable(resource, obj, invalid_value(where.lstrip("."), replicas, "is not within an object"))
-    node[path[-1]] = replicas
-    wanted = section(scale, "metadata").get("resourceVersion")
-    if wanted:
+    node: Any = changed
+    *parents, last = _names(places.spec_path)
+    for name in parents:
+        node = node.setdefault(name, {}) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise _unscalable(resource, obj, places.spec_path, replicas, "is not within an object")
+    node[last] = replicas
+    if wanted := section(scale, "metadata").get("resourceVersion"):
         changed["metadata"]["resourceVersion"] = wanted
     return changed
 
 
-def _unscalable(resource: Resource, obj: Json, problem: Problem) -> ApiError:
-    return invalid_object(resource.group, resource.kind, section(obj, "metadata").get("name", ""), [problem])
+def _names(path: str) -> list[str]:
+    return path.lstrip(".").split(".")
 
 
 def _count(resource: Resource, obj: Json, path: str) -> int:
-    value = (_at(obj, path) if path else 0) or 0
+    value = dig(obj, *_names(path)) or 0
     if isinstance(value, int):
         return int(value)
-    raise _unscalable(resource, obj, invalid_value(path.lstrip("."), value, "must be a whole number"))
+    raise _unscalable(resource, obj, path, value, "must be a whole number")
 
 
-def _at(obj: Any, path: str) -> Any:
-    for part in path.split("."):
-        if part:
-            obj = obj.get(part) if isinstance(obj, dict) else None
-    return obj
+def _unscalable(resource: Resource, obj: Json, path: str, value: Any, why: str) -> ApiError:
+    problem = invalid_value(path.lstrip("."), value, why)
+    return invalid_object(resource.group, resource.kind, section(obj, "metadata").get("name", ""), [problem])
