@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from . import events, services
 from .codec import listed, section
-from .errors import Json, Problem, forbidden_value, invalid_value, required
+from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required
 from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems
 from .resources import Resource
 
@@ -118,18 +118,14 @@ def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) 
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        leading_zeros = re.fullmatch(r"\d+(\.\d+){3}", address) and any(
-            part.startswith("0") and part != "0" for part in address.split(".")
-        )
-        wanted = services.IP_DETAIL
-        return [invalid_value(path, address, "must not have leading 0s" if leading_zeros else wanted)]
+        zeros = re.fullmatch(r"\d+(\.\d+){3}", address) and re.search(r"\b0\d", address)
+        return [invalid_value(path, address, "must not have leading 0s" if zeros else services.IP_DETAIL)]
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
         return [invalid_value(path, address, "must not be an IPv4-mapped IPv6 address")]
     if (parsed.version == 4) != (kind == "IPv4"):
         return [invalid_value(path.rpartition("[")[0], address, f"must be an {kind} address")]
     if str(parsed) != address:
-        detail = f'must be in canonical form ("{parsed}")'
-        return [invalid_value(path, address, detail)]
+        return [invalid_value(path, address, f'must be in canonical form ("{parsed}")')]
     if parsed.is_unspecified:
         return [invalid_value(path, address, f"may not be unspecified ({address})")]
     if parsed.is_loopback and not allow_loopback:
@@ -150,9 +146,8 @@ def _slice_ports(ports: list[Json]) -> list[Problem]:
         if name:
             problems += dns_label_problems(f"{path}.name", name)
         if name in names:
-            problems.append(Problem(f"{path}.name", "FieldValueDuplicate", f'Duplicate value: "{name}"'))
+            problems.append(duplicate_value(f"{path}.name", name))
         names.add(name)
-        number = port.get("port")
-        if number is not None and not 1 <= number <= 65535:
-            problems.append(invalid_value(f"{path}.port", number, "must be between 1 and 65535, inclusive"))
+        if port.get("port") is not None:
+            problems += services.number_problems(f"{path}.port", port["port"])
     return problems

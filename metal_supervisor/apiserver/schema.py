@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import gt, lt
 from typing import Any
 
 from . import errors
@@ -50,6 +51,18 @@ def child_schema(schema: Json, name: str) -> Json | None:
     if extra is True or keeps_unknown(schema):
         return {"x-kubernetes-preserve-unknown-fields": True}
     return None
+
+
+def children(schema: Json, value: Any, path: str) -> Iterator[tuple[Json, Any, str]]:
+    """(schema, value, path) of the declared fields or items in a value, but for the metadata of an object."""
+    if isinstance(value, dict):
+        for name in sorted(value):
+            inner = child_schema(schema, name)
+            if inner and not (path == "" and name == "metadata"):
+                yield inner, value[name], join(path, name)
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for index, item in enumerate(value):
+            yield schema["items"], item, f"{path}[{index}]"
 
 
 def settle(schema: Json, value: Any, path: str = "") -> list[str]:
@@ -111,10 +124,14 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         yield from _text_problems(schema, value, path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield from _number_problems(schema, value, path)
-    elif isinstance(value, list):
-        yield from _list_problems(schema, value, path)
-    elif isinstance(value, dict):
-        yield from _object_problems(schema, value, path)
+    elif isinstance(value, (dict, list)):
+        if isinstance(value, dict):
+            yield from (errors.required(join(path, name)) for name in schema.get("required") or () if name not in value)
+        yield from _size_problems(schema, value, path)
+        for inner, item, place in children(schema, value, path):
+            yield from _problems(inner, item, place)
+        if isinstance(value, list):
+            yield from _duplicates(schema, value, path)
     yield from _combined_problems(schema, value, path)
 
 
@@ -175,57 +192,35 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _number_problems(schema: Json, value: float, path: str) -> Iterator[Problem]:
     if schema.get("format") == "int32" and not -(2**31) <= value < 2**31:
         yield errors.not_of_format(path, schema["format"])
-    if "minimum" in schema:
-        limit, exclusive = schema["minimum"], schema.get("exclusiveMinimum") is True
-        if value < limit or (exclusive and value == limit):
-            detail = "greater than" if exclusive else "greater than or equal to"
-            yield errors.invalid_value(path, value, f"{path} in body should be {detail} {limit}")
-    if "maximum" in schema:
-        limit, exclusive = schema["maximum"], schema.get("exclusiveMaximum") is True
-        if value > limit or (exclusive and value == limit):
-            detail = "less than" if exclusive else "less than or equal to"
+    for word, side, beyond in (("minimum", "greater", lt), ("maximum", "less", gt)):
+        if word not in schema:
+            continue
+        limit, exclusive = schema[word], schema.get(f"exclusive{word.capitalize()}") is True
+        if beyond(value, limit) or (exclusive and value == limit):
+            detail = f"{side} than" if exclusive else f"{side} than or equal to"
             yield errors.invalid_value(path, value, f"{path} in body should be {detail} {limit}")
     if schema.get("multipleOf") and value % schema["multipleOf"]:
         yield errors.invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
 
 
-def _list_problems(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:
-    if "minItems" in schema and len(value) < schema["minItems"]:
-        yield errors.invalid_value(path, len(value), f"{path} in body should have at least {schema['minItems']} items")
-    if "maxItems" in schema and len(value) > schema["maxItems"]:
-        yield errors.too_many(path, len(value), schema["maxItems"])
-    items = schema.get("items")
-    if isinstance(items, dict):
-        for index, item in enumerate(value):
-            yield from _problems(items, item, f"{path}[{index}]")
-    seen: list[Any] = []
-    for index, item in enumerate(value):
-        if schema.get("x-kubernetes-list-type") == "map" and isinstance(item, dict):
-            identity: Any = {key: item.get(key) for key in listed(schema.get("x-kubernetes-list-map-keys"))}
-        elif schema.get("x-kubernetes-list-type") == "set":
-            identity = item
-        else:
-            continue
+def _size_problems(schema: Json, value: Json | list[Any], path: str) -> Iterator[Problem]:
+    parts = "Items" if isinstance(value, list) else "Properties"
+    least, most = schema.get(f"min{parts}", 0), schema.get(f"max{parts}", len(value))
+    if len(value) < least:
+        yield errors.invalid_value(path, len(value), f"{path} in body should have at least {least} {parts.lower()}")
+    if len(value) > most:
+        yield errors.too_many(path, len(value), most)
+
+
+def _duplicates(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:
+    kind, seen = schema.get("x-kubernetes-list-type"), []
+    for index, item in enumerate(value if kind in ("map", "set") else ()):
+        identity = item
+        if kind == "map" and isinstance(item, dict):
+            identity = {key: item.get(key) for key in listed(schema.get("x-kubernetes-list-map-keys"))}
         if identity in seen:
             yield errors.duplicate_value(f"{path}[{index}]", identity)
         seen.append(identity)
-
-
-def _object_problems(schema: Json, value: Json, path: str) -> Iterator[Problem]:
-    for name in schema.get("required") or ():
-        if name not in value:
-            yield errors.required(join(path, name))
-    if "maxProperties" in schema and len(value) > schema["maxProperties"]:
-        yield errors.too_many(path, len(value), schema["maxProperties"])
-    if "minProperties" in schema and len(value) < schema["minProperties"]:
-        least = schema["minProperties"]
-        yield errors.invalid_value(path, len(value), f"{path} in body should have at least {least} properties")
-    for name in sorted(value):
-        if path == "" and name == "metadata":
-            continue
-        inner = child_schema(schema, name)
-        if inner:
-            yield from _problems(inner, value[name], join(path, name))
 
 
 def _combined_problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:

@@ -147,26 +147,27 @@ def _port_problems(port: Json, path: str, *, several: bool) -> list[Problem]:
         problems.append(invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL))
     if len(name) > 63:
         problems.append(too_long(f"{path}.name", 63))
-    number = port.get("port", 0)
-    if not 1 <= number <= 65535:
-        problems.append(invalid_value(f"{path}.port", number, "must be between 1 and 65535, inclusive"))
+    problems += number_problems(f"{path}.port", port.get("port", 0))
     if port.get("appProtocol"):
         problems += qualified_problems(f"{path}.appProtocol", port["appProtocol"])
     return problems + _target_problems(port.get("targetPort"), f"{path}.targetPort")
 
 
+def number_problems(path: str, number: int) -> list[Problem]:
+    """Problems of the number of a port."""
+    return [] if 1 <= number <= 65535 else [invalid_value(path, number, "must be between 1 and 65535, inclusive")]
+
+
 def _target_problems(target: Any, path: str) -> list[Problem]:
-    if isinstance(target, int) and not 1 <= target <= 65535:
-        return [invalid_value(path, target, "must be between 1 and 65535, inclusive")]
-    if isinstance(target, str) and len(target) > 15:
-        return [invalid_value(path, target, "must be no more than 15 characters")]
+    if isinstance(target, int):
+        return number_problems(path, target)
     if not isinstance(target, str):
         return []
+    if len(target) > 15:
+        return [invalid_value(path, target, "must be no more than 15 characters")]
+    letters = "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)"
     rules = (
-        (
-            not re.fullmatch("[-a-z0-9]*", target),
-            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)",
-        ),
+        (not re.fullmatch("[-a-z0-9]*", target), letters),
         (not re.search("[a-z]", target), "must contain at least one letter (a-z)"),
         ("--" in target, "must not contain consecutive hyphens"),
         (target.startswith("-") or target.endswith("-"), "must not begin or end with a hyphen"),
