@@ -2,7 +2,7 @@
 
 LLMKube's definitions have a dozen of them, and a real cluster refuses an object that breaks one. The subset is
 comparisons, logic, `in`, `has`, `size`, conversions, a few methods of strings, and `all`, `exists` and `exists_one`
-over lists. A rule that needs more (arithmetic, `oldSelf`, extension libraries) is not applied: a rule left out is
+over lists. A rule that needs more (arithmetic, `?:`, `oldSelf`, extension libraries) is not applied: a rule left out is
 enforced later by the real cluster, while a misread one would wrongly refuse objects here.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, TypeAlias
 
 from .codec import listed
 from .errors import Json, Problem, json_type, shown
-from .schema import child_schema, join
+from .schema import children
 
 Scope: TypeAlias = Mapping[str, Any]
 Node: TypeAlias = Callable[[Scope], Any]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<mark>&&|\|\||==|!=|<=|>=|[!<>()\[\],.?:-]))"
+    r"|(?P<mark>&&|\|\||==|!=|<=|>=|[!<>()\[\],.-]))"
 )
 _BLOCKING = ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
 _UNCHECKED = (
@@ -73,14 +73,8 @@ def _broken(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         return
     for rule in listed(schema.get("x-kubernetes-validations")):
         yield from _judged(rule, value, path)
-    if isinstance(value, dict):
-        for name in sorted(value):
-            inner = child_schema(schema, name)
-            if inner and not (path == "" and name == "metadata"):
-                yield from _broken(inner, value[name], join(path, name))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _broken(schema.get("items") or {}, item, f"{path}[{index}]")
+    for inner, item, place in children(schema, value, path):
+        yield from _broken(inner, item, place)
 
 
 def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:
@@ -128,32 +122,7 @@ def _python(rule: str) -> str:
         elif found.lastgroup == "name":
             text = _PREFIX + text
         tokens.append(text)
-    return _group(iter(tokens))
-
-
-def _group(tokens: Iterator[str]) -> str:
-    """The expressions up to the end of a bracket, in Python's grammar."""
-    text = ""
-    parts: list[str] = []
-    for token in tokens:
-        if token in ("(", "["):
-            parts.append(token + _group(tokens))
-        elif token in (")", "]", ","):
-            text, parts = text + _choice(parts) + token, []
-            if token != ",":
-                return text
-        else:
-            parts.append(token)
-    return text + _choice(parts)
-
-
-def _choice(parts: list[str]) -> str:
-    """One expression; `condition ? yes : no` is `yes if condition else no`."""
-    if "?" not in parts or ":" not in parts:
-        return " ".join(parts)
-    middle, end = parts.index("?"), parts.index(":")
-    condition, yes = " ".join(parts[:middle]), " ".join(parts[middle + 1 : end])
-    return f"({yes}) if ({condition}) else ({_choice(parts[end + 1 :])})"
+    return " ".join(tokens)
 
 
 @lru_cache(maxsize=512)
@@ -186,9 +155,6 @@ def _node(tree: ast.AST, names: frozenset[str]) -> Node:
         case ast.UnaryOp(op=ast.Invert() | ast.USub() as operator, operand=operand):
             change: Callable[[Any], Any] = not_ if isinstance(operator, ast.Invert) else neg
             return _called(change, inner(operand))
-        case ast.IfExp(test=test, body=body, orelse=otherwise):
-            condition, yes, no = inner(test), inner(body), inner(otherwise)
-            return lambda scope: yes(scope) if condition(scope) else no(scope)
         case ast.Attribute(value=whole, attr=name):
             return _selected(inner(whole), name.removeprefix(_PREFIX))
         case ast.Subscript(value=whole, slice=index):

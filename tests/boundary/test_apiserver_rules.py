@@ -17,7 +17,7 @@ VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "of": [{"x": 1}
     [
         ("self.a == 1 && self.b == 'text'", True),
         ('self.b != "text" || self.a < 2', True),
-        ("!(self.a >= 2) ? self.f > 1.0 : false", True),
+        ("!(self.a >= 2) && self.f > 1.0", True),
         ("has(self.a) != has(self.missing)", True),
         ("has(self.none)", False),
         ("has(self.missing.deeper)", False),
@@ -42,6 +42,7 @@ def test_rules_have_an_answer(rule: str, verdict: bool) -> None:
     "rule",
     [
         "self.a + 1 == 2",
+        "self.a == 1 ? true : false",
         "self == oldSelf",
         "self.b.lowerAscii() == 'b'",
         "other.a",
