@@ -41,13 +41,7 @@ def default_crd(crd: Json, previous: Json | None) -> None:
 
 
 def _condition(kind: str, reason: str, message: str) -> Json:
-    return {
-        "type": kind,
-        "status": "True",
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": timestamp(),
-    }
+    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": timestamp()}
 
 
 def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:

@@ -10,17 +10,9 @@ from .codec import section
 from .errors import Json, Problem, invalid_value, required
 from .metadata import qualified_problems
 from .resources import Resource
+from .schemas import EVENT_NAMES
 
-_RENAMED = {
-    "involvedObject": "regarding",
-    "message": "note",
-    "source": "deprecatedSource",
-    "firstTimestamp": "deprecatedFirstTimestamp",
-    "lastTimestamp": "deprecatedLastTimestamp",
-    "count": "deprecatedCount",
-    "reportingComponent": "reportingController",
-}
-_BACK = {new: old for old, new in _RENAMED.items()}
+_BACK = {new: old for old, new in EVENT_NAMES.items()}
 _IMMUTABLE = ("involvedObject", "reason", "message", "action", "related", "type", "eventTime",
               "reportingComponent", "reportingInstance")  # fmt: skip
 NOTE_BYTES = 1024
@@ -34,7 +26,7 @@ def is_event(resource: Resource) -> bool:
 
 def to_newer(event: Json) -> Json:
     """A stored Event in the form of `events.k8s.io/v1`."""
-    return {_RENAMED.get(name, name): value for name, value in event.items()}
+    return {EVENT_NAMES.get(name, name): value for name, value in event.items()}
 
 
 def to_core(event: Json) -> Json:

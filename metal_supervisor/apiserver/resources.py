@@ -55,7 +55,7 @@ class Resource:
     verbs: tuple[str, ...] = ALL_VERBS
     selectable: tuple[str, ...] = ()
     """Fields that a fieldSelector may name, beyond name and namespace."""
-    generation: bool = True
+    generation: bool = False
     """`metadata.generation` counts changes of the spec."""
 
     @property
@@ -90,40 +90,40 @@ REGARDING_FIELDS = tuple(f"regarding.{name}" for name in schemas.REFERENCE_FIELD
 BUILT_IN = (
     Resource(
         "", "v1", "namespaces", "Namespace", schemas.NAMESPACE, namespaced=False, short_names=("ns",),
-        status=True, selectable=("status.phase",), generation=False,
+        status=True, selectable=("status.phase",),
         verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
     ),
     Resource(
         "", "v1", "services", "Service", schemas.SERVICE, short_names=("svc",), categories=("all",),
-        status=True, selectable=("spec.clusterIP", "spec.type"), generation=False,
+        status=True, selectable=("spec.clusterIP", "spec.type"),
     ),
     Resource(
-        "", "v1", "events", "Event", schemas.EVENT_CORE, short_names=("ev",), storage="/events", generation=False,
+        "", "v1", "events", "Event", schemas.EVENT_CORE, short_names=("ev",), storage="/events",
         selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "source", "type"),
     ),
-    Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",), generation=False),
-    Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",), generation=False),
+    Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",)),
+    Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",)),
     Resource(
         "", "v1", "nodes", "Node", schemas.NODE, namespaced=False, short_names=("no",), status=True,
-        selectable=("spec.unschedulable",), generation=False,
+        selectable=("spec.unschedulable",),
     ),
-    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE),
-    Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE, generation=False),
+    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE, generation=True),
+    Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(
         "events.k8s.io", "v1", "events", "Event", schemas.EVENT, short_names=("ev",), storage="/events",
-        generation=False, selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"),
+        selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"),
     ),
     Resource(
         "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", schemas.CRD,
-        namespaced=False, short_names=("crd", "crds"), categories=("api-extensions",), status=True,
+        namespaced=False, short_names=("crd", "crds"), categories=("api-extensions",), status=True, generation=True,
     ),
     Resource(
         "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", schemas.ACCESS_REVIEW,
-        namespaced=False, verbs=("create",), generation=False,
+        namespaced=False, verbs=("create",),
     ),
     Resource(
         "authorization.k8s.io", "v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", schemas.RULES_REVIEW,
-        namespaced=False, verbs=("create",), generation=False,
+        namespaced=False, verbs=("create",),
     ),
 )  # fmt: skip
 
@@ -135,7 +135,8 @@ def from_crd(crd: Json) -> list[Resource]:
     for version in listed(spec.get("versions")):
         if not version.get("served", True):
             continue
-        subresources = section(version, "subresources")
+        subresources, scale = section(version, "subresources"), section(version, "subresources", "scale")
+        places = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
         found.append(
             Resource(
                 group=spec["group"],
@@ -149,26 +150,16 @@ def from_crd(crd: Json) -> list[Resource]:
                 categories=tuple(listed(names.get("categories"))),
                 list_kind=names.get("listKind") or "",
                 status="status" in subresources,
-                scale=_scale(subresources),
+                scale=Scale(*places) if "scale" in subresources else None,
                 columns=tuple(listed(version.get("additionalPrinterColumns"))),
                 custom=True,
+                generation=True,
                 selectable=tuple(
                     str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
                 ),
             )
         )
     return found
-
-
-def _scale(subresources: Json) -> Scale | None:
-    if "scale" not in subresources:
-        return None
-    declared = section(subresources, "scale")
-    return Scale(
-        declared.get("specReplicasPath", ""),
-        declared.get("statusReplicasPath", ""),
-        declared.get("labelSelectorPath", ""),
-    )
 
 
 def version_rank(version: str) -> tuple[int, int, int, str]:

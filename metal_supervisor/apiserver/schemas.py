@@ -16,6 +16,11 @@ def text(description: str = "", **more: Any) -> Json:
     return _described({"type": "string", **more}, description)
 
 
+def plain(*names: str) -> Json:
+    """String fields by name."""
+    return {name: text() for name in names}
+
+
 def whole(description: str = "", **more: Any) -> Json:
     """A 32-bit integer field."""
     return _described({"type": "integer", "format": "int32", **more}, description)
@@ -85,7 +90,7 @@ METADATA = fields(
         "ownerReferences": items(
             fields(
                 {
-                    **{name: text() for name in ("apiVersion", "kind", "name", "uid")},
+                    **plain("apiVersion", "kind", "name", "uid"),
                     **{name: flag() for name in ("controller", "blockOwnerDeletion")},
                 },
                 required=["apiVersion", "kind", "name", "uid"],
@@ -109,20 +114,16 @@ METADATA = fields(
 CONDITIONS = items(
     fields(
         {
-            "type": text(),
+            **plain("type", "reason", "message", "lastTransitionTime", "lastHeartbeatTime"),
             "status": choice(["True", "False", "Unknown"]),
-            "reason": text(),
-            "message": text(),
             "observedGeneration": {"type": "integer"},
-            "lastTransitionTime": text(),
-            "lastHeartbeatTime": text(),
         }
     ),
     keys=["type"],
     merge_key="type",
 )
 REFERENCE_FIELDS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resourceVersion", "uid")
-REFERENCE = fields({name: text() for name in REFERENCE_FIELDS}, **{"x-kubernetes-map-type": "atomic"})
+REFERENCE = fields(plain(*REFERENCE_FIELDS), **{"x-kubernetes-map-type": "atomic"})
 _INT_OR_TEXT: Json = {"x-kubernetes-int-or-string": True}
 
 NAMESPACE = _root(
@@ -161,18 +162,15 @@ SERVICE = _root(
             "ipFamilies": texts(),
             "ipFamilyPolicy": choice(["PreferDualStack", "RequireDualStack", "SingleStack"]),
             "externalIPs": texts(),
-            "externalName": text(),
             "externalTrafficPolicy": choice(["Cluster", "Local"]),
             "internalTrafficPolicy": choice(["Cluster", "Local"]),
             "sessionAffinity": choice(["ClientIP", "None"]),
             "sessionAffinityConfig": anything(),
-            "loadBalancerIP": text(),
-            "loadBalancerClass": text(),
+            **plain("externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
             "loadBalancerSourceRanges": texts(),
             "allocateLoadBalancerNodePorts": flag(),
             "healthCheckNodePort": whole(),
             "publishNotReadyAddresses": flag(),
-            "trafficDistribution": text(),
         },
         "What is wanted.",
     ),
@@ -187,9 +185,7 @@ ENDPOINT_SLICE = _root(
             {
                 "addresses": texts("Addresses of one endpoint; consumers use the first.", maxItems=100),
                 "conditions": fields({"ready": flag(), "serving": flag(), "terminating": flag()}, default={}),
-                "hostname": text(),
-                "nodeName": text(),
-                "zone": text(),
+                **plain("hostname", "nodeName", "zone"),
                 "targetRef": REFERENCE,
                 "deprecatedTopology": mapping(),
                 "hints": anything(),
@@ -221,8 +217,7 @@ LEASE = _root(
             "renewTime": text("When the holder last renewed it, with microseconds."),
             "leaseDurationSeconds": whole("How long others wait after the last renewal.", minimum=1),
             "leaseTransitions": whole(minimum=0),
-            "preferredHolder": text(),
-            "strategy": text(),
+            **plain("preferredHolder", "strategy"),
         }
     ),
 )
@@ -234,35 +229,26 @@ EVENT_CORE = _root(
     involvedObject=REFERENCE,
     reason=text("Why, one word for machines."),
     message=text("What, one sentence for people."),
-    source=_SOURCE,
-    firstTimestamp=text(),
-    lastTimestamp=text(),
+    source=fields({"component": text(), "host": text()}),
     count=whole(),
     type=text("Normal or Warning."),
-    eventTime=text(),
-    series=_SERIES,
-    action=text(),
-    related=REFERENCE,
-    reportingComponent=text(),
-    reportingInstance=text(),
-)
-EVENT = _root(
-    "A report that something happened.",
     eventTime=text("When it was first seen, with microseconds."),
-    series=_SERIES,
-    reportingController=text(),
-    reportingInstance=text(),
+    series=fields({"count": whole(), "lastObservedTime": text()}),
     action=text("What the reporter did."),
-    reason=text("Why, one word for machines."),
-    regarding=REFERENCE,
     related=REFERENCE,
-    note=text("What, one sentence for people."),
-    type=text("Normal or Warning."),
-    deprecatedSource=_SOURCE,
-    deprecatedFirstTimestamp=text(),
-    deprecatedLastTimestamp=text(),
-    deprecatedCount=whole(),
+    **plain("firstTimestamp", "lastTimestamp", "reportingComponent", "reportingInstance"),
 )
+EVENT_NAMES = {
+    "involvedObject": "regarding",
+    "message": "note",
+    "source": "deprecatedSource",
+    "firstTimestamp": "deprecatedFirstTimestamp",
+    "lastTimestamp": "deprecatedLastTimestamp",
+    "count": "deprecatedCount",
+    "reportingComponent": "reportingController",
+}
+"""Names of the fields of `v1` in `events.k8s.io/v1`, where they differ."""
+EVENT = {**EVENT_CORE, "properties": {EVENT_NAMES.get(name, name): f for name, f in EVENT_CORE["properties"].items()}}
 
 CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=mapping(), immutable=flag())
 SECRET = _root(
@@ -295,7 +281,7 @@ _VERSION = fields(
         "additionalPrinterColumns": items(
             fields(
                 {
-                    **{name: text() for name in ("name", "type", "format", "description", "jsonPath")},
+                    **plain("name", "type", "format", "description", "jsonPath"),
                     "priority": whole(),
                 },
                 required=["name", "type", "jsonPath"],
@@ -314,8 +300,7 @@ CRD = _root(
                 {
                     "plural": text(pattern=_LABEL),
                     "singular": text(pattern=_LABEL),
-                    "kind": text(),
-                    "listKind": text(),
+                    **plain("kind", "listKind"),
                     "shortNames": texts(),
                     "categories": texts(),
                 },
