@@ -100,15 +100,6 @@ def _encoded(entry: FieldsEntry) -> Json:
     return encoded
 
 
-def in_scope(paths: dict[Path, Any], subresource: str, has_status: bool) -> dict[Path, Any]:
-    """Only the paths that a request to this (sub)resource can write."""
-    if subresource == "status":
-        return {path: value for path, value in paths.items() if path[0] == "f:status"}
-    if has_status:
-        return {path: value for path, value in paths.items() if path[0] != "f:status"}
-    return paths
-
-
 def apply(
     schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool,
     yielding: frozenset[Path] = frozenset(),
@@ -119,8 +110,8 @@ def apply(
     manager owns them. The declaration fits the schema (`typed.check`).
     """
     entries = read_entries(live)
-    declared = in_scope(leaves(schema, applied), manager.subresource, has_status)
     scoped = _scoped_object(applied, manager.subresource, has_status)
+    declared = leaves(schema, scoped)
     before = leaves(schema, live)
     changed = _changed(before, declared)
     contested = [
@@ -219,9 +210,12 @@ def track_update(
     """Ownership after a create, update or patch: the manager that changes a field becomes its only owner."""
     old = leaves(schema, before, containers=True) if before else {}
     new = leaves(schema, after, containers=True)
-    scope_subresource = "status" if manager.subresource == "status" else ""
-    touched = {path for path, value in new.items() if path not in old or _differs(old[path], value)}
-    touched = set(in_scope(dict.fromkeys(touched), scope_subresource, has_status))
+    of_status = manager.subresource == "status"
+    touched = {
+        path
+        for path, value in new.items()
+        if (path not in old or _differs(old[path], value)) and (not has_status or (path[0] == "f:status") is of_status)
+    }
     gone = frozenset(path for path in old if path not in new)
     result: Entries = {}
     for identity, entry in entries.items():

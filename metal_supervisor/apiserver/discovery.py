@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .errors import Json, no_such_path
-from .resources import Registry, Resource
+from .resources import Registry
 
 _STATUS_VERBS = ["get", "patch", "update"]
 _SCALE = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
@@ -52,19 +52,11 @@ def resource_list(registry: Registry, group_name: str, version: str) -> Json:
     entries: list[Json] = []
     for resource in members:
         common = {"namespaced": resource.namespaced, "kind": resource.kind}
-        own = {"name": resource.plural, "singularName": resource.singular_name, **common}
-        entries.append({**own, "verbs": list(resource.verbs), **_other_names(resource)})
+        own = {"name": resource.plural, "singularName": resource.singular_name, **common, "verbs": resource.verbs}
+        other_names = {"shortNames": resource.short_names, "categories": resource.categories}
+        entries.append(own | {field: names for field, names in other_names.items() if names})
         for name in resource.subresources:
             entry = {"name": f"{resource.plural}/{name}", "singularName": "", **common, "verbs": _STATUS_VERBS}
             entries.append({**entry, **_SCALE} if name == "scale" else entry)
-    return {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": members[0].group_version,
-        "resources": entries,
-    }
-
-
-def _other_names(resource: Resource) -> Json:
-    names = {"shortNames": list(resource.short_names), "categories": list(resource.categories)}
-    return {field: found for field, found in names.items() if found}
+    head = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": members[0].group_version}
+    return {**head, "resources": entries}

@@ -45,7 +45,7 @@ class Kernel:
         for name in PERMANENT_NAMESPACES:
             if self.store.get(NAMESPACES, ("", name)) is None:
                 namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-                self._apply("", "v1", "namespaces", namespace)
+                self._apply(namespace)
         for path in self.options.crd_paths:
             self.install_crds(path)
         self.collector.start()
@@ -61,10 +61,10 @@ class Kernel:
         """Applies the CRDs of a YAML file; nothing changes when they are installed already."""
         for document in load_yaml_file(path):
             if document.get("kind") == "CustomResourceDefinition":
-                self._apply("apiextensions.k8s.io", "v1", "customresourcedefinitions", document)
+                self._apply(document)
 
-    def _apply(self, group: str, version: str, plural: str, body: Json) -> None:
-        resource = self.registry.find(group, version, plural)
+    def _apply(self, body: Json) -> None:
+        resource = self.registry.of_kind(body["apiVersion"], body["kind"])
         assert resource is not None
         target = RequestTarget(resource, "", section(body, "metadata").get("name", ""))
         self.writer.patch(target, APPLY, body, WriteOptions(_MANAGER, force=True))

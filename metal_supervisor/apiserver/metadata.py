@@ -80,12 +80,11 @@ def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> 
     name = metadata.get("name") or ""
     if not name:
         problems.append(required("metadata.name", "name or generateName is required"))
-    elif named_elsewhere:
-        pass
-    elif not SUBDOMAIN.fullmatch(name):
-        problems.append(invalid_value("metadata.name", name, SUBDOMAIN_DETAIL))
-    if len(name) > 253 and not named_elsewhere:
-        problems.append(invalid_value("metadata.name", name, "must be no more than 253 characters"))
+    elif not named_elsewhere:
+        if not SUBDOMAIN.fullmatch(name):
+            problems.append(invalid_value("metadata.name", name, SUBDOMAIN_DETAIL))
+        if len(name) > 253:
+            problems.append(invalid_value("metadata.name", name, "must be no more than 253 characters"))
     problems += label_problems("metadata.labels", section(metadata, "labels"))
     annotations = section(metadata, "annotations")
     for key in annotations:

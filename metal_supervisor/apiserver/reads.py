@@ -36,26 +36,16 @@ class Form:
         """A list of objects in this form."""
         if self.kind == "table":
             return tables.table(resource, objects, metadata, include=self.include, header=True)
+        kind, version = resource.list_kind_name, resource.group_version
         if self.kind == "partial":
-            items = [partial(obj) for obj in objects]
-            return {
-                "kind": "PartialObjectMetadataList",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": metadata,
-                "items": items,
-            }
-        if resource.custom:
+            kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+        items = [self.one(resource, obj) for obj in objects]
+        if self.kind == "object" and resource.custom:
             metadata.setdefault("continue", "")
-        items = [outgoing(resource, obj) for obj in objects]
-        if not resource.custom:
+        elif self.kind == "object":
             # The items of a typed list don't repeat its apiVersion and kind.
             items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
-        return {
-            "kind": resource.list_kind_name,
-            "apiVersion": resource.group_version,
-            "metadata": metadata,
-            "items": items,
-        }
+        return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": items}
 
 
 def form_of(accept: str, query: Mapping[str, str]) -> Form:

@@ -187,12 +187,9 @@ class _Stream:
 
     def _type(self, change: StoredChange, obj: Json) -> str | None:
         """Type of the change within the selection, which an object may enter or leave; None if it stays outside."""
-        was_in = change.previous is not None and self.test(view(self._target.resource, change.previous))
-        if change.type == "DELETED":
-            return "DELETED" if was_in else None
-        if self.test(obj):
-            return "MODIFIED" if was_in else "ADDED"
-        return "DELETED" if was_in else None
+        before = change.previous is not None and self.test(view(self._target.resource, change.previous))
+        after = change.type != "DELETED" and self.test(obj)
+        return {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get((before, after))
 
     def line(self, kind: str, obj: Json) -> bytes:
         """One event."""
