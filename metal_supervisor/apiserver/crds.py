@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import schemas
 from .codec import listed, section, timestamp
-from .errors import Json, Problem, invalid_value, required, unsupported_value
+from .errors import Json, Problem, invalid_value, unsupported_value
+from .schema import validate
 
 KIND = "apiextensions.k8s.io/customresourcedefinitions"
 """Name under which CRDs are stored."""
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 """Finalizer that holds a CRD until its objects are gone."""
 
-_TYPES = ("array", "boolean", "integer", "number", "object", "string")
-_KEYWORDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("properties", "items", "not"), (dict,)),
-    **dict.fromkeys(("required", "enum", "allOf", "anyOf", "oneOf", "x-kubernetes-list-map-keys"), (list,)),
-    **dict.fromkeys(("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"), (str,)),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), (int,)),
-    **dict.fromkeys(("minimum", "maximum", "multipleOf"), (int, float)),
-    "additionalProperties": (dict, bool),
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_SCHEMA: Json = schemas.fields(
+    {
+        "type": schemas.choice(["array", "boolean", "integer", "number", "object", "string"]),
+        **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
+        **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
+        **{name: {"type": "integer"} for name in _COUNTS},
+        **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
+    }
+)
+"""Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
+_SCHEMA["properties"] |= {
+    "properties": {"type": "object", "additionalProperties": _SCHEMA},
+    "additionalProperties": {"anyOf": [_SCHEMA, schemas.flag()]},
+    "items": _SCHEMA,
+    "not": _SCHEMA,
+    **{name: {"type": "array", "items": _SCHEMA} for name in ("allOf", "anyOf", "oneOf")},
 }
 
 
@@ -68,34 +79,8 @@ def _version_problems(versions: list[Any]) -> list[Problem]:
         problems.append(invalid_value("spec.versions", [version["name"] for version in versions], detail))
     for index, version in enumerate(versions):
         schema, where = version["schema"]["openAPIV3Schema"], f"spec.versions[{index}].schema.openAPIV3Schema"
-        if section(version, "schema", "openAPIV3Schema").get("type") != "object":
+        if section(schema).get("type") != "object":
             problems.append(invalid_value(f"{where}.type", section(schema).get("type"), "must be object at the root"))
         else:
-            problems += _schema_problems(schema, where)
-    return problems
-
-
-def _schema_problems(schema: Any, path: str) -> list[Problem]:
-    """Only what our own walkers rely on: known types, and keywords of the right form, all the way down."""
-    if not isinstance(schema, dict):
-        return [invalid_value(path, schema, "must be an object")]
-    problems: list[Problem] = []
-    kind = schema.get("type")
-    if kind is not None and kind not in _TYPES:
-        problems.append(unsupported_value(f"{path}.type", kind, _TYPES))
-    for name, forms in _KEYWORDS.items():
-        if name in schema and not isinstance(schema[name], forms):
-            problems.append(invalid_value(f"{path}.{name}", schema[name], f"must be {forms[0].__name__}"))
-    if problems:
-        return problems
-    if kind == "array" and "items" not in schema:
-        problems.append(required(f"{path}.items", "must be specified"))
-    for name, inner in (schema.get("properties") or {}).items():
-        problems += _schema_problems(inner, f"{path}.properties[{name}]")
-    for name in ("allOf", "anyOf", "oneOf"):
-        for index, inner in enumerate(schema.get(name, ())):
-            problems += _schema_problems(inner, f"{path}.{name}[{index}]")
-    for name in ("items", "additionalProperties", "not"):
-        if isinstance(schema.get(name), dict):
-            problems += _schema_problems(schema[name], f"{path}.{name}")
+            problems += validate(_SCHEMA, schema, where)
     return problems
