@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from . import crds
 from .codec import clone, listed, section, timestamp
-from .errors import ApiError, Json, conflict, forbidden, not_found
+from .errors import ApiError, Json, conflict, forbidden
 from .resources import Registry, Resource
 from .storage import Name, ObjectStore
 from .targets import DeleteOptions, RequestTarget
@@ -44,15 +44,13 @@ class Deleter:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
         resource = target.resource
         with self._store.lock:
-            stored = self._store.get(resource.storage_key, (target.namespace, target.name))
-            if stored is None:
-                raise not_found(resource.group, resource.plural, target.name)
+            stored = target.stored(self._store)
             _check_preconditions(resource, stored, options.preconditions)
             if resource.storage_key == NAMESPACES and target.name in PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
                 return view(resource, stored), True
-            last, gone = self.begin(resource.storage_key, (target.namespace, target.name), options.policy)
+            last, gone = self.begin(*target.place, options.policy)
             return view(resource, last), gone
 
     def begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:

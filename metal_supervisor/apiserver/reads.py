@@ -97,12 +97,8 @@ class ObjectReader:
 
     def get(self, target: RequestTarget) -> Json:
         """One object in the form of its resource. Raises ApiError 404."""
-        resource = target.resource
         with self._store.lock:
-            stored = self._store.get(resource.storage_key, (target.namespace, target.name))
-        if stored is None:
-            raise errors.not_found(resource.group, resource.plural, target.name)
-        return view(resource, stored)
+            return view(target.resource, target.stored(self._store))
 
     def selected(self, target: RequestTarget, test: Test) -> list[Json]:
         """All objects of a collection that pass a test."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import Json
+from .errors import Json, not_found
 from .resources import Resource
+from .storage import Name, ObjectStore
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,18 @@ class RequestTarget:
     """Empty for a collection."""
     subresource: str = ""
     """`status`, `scale` or empty."""
+
+    @property
+    def place(self) -> tuple[str, Name]:
+        """(kind, name) under which the object is stored."""
+        return self.resource.storage_key, (self.namespace, self.name)
+
+    def stored(self, store: ObjectStore) -> Json:
+        """The object in the store. Raises ApiError 404."""
+        found = store.get(*self.place)
+        if found is None:
+            raise not_found(self.resource.group, self.resource.plural, self.name)
+        return found
 
 
 @dataclass(frozen=True)

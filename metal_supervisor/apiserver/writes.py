@@ -54,13 +54,14 @@ class Writer:
         candidate = self._addressed(target, body)
         with self._store.lock:
             name = candidate["metadata"]["name"]
+            target = replace(target, name=name)
             self._check_namespace(resource, target.namespace, name)
-            taken = name and self._store.get(resource.storage_key, (target.namespace, name))
+            taken = name and self._store.get(*target.place)
             if candidate["metadata"].get("resourceVersion"):
                 raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
             # Problems of an object come before the conflict over a name that is taken.
             trial = replace(options, dry_run=True) if taken else options
-            outcome = self._write(replace(target, name=name), None, candidate, None, trial)
+            outcome = self._write(target, None, candidate, None, trial)
             if taken:
                 raise errors.already_exists(resource.group, resource.plural, name)
             return outcome
@@ -68,14 +69,12 @@ class Writer:
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """PUT of an object, its status or its scale; for some kinds it creates a missing object."""
         with self._store.lock:
-            key = (target.namespace, target.name)
-            missing = self._store.get(target.resource.storage_key, key) is None
+            missing = self._store.get(*target.place) is None
             if missing and target.resource.storage_key in _MADE_BY_PUT and not target.subresource:
                 return self.create(replace(target, name=""), self._addressed(target, body), options)
-            previous = self._existing(target)
+            previous = target.stored(self._store)
             if target.subresource == "scale":
-                current = view(target.resource, previous)
-                return self._write_scale(target, previous, with_scale(target.resource, current, body), options)
+                return self._write_scale(target, previous, body, options)
             candidate = self._addressed(target, body)
             steps.check_unconditional(target, candidate)
             return self._write(target, previous, candidate, None, options)
@@ -85,12 +84,12 @@ class Writer:
         if content_type == APPLY:
             return self._apply(target, body, options)
         with self._store.lock:
-            previous = self._existing(target)
+            previous = target.stored(self._store)
             current = view(target.resource, previous)
             if target.subresource == "scale":
                 scale = steps.patched(target.resource, content_type, scale_of(target.resource, current), body)
                 section(scale, "metadata").pop("resourceVersion", None)
-                return self._write_scale(target, previous, with_scale(target.resource, current, scale), options)
+                return self._write_scale(target, previous, scale, options)
             candidate = self._addressed(target, steps.patched(target.resource, content_type, current, body))
             with steps.refused_as_patch(candidate):
                 return self._write(target, previous, candidate, None, options)
@@ -108,10 +107,7 @@ class Writer:
             raise errors.bad_request("metadata.managedFields must be nil")
         typed.check(resource.schema, body, resource.group_version)
         with self._store.lock:
-            key = (target.namespace, target.name)
-            previous = self._store.get(resource.storage_key, key)
-            if previous is None and target.subresource:
-                raise errors.not_found(resource.group, resource.plural, target.name)
+            previous = target.stored(self._store) if target.subresource else self._store.get(*target.place)
             if previous is None:
                 self._check_namespace(resource, target.namespace, target.name)
                 if uid := declaration["metadata"].get("uid"):
@@ -134,12 +130,6 @@ class Writer:
                 raise steps.unconvertible(resource, declaration, problem.why) from None
 
     # ---- the steps -----------------------------------------------------------------------------
-
-    def _existing(self, target: RequestTarget) -> Json:
-        found = self._store.get(target.resource.storage_key, (target.namespace, target.name))
-        if found is None:
-            raise errors.not_found(target.resource.group, target.resource.plural, target.name)
-        return found
 
     def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
         if not resource.namespaced:
@@ -173,7 +163,8 @@ class Writer:
         rest = {field: value for field, value in body.items() if field not in ("apiVersion", "kind", "metadata")}
         return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **clone(rest)}
 
-    def _write_scale(self, target: RequestTarget, previous: Json, candidate: Json, options: WriteOptions) -> Outcome:
+    def _write_scale(self, target: RequestTarget, previous: Json, scale: Json, options: WriteOptions) -> Outcome:
+        candidate = with_scale(target.resource, view(target.resource, previous), scale)
         outcome = self._write(target, previous, candidate, None, options)
         return replace(outcome, obj=scale_of(target.resource, outcome.obj))
 
@@ -185,6 +176,7 @@ class Writer:
         entries: Entries | None,
         options: WriteOptions,
     ) -> Outcome:
+        """`entries`: ownership after an apply, None for a write that owns what it changes."""
         resource = target.resource
         # Defaults are filled in in place, and what the client asked for is needed afterwards.
         asked = clone(candidate) if resource.kind == "Service" else candidate
@@ -243,13 +235,12 @@ class Writer:
         return [other for other in self._store.items(resource.storage_key) if other["metadata"]["uid"] != uid]
 
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
-        resource, key = target.resource, (target.namespace, target.name)
-        own = new["metadata"]
+        resource, own = target.resource, new["metadata"]
         if own.get("deletionTimestamp") and not finalizers_of(resource.storage_key, new):
-            removed = self._store.remove(resource.storage_key, key)
+            removed = self._store.remove(*target.place)
             self._on_owners_changed()
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
-        stored = self._store.put(resource.storage_key, key, stored_form(resource, new))
+        stored = self._store.put(*target.place, stored_form(resource, new))
         if resource.storage_key == crds.KIND:
             self.install(stored)
         old_owners = section(before or {}, "metadata").get("ownerReferences")
