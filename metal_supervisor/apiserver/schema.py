@@ -19,7 +19,7 @@ from .codec import clone, listed, parse_time
 from .errors import Json, Problem
 
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
-_TYPES: dict[str, tuple[type, ...]] = {
+TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
     "string": (str,),
@@ -115,7 +115,7 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             yield errors.wrong_type(path, value, "integer,string")
             return
-    elif (kind := schema.get("type")) in _TYPES and not _has_type(value, kind):
+    elif (kind := schema.get("type")) in TYPES and not has_type(value, kind):
         yield from _type_problems(schema, value, path, kind)
         return
     if "enum" in schema and value not in schema["enum"]:
@@ -147,12 +147,13 @@ def _type_problems(schema: Json, value: Any, path: str, kind: str) -> Iterator[P
         yield errors.not_of_format(path, form)
 
 
-def _has_type(value: Any, kind: str) -> bool:
+def has_type(value: Any, kind: str) -> bool:
+    """True if a value is of a type of schemas, e.g. `integer`."""
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _TYPES[kind])
+    return isinstance(value, TYPES[kind])
 
 
 def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:

@@ -12,11 +12,8 @@ from typing import Any
 from .codec import listed
 from .errors import ApiError, Json, as_go_prints, json_type
 from .fields import Path, is_atomic_map, item_key, list_kind, show
-from .schema import child_schema
+from .schema import TYPES, child_schema, has_type
 
-_SCALARS: dict[str, tuple[type, ...]] = {
-    "string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float)
-}  # fmt: skip
 _NAMES = {"object": "map", "array": "list"}
 """Types that structured-merge-diff calls by other names."""
 
@@ -36,11 +33,14 @@ def check(schema: Json, declaration: Json, group_version: str) -> None:
 def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
     if value is None:
         return
-    kind = schema.get("type")
-    if isinstance(value, dict):
-        if kind in ("array", *_SCALARS):
-            yield _unexpected(kind, value, path)
-            return
+    kind = str(schema.get("type", ""))
+    # A map that is owned whole may be anything but a list here: validation judges it.
+    judged = kind in TYPES and (isinstance(value, list) or not is_atomic_map(schema))
+    if judged and not has_type(value, "number" if kind == "integer" else kind):
+        yield _unexpected(kind, value, path)
+    elif isinstance(value, list):
+        yield from _list_problems(schema, value, path)
+    elif isinstance(value, dict):
         for name in sorted(value):
             if not path and name in ("apiVersion", "kind", "metadata"):
                 continue
@@ -49,13 +49,6 @@ def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
                 yield f"{show(here)}: field not declared in schema"
             else:
                 yield from _problems(inner, value[name], here)
-    elif isinstance(value, list):
-        if kind == "object" or kind in _SCALARS:
-            yield _unexpected(kind, value, path)
-            return
-        yield from _list_problems(schema, value, path)
-    elif kind == "array" or (kind == "object" and not is_atomic_map(schema)) or not _fits(value, kind):
-        yield _unexpected(str(kind), value, path)
 
 
 def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
@@ -79,12 +72,6 @@ def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
                 yield f"{show(path)}: duplicate entries for key {show((element,))}"
             seen.add(element)
         yield from _problems(schema.get("items") or {}, item, (*path, element))
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind not in _SCALARS:
-        return True
-    return isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _unexpected(kind: str, value: Any, path: Path) -> str:
