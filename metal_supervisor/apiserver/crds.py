@@ -22,7 +22,8 @@ _SCHEMA: Json = schemas.fields(
         **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
         **{name: {"type": "integer"} for name in _COUNTS},
         **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
-    }
+    },
+    anyOf=[{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}],
 )
 """Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
 _SCHEMA["properties"] |= {

@@ -12,7 +12,7 @@ from .errors import Json, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, selection
 from .routes import Request
-from .targets import Outcome, RequestTarget
+from .targets import RequestTarget
 from .views import scale_of
 from .watch import check_query
 
@@ -147,9 +147,6 @@ class Dispatcher:
             outcome = writer.update(target, _object(request), options)
         else:
             outcome = writer.patch(target, request.content_type, decode_body(request.body), options)
-        return self._written(request, target, outcome)
-
-    def _written(self, request: Request, target: RequestTarget, outcome: Outcome) -> Response:
         form = form_of(request.headers.get("accept", ""), request.query)
         body = outcome.obj if target.subresource == "scale" else form.one(target.resource, outcome.obj)
         return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)

@@ -133,7 +133,9 @@ def validate_service(service: Json, previous: Json | None, others: Iterable[Json
         if port.get("nodePort") and spec.get("type") not in _EXPOSED:
             detail = f"may not be used when `type` is '{spec.get('type')}'"
             problems.append(forbidden_value(f"spec.ports[{index}].nodePort", detail))
-    problems += _port_duplicates(ports)
+    names = [port.get("name", "") for port in ports]
+    repeated = [index for index, name in enumerate(names) if name and name in names[:index]]
+    problems += [duplicate_value(f"spec.ports[{index}].name", names[index]) for index in repeated]
     problems += _address_problems(spec, section(previous or {}, "spec"), list(others))
     return problems
 
@@ -185,22 +187,6 @@ def _family_problems(spec: Json) -> list[Problem]:
     if spec.get("ipFamilyPolicy") == "RequireDualStack" and not open_ended:
         detail = "this cluster is not configured for dual-stack services"
         problems.append(invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail))
-    return problems
-
-
-def _port_duplicates(ports: list[Json]) -> list[Problem]:
-    problems: list[Problem] = []
-    names: set[str] = set()
-    pairs: set[tuple[Any, Any]] = set()
-    for index, port in enumerate(ports):
-        name, pair = port.get("name", ""), (port.get("port"), port.get("protocol"))
-        if name and name in names:
-            problems.append(duplicate_value(f"spec.ports[{index}].name", name))
-        if pair in pairs:
-            identity = {"port": port.get("port"), "protocol": port.get("protocol")}
-            problems.append(duplicate_value(f"spec.ports[{index}]", identity))
-        names.add(name)
-        pairs.add(pair)
     return problems
 
 
