@@ -103,10 +103,6 @@ BUILT_IN = (
     ),
     Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",)),
     Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",)),
-    Resource(
-        "", "v1", "nodes", "Node", schemas.NODE, namespaced=False, short_names=("no",), status=True,
-        selectable=("spec.unschedulable",),
-    ),
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE, generation=True),
     Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(

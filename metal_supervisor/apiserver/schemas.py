@@ -254,7 +254,6 @@ CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=mapping(), im
 SECRET = _root(
     "Settings not to be shown.", data=mapping(), stringData=mapping(), type=text(default="Opaque"), immutable=flag()
 )
-NODE = _root("A machine.", spec=anything(), status=fields({"conditions": CONDITIONS}) | anything())
 
 _LABEL = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _VERSION = fields(

@@ -227,11 +227,6 @@ def _event_count(event: Json) -> int:
     return int(section(event, "series").get("count") or event.get("count") or 1)
 
 
-def _node_status(obj: Json) -> str:
-    ready = find(obj, '.status.conditions[?(@.type=="Ready")].status')
-    return ("Ready" if ready[0] == "True" else "NotReady") if ready else "Unknown"
-
-
 _BUILT_IN: dict[str, list[Column]] = {
     "Service": [
         _NAME,
@@ -266,5 +261,4 @@ _BUILT_IN: dict[str, list[Column]] = {
     "CustomResourceDefinition": [_NAME, Column("Created At", _at(".metadata.creationTimestamp", ""))],
     "ConfigMap": [_NAME, _DATA, _AGE],
     "Secret": [_NAME, Column("Type", _at(".type", "")), _DATA, _AGE],
-    "Node": [_NAME, Column("Status", _node_status), _AGE],
 }
