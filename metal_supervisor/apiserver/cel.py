@@ -156,9 +156,9 @@ def _node(tree: ast.AST, names: frozenset[str]) -> Node:
             change: Callable[[Any], Any] = not_ if isinstance(operator, ast.Invert) else neg
             return _called(change, inner(operand))
         case ast.Attribute(value=whole, attr=name):
-            return _selected(inner(whole), name.removeprefix(_PREFIX))
+            return _selected(inner(whole), lambda _: name.removeprefix(_PREFIX))
         case ast.Subscript(value=whole, slice=index):
-            return _indexed(inner(whole), inner(index))
+            return _selected(inner(whole), inner(index))
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
             return _function(name.removeprefix(_PREFIX), inner(argument))
         case ast.Call(func=ast.Attribute(value=whole, attr=name), args=arguments, keywords=[]):
@@ -232,21 +232,11 @@ def _converted(convert: Callable[[Any], Any], name: str, value: Any) -> Any:
         raise Failed(f"type conversion error from '{json_type(value)}' to '{name}'") from None
 
 
-def _selected(node: Node, name: str) -> Node:
-    def select(scope: Scope) -> Any:
-        value = node(scope)
-        if not isinstance(value, dict) or name not in value:
-            raise Failed(f"no such key: {name}")
-        return value[name]
-
-    return select
-
-
-def _indexed(node: Node, index: Node) -> Node:
+def _selected(node: Node, key: Node) -> Node:
     def select(scope: Scope) -> Any:
         try:
-            return node(scope)[index(scope)]
+            return node(scope)[key(scope)]
         except (KeyError, IndexError, TypeError):
-            raise Failed(f"no such key: {index(scope)}") from None
+            raise Failed(f"no such key: {key(scope)}") from None
 
     return select

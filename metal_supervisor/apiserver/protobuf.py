@@ -20,7 +20,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 Shape: TypeAlias = "dict[int, tuple[str, Any]]"
 """Field number → (name, how to read it): one of the words below, or the shape of a message.
 
-`text`, `number`, `flag`, `texts`, `map`, `bytesmap`, `port`; a list holds the shape of its items.
+`text`, `number`, `flag`, `map`, `bytesmap`, `port`; a list holds how to read its items.
 """
 
 _OWNER: Shape = {
@@ -30,7 +30,7 @@ _OWNER: Shape = {
 _METADATA: Shape = {
     1: ("name", "text"), 2: ("generateName", "text"), 3: ("namespace", "text"), 5: ("uid", "text"),
     6: ("resourceVersion", "text"), 11: ("labels", "map"), 12: ("annotations", "map"),
-    13: ("ownerReferences", [_OWNER]), 14: ("finalizers", "texts"),
+    13: ("ownerReferences", [_OWNER]), 14: ("finalizers", ["text"]),
 }  # fmt: skip
 _SERVICE_PORT: Shape = {
     1: ("name", "text"), 2: ("protocol", "text"), 3: ("port", "number"), 4: ("targetPort", "port"),
@@ -38,9 +38,9 @@ _SERVICE_PORT: Shape = {
 }  # fmt: skip
 _SERVICE_SPEC: Shape = {
     1: ("ports", [_SERVICE_PORT]), 2: ("selector", "map"), 3: ("clusterIP", "text"), 4: ("type", "text"),
-    5: ("externalIPs", "texts"), 7: ("sessionAffinity", "text"), 8: ("loadBalancerIP", "text"),
+    5: ("externalIPs", ["text"]), 7: ("sessionAffinity", "text"), 8: ("loadBalancerIP", "text"),
     10: ("externalName", "text"), 11: ("externalTrafficPolicy", "text"), 17: ("ipFamilyPolicy", "text"),
-    18: ("clusterIPs", "texts"), 19: ("ipFamilies", "texts"), 22: ("internalTrafficPolicy", "text"),
+    18: ("clusterIPs", ["text"]), 19: ("ipFamilies", ["text"]), 22: ("internalTrafficPolicy", "text"),
 }  # fmt: skip
 _RESOURCE_ATTRIBUTES: Shape = {
     1: ("namespace", "text"), 2: ("verb", "text"), 3: ("group", "text"), 4: ("version", "text"),
@@ -48,7 +48,7 @@ _RESOURCE_ATTRIBUTES: Shape = {
 }  # fmt: skip
 
 _KINDS: dict[tuple[str, str], Shape] = {
-    ("v1", "Namespace"): {1: ("metadata", _METADATA), 2: ("spec", {1: ("finalizers", "texts")})},
+    ("v1", "Namespace"): {1: ("metadata", _METADATA), 2: ("spec", {1: ("finalizers", ["text"])})},
     ("v1", "ConfigMap"): {
         1: ("metadata", _METADATA), 2: ("data", "map"), 3: ("binaryData", "bytesmap"), 4: ("immutable", "flag"),
     },
@@ -60,7 +60,7 @@ _KINDS: dict[tuple[str, str], Shape] = {
     ("v1", "DeleteOptions"): {
         1: ("gracePeriodSeconds", "number"),
         2: ("preconditions", {1: ("uid", "text"), 2: ("resourceVersion", "text")}),
-        3: ("orphanDependents", "flag"), 4: ("propagationPolicy", "text"), 5: ("dryRun", "texts"),
+        3: ("orphanDependents", "flag"), 4: ("propagationPolicy", "text"), 5: ("dryRun", ["text"]),
     },
     ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): {
         1: ("metadata", _METADATA), 2: ("spec", {1: ("resourceAttributes", _RESOURCE_ATTRIBUTES)}),
@@ -127,9 +127,7 @@ def _message(data: bytes, shape: Shape) -> Json:
             continue
         name, how = shape[number]
         if isinstance(how, list):
-            result.setdefault(name, []).append(_message(raw, how[0]))
-        elif how == "texts":
-            result.setdefault(name, []).append(raw.decode())
+            result.setdefault(name, []).append(_scalar(raw, how[0]))
         elif how in ("map", "bytesmap"):
             entry = dict(_fields(raw))
             value = entry.get(2, b"")

@@ -6,9 +6,9 @@ A real server cannot decode an object with any other form, and answers with the 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import timezone
 
-from .codec import section
+from .codec import parse_time, section
 from .errors import Json
 
 LAYOUT = "2006-01-02T15:04:05.000000Z07:00"
@@ -33,8 +33,8 @@ def settle(kind: str, obj: Json) -> str:
         problem = parse_problem(text)
         if problem:
             return problem
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        holder[name] = moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if moment := parse_time(text):
+            holder[name] = moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return ""
 
 
@@ -48,8 +48,4 @@ def parse_problem(text: str) -> str:
         rest = rest[found.end() :]
     if rest:
         return f'parsing time "{text}": extra text: "{rest}"'
-    try:
-        datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return f'parsing time "{text}": day out of range'
-    return ""
+    return "" if parse_time(text) else f'parsing time "{text}": day out of range'
