@@ -8,7 +8,6 @@ numbers that are infinite once read, and that no client could read back: they ar
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from .errors import ApiError, Json, bad_request
+from .errors import Json, bad_request
 
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
@@ -153,9 +152,9 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def timestamp(moment: datetime | None = None) -> str:
-    """`2006-01-02T15:04:05Z`, the form of `metav1.Time`."""
-    return (moment or now()).astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def timestamp() -> str:
+    """The present as `2006-01-02T15:04:05Z`, the form of `metav1.Time`."""
+    return now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(text: Any) -> datetime | None:
@@ -172,19 +171,3 @@ def parse_time(text: Any) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo else None
-
-
-def pack_token(value: Json) -> str:
-    """A value as an opaque token for `continue`."""
-    return base64.urlsafe_b64encode(encode(value)).decode().rstrip("=")
-
-
-def unpack_token(token: str) -> Json:
-    """The value of a token; 400 if this server did not make it."""
-    try:
-        value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError(400, "BadRequest", "continue key is not valid: invalid token")
-    return value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import errors, tables
-from .codec import pack_token, unpack_token, whole_number
+from .codec import encode, whole_number
 from .errors import Json
 from .resources import Registry, Resource
 from .selectors import Test, selector
@@ -119,7 +121,8 @@ class ObjectReader:
         if limit and len(objects) > limit:
             rest = len(objects) - limit
             objects = objects[:limit]
-            metadata["continue"] = pack_token({"rv": version, "after": list(_place(objects[-1]))})
+            place = encode({"rv": version, "after": _place(objects[-1])})
+            metadata["continue"] = base64.urlsafe_b64encode(place).decode().rstrip("=")
             metadata["remainingItemCount"] = rest
         return form.many(target.resource, objects, metadata)
 
@@ -128,16 +131,17 @@ class ObjectReader:
 
         Raises ApiError 400 for a bad token, 410 for one too old.
         """
-        value = unpack_token(token)
-        version, after = value.get("rv"), value.get("after")
-        if not isinstance(version, int) or not isinstance(after, list) or len(after) != 2:
-            raise errors.bad_request("continue key is not valid: invalid token")
+        try:
+            value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+            version, (namespace, name) = int(value["rv"]), value["after"]
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
+            raise errors.bad_request("continue key is not valid: invalid token") from None
         if version < self._store.floor(target.resource.storage_key):
             raise errors.expired(
                 "The provided continue parameter is too old to display a consistent list result. "
                 "You must start a new list without the continue parameter."
             )
-        return version, (str(after[0]), str(after[1]))
+        return version, (str(namespace), str(name))
 
     def _check_version(self, query: Mapping[str, str], token: str) -> None:
         text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")

@@ -14,7 +14,7 @@ import socketserver
 import threading
 import time
 from contextlib import suppress
-from http import HTTPStatus
+from http.client import responses
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -146,11 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self._head(answer.code, headers, answer.warnings) + body)
 
     def _head(self, code: int, headers: dict[str, str], warnings: tuple[str, ...] = ()) -> bytes:
-        try:
-            phrase = HTTPStatus(code).phrase
-        except ValueError:
-            phrase = ""
-        lines = [f"HTTP/1.1 {code} {phrase}", f"Date: {self.date_time_string()}", "Cache-Control: no-cache, private"]
+        lines = [f"HTTP/1.1 {code} {responses.get(code, '')}", f"Date: {self.date_time_string()}"]
+        lines.append("Cache-Control: no-cache, private")
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += ['Warning: 299 - "{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"')) for text in warnings]
         if self.close_connection:
