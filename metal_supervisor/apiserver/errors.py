@@ -14,6 +14,10 @@ from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
+_TYPE_NAMES = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -122,17 +126,7 @@ def too_many(field: str, count: int, limit: int) -> Problem:
 
 def json_type(value: Any) -> str:
     """Name of a JSON value's type, as the messages use it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+    return _TYPE_NAMES[type(value)]
 
 
 def as_go_prints(value: Any) -> str:
