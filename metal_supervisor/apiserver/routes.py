@@ -100,6 +100,7 @@ def verb_of(request: Request, target: RequestTarget) -> str:
 
 def write_options(request: Request) -> WriteOptions:
     """The options in the query of a write. 422 for a wrong value, and for force if the request is no apply."""
+    manager, dry_run = _manager(request), _is_dry_run(request)
     validation = request.query.get("fieldValidation") or "Warn"
     if validation not in ("Strict", "Warn", "Ignore"):
         known = ["", "Ignore", "Strict", "Warn"]
@@ -107,7 +108,7 @@ def write_options(request: Request) -> WriteOptions:
     forced = flag(request.query, "force")
     if forced and request.method == "PATCH" and request.content_type != APPLY:
         raise _refused(request, errors.forbidden_value("force", "may not be specified for non-apply patch"))
-    return WriteOptions(_manager(request), _is_dry_run(request), validation, forced)
+    return WriteOptions(manager, dry_run, validation, forced)
 
 
 def _manager(request: Request) -> str:
