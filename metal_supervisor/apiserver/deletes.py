@@ -106,7 +106,7 @@ class Deleter:
 
 
 def finalizers_of(kind: str, obj: Json) -> list[str]:
-    """What holds an object of a stored kind once it is deleted; a namespace has finalizers in its spec too."""
+    """The finalizers that hold an object of a stored kind once it is deleted; a namespace has some in its spec too."""
     own = listed(obj["metadata"].get("finalizers"))
     return own + listed(section(obj, "spec").get("finalizers")) if kind == NAMESPACES else own
 

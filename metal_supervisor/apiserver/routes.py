@@ -74,6 +74,7 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
         raise errors.no_such_path()
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
+    # Of all namespaces at once there is only the collection.
     misplaced = bool(namespace) != resource.namespaced and (namespace or name)
     if misplaced or subresource not in ("", *resource.subresources):
         raise errors.no_such_path()
