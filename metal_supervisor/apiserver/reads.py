@@ -133,9 +133,13 @@ class ObjectReader:
         """
         try:
             value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-            version, (namespace, name) = int(value["rv"]), value["after"]
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
-            raise errors.bad_request("continue key is not valid: invalid token") from None
+        except (ValueError, RecursionError):
+            value = None
+        match value:
+            case {"rv": int(version), "after": [namespace, name]}:
+                pass
+            case _:
+                raise errors.bad_request("continue key is not valid: invalid token")
         if version < self._store.floor(target.resource.storage_key):
             raise errors.expired(
                 "The provided continue parameter is too old to display a consistent list result. "

@@ -309,7 +309,7 @@ def _unpooled(argv: list[str]) -> bool:
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
-    A field of the spec wins over a variable that stands for its flag; a default of ours does not.
+    A variable that stands for a flag wins over our default for that flag, and a field of the spec over the variable.
 
     A build that cannot unload an idle model (`--sleep-idle-seconds`) keeps it loaded.
     """

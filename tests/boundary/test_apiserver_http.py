@@ -76,6 +76,7 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
         ("GET", SERVICES + "?limit=%C2%B2", None, 400),
         ("GET", SERVICES + "?limit=" + "9" * 5000, None, 400),
         ("GET", SERVICES + "?continue=" + "W1tb" * 5000, None, 400),
+        ("GET", SERVICES + "?continue=eyJydiI6MSwiYWZ0ZXIiOiJhYiJ9", None, 400),  # {"rv":1,"after":"ab"}
         ("GET", "//[", None, 404),
         ("GET", SERVICES + "?watch=1&resourceVersion=x", None, 400),
         ("GET", SERVICES + "?watch=1&labelSelector=a%20b", None, 400),

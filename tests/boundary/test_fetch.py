@@ -456,7 +456,7 @@ TROUBLE = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(troubles=st.lists(TROUBLE, max_size=8), wanted=st.booleans())
 def test_whatever_happens_it_ends_with_the_right_bytes(
     web: Uneven, tmp_path_factory: pytest.TempPathFactory, troubles: list[tuple[str, int | str]], wanted: bool

@@ -215,7 +215,7 @@ def test_more_files_than_a_model_has_are_refused(server: Hub) -> None:
     assert "more than 4096 files" in str(refused(server, "o/mlx", directory=True))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "/", "\\", "\n", "x\0", "é", ".git"]), min_size=1, max_size=5))
 def test_a_hostile_list_names_no_file_outside(server: Hub, parts: list[str]) -> None:
     name = "/".join(parts) + "/config.json"

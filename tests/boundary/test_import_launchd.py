@@ -133,7 +133,7 @@ def test_a_plist_that_is_not_there_is_said_to_be_so(tmp_path: Path, capsys: pyte
     assert run(capsys, tmp_path / "x")[0] == 2 and run(capsys, tmp_path)[0] == 2
 
 
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=150, database=None, derandomize=True)
 @given(st.binary(max_size=300), st.integers(0, 3))
 def test_no_bytes_bring_it_down(tmp_path_factory: pytest.TempPathFactory, noise: bytes, form: int) -> None:
     path = tmp_path_factory.getbasetemp() / "noise.plist"
@@ -145,7 +145,7 @@ def test_no_bytes_bring_it_down(tmp_path_factory: pytest.TempPathFactory, noise:
         assert str(error).startswith(str(path))
 
 
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=150, database=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(sorted(FLAGS)), st.text(max_size=20) | st.sampled_from(["1", "true", "5s"]))))
 def test_what_is_printed_is_always_a_settings_file_that_we_accept(said: list[tuple[str, str]]) -> None:
     found = import_launchd.checked(translate(GoAgentJob((AGENT, *(f"--{name}={text}" for name, text in said)))))

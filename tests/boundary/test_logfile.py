@@ -126,7 +126,7 @@ def test_what_was_written_before_a_rotation_and_between_two_is_not_lost(path: Pa
     log.close()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["write", "rotate", "read", "long"]), max_size=25))
 def test_whatever_happens_between_two_looks_every_byte_comes_once(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:

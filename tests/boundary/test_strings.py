@@ -56,7 +56,7 @@ def corpus() -> list[tuple[list[str], dict[str, str]]]:
     """(argv, environment) of each set, the same in every run."""
     found: list[tuple[list[str], dict[str, str]]] = [([text], {"NASTY": text}) for text in NASTY]
 
-    @settings(max_examples=SETS, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=SETS, database=None, derandomize=True)
     @given(st.lists(TEXT, min_size=2, max_size=6, unique=True), st.dictionaries(NAME, TEXT, max_size=4))
     def collect(argv: list[str], env: dict[str, str]) -> None:
         if (argv, env) not in found:

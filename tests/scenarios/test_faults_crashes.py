@@ -208,12 +208,11 @@ def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: 
     process, most = psutil.Process(before), 0
     with timeline(system, "leaky") as seen:
         tell(system, "leaky", grow_mib_per_s=400)
-        watch = Stopwatch(figure)
         while not is_gone(before):
             watch = Stopwatch(figure)  # of when it was last seen alive: it may be out before its death is seen here
             with contextlib.suppress(psutil.NoSuchProcess):
                 most = max(most, process.memory_info().rss)
-            time.sleep(0.01)
+            time.sleep(0.01)  # no wait for an event: each turn is a sample of its memory
         figure.add("held at its end", most / (1 << 20), "MiB")
         figure.add("withdrawn", seen.withdrawn_s("leaky", watch.since, 10))
         watch.when("serves", lambda: eventually(lambda: system.slice_ready("leaky"), 20, "the endpoint to be back"))

@@ -193,6 +193,7 @@ def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figur
         answer.flows()
     figure.add("answers cut", 0, "")
     eventually(lambda: answers_in_time(system, ONE), 60, "an answer")
+    answers(system, ONE)
     assert shared.own.runners() == runners and system.observe(ONE)["since"] == since
 
 

@@ -15,7 +15,7 @@ from metal_supervisor.runtimes import Binary, Place, llama_server
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Companion, Rejected, Role, Service
 
-PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=150, database=None, derandomize=True)
 DRAFT = model("small", source="/models/small.gguf")
 DRAFT["metadata"] |= {"uid": "d-1", "generation": 4}
 REF = "spec.speculativeDecoding.draftModelRef"

@@ -38,7 +38,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -327,7 +327,7 @@ def test_what_is_gone_is_removed() -> None:
 
 
 @given(st.sampled_from(Standing), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
-@settings(max_examples=30, deadline=None, database=None, derandomize=True)
+@settings(max_examples=30, database=None, derandomize=True)
 def test_since_is_when_standing_or_reason_last_changed_whatever_the_message(
     standing: Standing, reason: str, message: str, other: str
 ) -> None:
@@ -395,7 +395,7 @@ def free_of(records: list[Record], key: Key) -> Callable[[int], bool]:
 
 
 @given(st.lists(st.booleans(), max_size=12))
-@settings(max_examples=50, deadline=None, database=None, derandomize=True)
+@settings(max_examples=50, database=None, derandomize=True)
 def test_no_two_services_ever_get_one_port_and_each_keeps_its_own(arrivals: list[bool]) -> None:
     records: list[Record] = []
     for number, arrives in enumerate(arrivals):

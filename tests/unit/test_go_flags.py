@@ -10,7 +10,7 @@ from metal_supervisor.install import go_flags
 from metal_supervisor.install.go_flags import GivenFlags, split, value
 
 KNOWN, SWITCHES = {"port", "namespace", "on"}, {"on"}
-PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=200, database=None, derandomize=True)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ MOST_PASSES, MOST_PASSES_A_SECOND = 40, 5
 
 
 def property_of(examples: int) -> settings:
-    return settings(max_examples=cases(examples), deadline=None, database=None, derandomize=True)
+    return settings(max_examples=cases(examples), database=None, derandomize=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

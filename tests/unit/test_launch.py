@@ -23,7 +23,7 @@ from metal_supervisor import launch
 from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.programs import read_run
 
-PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 NOW = 1_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
 NASTY = [

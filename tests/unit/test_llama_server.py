@@ -261,7 +261,7 @@ def test_threads_of_the_user_replace_ours(extra: tuple[str, ...]) -> None:
 
 
 @given(st.lists(st.text(), max_size=5))
-@settings(max_examples=50, deadline=None, database=None, derandomize=True)
+@settings(max_examples=50, database=None, derandomize=True)
 def test_extra_arguments_come_last_and_byte_for_byte(extra: list[str]) -> None:
     said = [part for text in extra for part in ("--chat-template", text)]
     asked = service(extra=("--verbose", *said))

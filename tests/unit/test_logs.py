@@ -29,7 +29,7 @@ from metal_supervisor.settings.logging import (
     text_lines,
 )
 
-PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 HOSTILE = [
     "a\nb", "\r", "\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\x7f", "\x85", "\u2028", "\u2029", "\u202e",
     "\u2066", "\u200b", "\ufeff", "\U0010ffff", "\U000e0041", "🦙é", "", " ", "\\", '"', "}",

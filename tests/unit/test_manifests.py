@@ -31,7 +31,7 @@ from metal_supervisor.spec.resources import service_name
 from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
 from tests.support.records import a_record
 
-PROPERTY = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 LABEL_VALUE = re.compile(r"(|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")

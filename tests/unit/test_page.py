@@ -21,7 +21,7 @@ from metal_supervisor.sidecar.http.page import lines as lines_of
 from metal_supervisor.sidecar.power import PowerReading
 from tests.support import page_boards as boards
 
-PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60, database=None, derandomize=True)
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 

@@ -34,7 +34,7 @@ from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, RunNote, S
 
 NAME, NOW, PID = "default.tiny", 1_000_000.0, 77
 OLD, NEW = "default.tiny.old.json", "default.tiny.new.json"
-PROPERTY = settings(max_examples=300, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=300, database=None, derandomize=True)
 TAKES_AWAY = {Action.STOP, Action.REMOVE, Action.REPLACE, Action.TERM, Action.WITHDRAW}
 
 

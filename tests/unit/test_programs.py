@@ -41,7 +41,7 @@ from metal_supervisor.state.programs import (
 )
 from tests.support.records import a_record
 
-PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60, database=None, derandomize=True)
 HOME = "/state"
 NASTY = [
     "a\n[program:evil]\ncommand=touch /tmp/pwned", "[program:evil]", "x'\nenvironment=LD_PRELOAD=/tmp/evil.so",

@@ -20,7 +20,7 @@ from tests.support.records import accept
 NOW = 100.0
 PATH = "spec.env[0].valueFrom.secretKeyRef"
 SECRET: Source = ("default", "secrets", "keys")
-PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=150, database=None, derandomize=True)
 
 
 def wants(kind: str = "secretKeyRef", **more: Any) -> dict[str, Any]:

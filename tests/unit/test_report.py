@@ -15,7 +15,7 @@ from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
 from tests.support.records import a_record
 
-PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=200, database=None, derandomize=True)
 PHASES = {"Pending", "Creating", "Progressing", "Ready", "WaitingForGPU", "Stopped", "Suspended", "Failed"}
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 LOADING = replace(UP, ready=False)

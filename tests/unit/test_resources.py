@@ -38,7 +38,7 @@ POLICY = Policy(
     allowed_env=frozenset({"A", "B", "GOOD", "T"}), vocabularies=VOCABULARIES,
 )  # fmt: skip
 ON_OMLX = replace(POLICY, runtimes={**POLICY.runtimes, "omlx": frozenset({"mlx"})})
-PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=150, database=None, derandomize=True)
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=12)

@@ -169,7 +169,7 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=cases(2000), deadline=None)
+@settings(max_examples=cases(2000))
 @given(st.one_of(st.lists(PARTS, max_size=9).map("".join), st.text(max_size=40)))
 def test_a_spelling_is_its_own_spelling_and_nothing_raises_but_a_refusal(written: str) -> None:
     try:
@@ -183,7 +183,7 @@ def test_a_spelling_is_its_own_spelling_and_nothing_raises_but_a_refusal(written
         assert ".." not in parts[2].split("/") or canonical(once)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.sampled_from(["/d/m.gguf", "hf://O/R@main/q/m.gguf", "http://h/d/m.gguf?x=1", "s3://bucket/d/m.gguf"]),
        st.one_of(st.lists(PARTS, max_size=5).map("".join), st.text(max_size=20)))  # fmt: skip
 def test_what_is_beside_a_source_stays_there(source: str, name: str) -> None:
