@@ -174,7 +174,9 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         assert request(ports[50], "GET", "/health")[0] == 200
         kill(engine)
         # supervisord may start it on its old port once more before the controller has seen that it is gone.
-        eventually(lambda: up.slice_ready("kept") and up.port("kept") in ports[:10], 60, "it to serve on another port")
+        # Its port first: it does not go back, while an endpoint that is ready may be that of the old one.
+        eventually(lambda: up.port("kept") in ports[:10], 60, "it to have another port")
+        eventually(lambda: up.slice_ready("kept"), 60, "it to serve there")
         again = up.pid("kept")
         assert request(up.port("kept"), "GET", "/health")[0] == 200
         port = up.port("kept")
