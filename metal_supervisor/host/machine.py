@@ -309,10 +309,12 @@ def children(pid: int) -> list[int]:
     """Pids of a process's children, without a look at any other process; none where that cannot be seen."""
     if sys.platform == "darwin":
         return launch.listed_pids(launch.PROC_PPID_ONLY, pid)
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    found, threads = list[int](), list[str]()
+    with contextlib.suppress(OSError):  # it has ended
+        threads = os.listdir(f"/proc/{pid}/task")
+    for each in threads:
         with contextlib.suppress(OSError):  # the thread that began them has ended: they are another's now
-            found += [int(each) for each in path.read_text("ascii").split()]
+            found += map(int, Path(f"/proc/{pid}/task/{each}/children").read_text("ascii").split())
     return found
 
 

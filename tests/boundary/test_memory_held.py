@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,16 @@ def test_a_child_that_is_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(machine, "descendants", lambda pid: [(other.pid, "ticks 1"), (1 << 30, "ticks 2")])
         found, mine = held(os.getpid()), psutil.Process().memory_info().rss
     assert found.rss_bytes == pytest.approx(mine, abs=8 * MIB)
+
+
+def test_a_process_that_ends_while_its_children_are_looked_for_has_none() -> None:
+    for _ in range(300):
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {})
+        waits = threading.Thread(target=os.waitpid, args=(pid, 0))
+        waits.start()
+        while waits.is_alive():
+            assert machine.children(pid) == []
+        waits.join()
 
 
 @linux
