@@ -179,23 +179,20 @@ class Applier:
         """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
         used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
         used |= {note.spec_file for note in notes.values()}
+        unused = [name for name in self.state.specs_on_file() if name not in used]
+        if not unused:
+            return
         # A launcher that has not said yet what it runs may be about to read a spec that an edit has replaced meanwhile.
         starting = {
             name for name, state in table.items()
             if state.state in LIVE and plan.live_note(notes.get(name), state) is None
         }  # fmt: skip
-        unused = [
-            path for path in (self.state.path / "specs").glob("*.json")
-            if path.name not in used and path.name.rsplit(".", 2)[0] not in starting
-        ]  # fmt: skip
-        if unused:
-            sections = (self.state.path / "models.d").glob("*.conf")
-            used |= {self.state.section_spec(path.name.removesuffix(".conf")) for path in sections}
-            waiting = (self.state.path / "pending").glob("*.conf")
-            used |= {self.state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
-        for path in unused:
-            if path.name not in used:
-                path.unlink(missing_ok=True)
+        used |= {self.state.section_spec(file.removesuffix(".conf")) for file in self.state.sections_on_file()}
+        waiting = (self.state.path / "pending").glob("*.conf")
+        used |= {self.state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
+        for name in unused:
+            if name not in used and name.rsplit(".", 2)[0] not in starting:
+                self.state.remove_spec(name)
 
     def reload(self, quarantined: Callable[[str, str], None]) -> Diff:
         """Have supervisord read the sections again that changed; return the pending differences.
@@ -251,7 +248,15 @@ class Applier:
             """Unix time of a monotonic time, 0 for 0: we remember monotonic times, the plan works in Unix time."""
             return at + shift if at else 0.0
 
+        idle = {
+            record.program for record in records
+            if record.program not in self._told and plan.needs_nothing(
+                record, table.get(record.program), notes.get(record.program), observed.get(record.program), diff.changed
+            )
+        }  # fmt: skip
         for record in records:
+            if record.program in idle:
+                continue
             seen, known = observed.get(record.program), stopping.get(record.program)
             if record.runs and record.spec_file:
                 hung = self._hung_engine(record.program, notes.get(record.program), seen)
@@ -266,7 +271,7 @@ class Applier:
             name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
             for name, each in stopping.items()
         }
-        due = plan.steps(wanted, frozenset(self._ours), table, diff, notes, stopping, now, held)
+        due = plan.steps(wanted, frozenset(self._ours - idle), table, diff, notes, stopping, now, held)
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
         steps = pacing.paced(due, records, table, observed, uses, most)
         self._late = frozenset(one.program for one, other in zip(due, steps, strict=True) if one is not other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from metal_supervisor import launch
@@ -27,8 +27,9 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
-from metal_supervisor.spec.processes import Observed
+from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.directory import StateDir
@@ -37,6 +38,8 @@ UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
+LOOK_EVERY_S = 10.0
+"""Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
 LEAVE_S = 5.0
 """Seconds in which a service that never fits here is left to another Mac."""
 
@@ -49,6 +52,31 @@ def _doubtful(item: Service | Rejected, record: Record) -> bool:
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
     """Keys of services with an estimate; a record that is still being checked has none, and counts as an offer."""
     return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != reconcile.CHECKING)
+
+
+@dataclass(frozen=True)
+class _SteadyEngine:
+    """The only engine of a service that runs as it should, and what its proposal was made from."""
+
+    item: Service
+    record: Record
+    note: RunNote | None
+    up: bool
+    share: tuple[tuple[int, ...], int]
+    """(the slots that this Mac holds of the service, the replicas that serve besides)."""
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class _ServedFiles:
+    """Files that this Mac's services are of, and what else they refer to."""
+
+    inputs: tuple[object, ...]
+    """What this was made from."""
+    namespaces: Mapping[Artifact, frozenset[str]]
+    """File -> namespaces of its services."""
+    secrets: Mapping[Artifact, references.Source]
+    others: frozenset[references.Source]
 
 
 class Assignment:
@@ -77,7 +105,10 @@ class Assignment:
         self._unsure_until = time.monotonic() + UNSURE_S
         self._steady: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
         """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
-        self._anew_at = 0.0
+        self._anew_at = self._look_at = 0.0
+        self._files: _ServedFiles | None = None
+        self._settled: dict[Key, _SteadyEngine] = {}
+        self._news: object = None
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
 
@@ -103,8 +134,7 @@ class Assignment:
         result: dict[Key, Proposal],
     ) -> None:
         """Add the proposals that change something, or could, to the result."""
-        if time.monotonic() >= self._anew_at:
-            self._steady, self._anew_at = {}, time.monotonic() + ANEW_S
+        self._look_anew(snapshot.news)
         found = self._resource_filter.read(snapshot, before)
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
@@ -113,15 +143,15 @@ class Assignment:
             self._to_leave(before.values()),
         )  # fmt: skip
         ports = Ports(before.values())
-        ours: dict[Key, list[Record]] = {}
+        ours: dict[Key, tuple[Record, ...]] = {}
         for record in sorted(before.values(), key=lambda each: each.ordinal):
-            ours.setdefault(record.owner, []).append(record)
+            ours[record.owner] = (*ours.get(record.owner, ()), record)
         mine = (
             item for item in found.values()
             if isinstance(item, Service) and (self.placed.mine.get(item.key) or item.key in ours)
         )  # fmt: skip
         self._prerequisites.daemons.prepare(mine, before)
-        self._look_for(placement.to_serve(found, self.placed, before.values()))
+        self._look_for(self._files_of(found, before))
         for item in found.values():
             known = references.filled(item, self._references.look) if isinstance(item, Service) else item
             self._share_out(known, ours.get(item.key, ()), result, ports, serving, snapshot)
@@ -130,6 +160,14 @@ class Assignment:
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
 
+    def _look_anew(self, news: object) -> None:
+        """Drop what is known of engines once it may be out of date."""
+        now = time.monotonic()
+        if now >= self._anew_at:
+            self._steady, self._anew_at = {}, now + ANEW_S
+        if now >= self._look_at or news is not self._news:
+            self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
+
     def _to_leave(self, records: Iterable[Record]) -> Collection[Key]:
         """The on-demand services that another Mac should have: one of their requests showed that they never fit."""
         now = time.monotonic()
@@ -137,19 +175,28 @@ class Assignment:
         self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
         return self._left.keys()
 
-    def _look_for(self, serving: list[Service]) -> None:
+    def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
+        """Files of the services that this Mac serves; the very same while these are the same."""
+        inputs = found, self.placed.mine, None if self.placed.known else before
+        if self._files is None or self._files.inputs[0] is not found or self._files.inputs != inputs:
+            serving = placement.to_serve(found, self.placed, before.values())
+            namespaces = placement.namespaces_of(serving)
+            secrets = {each: (each.secret[0], "secrets", each.secret[1]) for each in namespaces if each.secret}
+            others = frozenset(source for item in serving for source in references.sources(item))
+            self._files = _ServedFiles(inputs, namespaces, secrets, others)
+        return self._files
+
+    def _look_for(self, files: _ServedFiles) -> None:
         """Have the store look for the model files, and the cluster for the referenced Secrets and ConfigMaps."""
-        wanted = placement.namespaces_of(serving)
-        opening = {each: (each.secret[0], "secrets", each.secret[1]) for each in wanted if each.secret}
-        others = {source for item in serving for source in references.sources(item)}
+        others = set(files.others)
         if asked := self._gateway_keys.source:
             others.add(asked)
-        in_vain = {source for each, source in opening.items() if self._store.state(each).phase == "Failed"}
-        self._references.want(others.union(opening.values()), in_vain)
+        in_vain = {source for each, source in files.secrets.items() if self._store.state(each).phase == "Failed"}
+        self._references.want(others.union(files.secrets.values()), in_vain)
         if asked:
             self._gateway_keys.keep(self._references.look(asked))
-        keys = {each: references.keys_of(each, self._references.look) for each in wanted}
-        self._store.want(keys, wanted)
+        keys = {each: references.keys_of(each, self._references.look) for each in files.namespaces}
+        self._store.want(keys, files.namespaces)
 
     def _share_out(
         self,
@@ -168,27 +215,55 @@ class Assignment:
         if any(not snapshot.complete and _doubtful(item, record) for record in ours):
             return
         slots = placed.mine.get(item.key, ()) if placed.known else tuple(record.slot for record in ours)
+        peers, ready = self._placement.peers_ready(placed, item), serving.get(item.key, frozenset())
+        if self._is_settled(item, ours, (slots, peers + len(ready.difference(slots))), snapshot):
+            result[item.key] = self._settled[item.key].proposal
+            return
         ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
         for slot in slots:
             if slot not in ordinals:
                 ordinals[slot] = next(each for each in count() if each not in ordinals.values())
-        peers = self._placement.peers_ready(placed, item)
         for slot, ordinal in sorted(ordinals.items()):
             engine = replace(item, ordinal=ordinal) if ordinal != item.ordinal else item
-            others = len(serving.get(item.key, frozenset()) - {slot})
+            others = peers + len(ready - {slot})
             record = next((each for each in ours if each.ordinal == ordinal), None)
             proposal = self.take(engine, record, ports, snapshot)
             ports.hold(proposal)
             if record is None and self._is_unsure(proposal, snapshot):
                 self.unsure = True
                 continue
-            share = slot, True, peers + others
-            if (proposal.slot, proposal.claimed, proposal.peers_ready) != share:
-                proposal = replace(proposal, slot=slot, claimed=True, peers_ready=peers + others)
+            if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
+                proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
+            elif isinstance(item, Service) and record is not None and len(ours) == 1:
+                self._settle(item, record, (slots, others), proposal, snapshot)
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
+
+    def _is_settled(
+        self, item: Service | Rejected, ours: Sequence[Record], share: tuple[tuple[int, ...], int], snapshot: Snapshot
+    ) -> bool:
+        """True if nothing changed of a service's only engine, which runs as it should."""
+        known = self._settled.get(item.key)
+        if known is None or known.item is not item or len(ours) != 1 or known.record is not ours[0]:
+            return False
+        note, state = snapshot.notes.get(known.record.program), snapshot.table.get(known.record.program)
+        if known.note is not note or known.up != (live_note(note, state) is not None) or known.share != share:
+            return False
+        self._prerequisites.still_reads(known.record.files)
+        return True
+
+    def _settle(
+        self, item: Service, record: Record, share: tuple[tuple[int, ...], int], proposal: Proposal, snapshot: Snapshot
+    ) -> None:
+        """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
+        steady = self._steady.get(record.key)
+        ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)
+        if steady is not None and steady[1] is proposal and ports:
+            note = snapshot.notes.get(record.program)
+            up = live_note(note, snapshot.table.get(record.program)) is not None
+            self._settled[item.key] = _SteadyEngine(item, record, note, up, share, proposal)
 
     def take(
         self,

@@ -32,6 +32,8 @@ from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 FORMAT = 1
 MOST_NOTICES = 20
+COUNTED_S = 1.0
+"""Seconds until what only counts on is written again."""
 log = logging.getLogger("controller")
 
 
@@ -45,6 +47,7 @@ class ControllerStatus:
         self._missing = False
         self._told: Json = {}
         """The last report, without what counts on with every pass."""
+        self._due_at = 0.0
         self._passes = histogram.empty(histogram.PASS_S)
         self._lease = OperatorLease(kube, settings.namespace)
         self._silence = ""
@@ -157,8 +160,12 @@ class ControllerStatus:
             "cluster": {**body["cluster"], "requests": self._kube.requests},
             "passes": self._passes.as_json(),
         }
+        news = body != self._told
+        if not news and time.monotonic() < self._due_at:
+            return
         write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}), durable=False)
-        if body != self._told:  # what only counts on is read with the sidecar's next pass
+        self._due_at = time.monotonic() + COUNTED_S
+        if news:  # what only counts on is read with the sidecar's next pass
             self._told = body
             ring(self._state.path, "sidecar")
 

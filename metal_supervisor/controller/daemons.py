@@ -88,9 +88,12 @@ class Daemons:
         The order depends on records alone, so that neither a restart nor the order of a pass decides who is refused.
         """
         self._records, self._services, self._asked = records, {}, True
-        for each in sorted(services, key=lambda each: _seniority(each, records.get(each.key))):
-            if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each):
-                self._services.setdefault(each.runtime, []).append(each)
+        shared = [
+            each for each in services
+            if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each)
+        ]  # fmt: skip
+        for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
+            self._services.setdefault(each.runtime, []).append(each)
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
 
     def address(self, program: str, ports: Ports) -> tuple[str, int] | None:

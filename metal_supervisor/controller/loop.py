@@ -54,9 +54,11 @@ from metal_supervisor.supervisord.poker import Poker
 
 TICK_S = 15.0
 RETRY_S = 1.0
-SOONEST_S, ACKNOWLEDGED_S = 0.02, 0.1
+SOONEST_S, ACKNOWLEDGED_S, STARTED_S = 0.02, 0.1, 0.5
 SHARE, LONGEST_PAUSE_S = 0.25, 0.1
 """Of a core, for many passes in a row; and the longest pause between two of them."""
+TELLING = frozenset({Action.WITHDRAW, Action.ADD, Action.START})
+"""Steps whose outcome rings: an acknowledgement by the sidecar, or the launcher's note."""
 log = logging.getLogger("controller")
 
 
@@ -67,7 +69,7 @@ def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
 
 def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
     """The records of InferenceServices."""
-    return {key: record for key, record in records.items() if not record.is_daemon}
+    return {key: record for key, record in records.items() if record.namespace}
 
 
 def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
@@ -110,29 +112,37 @@ class Controller:
         )
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
-        self.store = Store(settings.store_path, self.wake, terms_of(settings), read_listing)
+        self._news = object()
+        self.store = Store(settings.store_path, self._tell, terms_of(settings), read_listing)
         self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = machine.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self.applier = Applier(directory, supervisord, settings)
-        headers, builds = Headers(self.wake), Builds(settings, self.wake)
-        self.metal = Metal(metal or question_of(settings), self.wake)
-        self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self.wake)
+        headers, builds = Headers(self._tell), Builds(settings, self._tell)
+        self.metal = Metal(metal or question_of(settings), self._tell)
+        self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
         resource_filter = ResourceFilter(settings, self.node)
         self.assignment = Assignment(
-            settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self.wake
+            settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self._tell
         )
         self.awake = Awake(supervisord)
-        self.memory = Memory(settings, directory, self.wake)
+        self.memory = Memory(settings, directory, self._tell)
         self._seen: tuple[object, object] = (None, None)
+        self._items: tuple[object, object] = (None, None)
+        """Services and models, from which `_seen` was made."""
         self._unkept = ""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     def _exited(self, _pid: int) -> None:
         self._poker.ask()
+
+    def _tell(self) -> None:
+        """Wake the controller for news that no snapshot shows; called by any thread."""
+        self._news = object()
+        self.wake()
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Run passes until `stopped`."""
@@ -193,11 +203,11 @@ class Controller:
 
     def _pause_s(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> float:
         """Seconds after which another pass is worthwhile without a wake."""
-        if self.applier.lacks or any(step.do is not Action.WITHDRAW for step in done):
+        if self.applier.lacks or any(step.do not in TELLING for step in done):
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.table, snapshot.notes)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
-        later += [ACKNOWLEDGED_S for _ in done]  # withdrawals, whose acknowledgement rings
+        later += [ACKNOWLEDGED_S if step.do is Action.WITHDRAW else STARTED_S for step in done]
         if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
         again = (
@@ -222,12 +232,14 @@ class Controller:
         return lambda program: "" if program in theirs else why
 
     def _observe(self) -> Snapshot:
-        services, models = self.services.seen, self.models.seen
+        news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew
         synced = services.synced and models.synced
-        edited = _editions(services.items), _editions(models.items)
-        if edited != self._seen:  # our own status writes are no reason to look again
-            self._seen = edited
-            self.store.look_again()
+        if (services.items, models.items) != self._items:
+            self._items = services.items, models.items
+            edited = _editions(services.items), _editions(models.items)
+            if edited != self._seen:  # our own status writes are no reason to look again
+                self._seen = edited
+                self.store.look_again()
         wanted = services.items if synced else None
         return Snapshot(
             now=time.time(),
@@ -241,6 +253,7 @@ class Controller:
             operator=self.controller_status.look_for_operator(wanted, models.items),
             metal=self.metal.seen,
             room=self.memory.room,
+            news=news,
         )
 
     def _ups(

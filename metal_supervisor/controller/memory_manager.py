@@ -9,11 +9,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import is_
 from typing import Literal
 
 from metal_supervisor.controller import admission
-from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRules, Up
+from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRules, Settled, Up
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
@@ -40,6 +41,17 @@ ENDS_WITHIN_S = 10.0
 log = logging.getLogger("controller")
 
 
+@dataclass(frozen=True)
+class _Footprint:
+    """Memory that an engine holds, and what that was decided by."""
+
+    basis: tuple[Record | Proposal, RunNote | None, Observed | None]
+    pid: int
+    reserved_bytes: int
+    """The most that was reserved for this process so far."""
+    up: Up
+
+
 class Memory:
     """Memory state between passes."""
 
@@ -55,8 +67,9 @@ class Memory:
         self._evictions = 0
         self._skipped: Counter[str] = Counter()
         self._skipping = ""
-        self._reserved: dict[int, int] = {}
-        """Bytes that were reserved for an engine, by its pid."""
+        self._settled: dict[Key, Settled] = {}
+        self._footprints: dict[Key, _Footprint] = {}
+        """Those of the engines that were up in the last pass."""
         self._seen = MemoryState()
         """What the watchdog knew at the beginning of the pass."""
 
@@ -91,26 +104,38 @@ class Memory:
         `records`: those by which they were started. Of `proposals` only the names count, for engines whose record was
         lost: what is wanted now says nothing about what runs.
         """
-        found, reserved = {}, {}
-        engines: dict[Key, Proposal | Record] = {**proposals, **records}
+        before, self._footprints = self._footprints, {}
+        engines: dict[Key, Record | Proposal] = {**proposals, **records}
         for key, each in engines.items():
             state, seen = table.get(each.program), observed.get(each.program)
             if each.is_daemon or state is None or state.state not in LIVE:
                 continue
             note = live_note(notes.get(each.program), state)
-            # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
-            spec_file = note.spec_file if note else self._state.section_spec(each.program)
-            pid = note.pid if note else state.pid
-            said = _whole(self._state.read_spec(spec_file).get("reserved_bytes"))
-            record = records.get(key)
-            started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
-            ours = record.reserved_bytes if record is not None and started else 0
-            known = self._reserved.get(pid, 0)  # specs of an older release do not have it, and records change
-            reserved[pid] = max(said, ours, known)
-            measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
-            found[key] = Up(spec_file, max(reserved[pid], measured))
-        self._reserved = reserved
-        return found
+            known, basis = before.get(key), (each, note, seen)
+            if known is None or note is None or not all(map(is_, known.basis, basis)):
+                known = self._footprint(records.get(key), basis, state.pid, known)
+            self._footprints[key] = known
+        return {key: each.up for key, each in self._footprints.items()}
+
+    def _footprint(
+        self,
+        record: Record | None,
+        basis: tuple[Record | Proposal, RunNote | None, Observed | None],
+        pid: int,
+        known: _Footprint | None,
+    ) -> _Footprint:
+        """Footprint of one engine. `known`: as of the last pass."""
+        each, note, seen = basis
+        # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
+        spec_file = note.spec_file if note else self._state.section_spec(each.program)
+        pid = note.pid if note else pid
+        said = _whole(self._state.read_spec(spec_file).get("reserved_bytes"))
+        started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
+        ours = record.reserved_bytes if record is not None and started else 0
+        # Specs of an older release do not have it, and records change.
+        reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
+        measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
+        return _Footprint(basis, pid, reserved, Up(spec_file, max(reserved, measured)))
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -126,7 +151,7 @@ class Memory:
         limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
         rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
-        records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding)
+        records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding, self._settled)
         return records
 
     def _paused(self, records: Mapping[Key, Record]) -> str:
@@ -149,21 +174,23 @@ class Memory:
         """Records after a check of the memory pressure: at most one engine is marked as evicted, or as readmitted."""
         self._seen = seen = self.watchdog.seen
         level = self.watchdog.level(seen)
-        result = {key: _forgiven(self._pressed(record, level), now) for key, record in records.items()}
+        calm = level in (None, Level.NORMAL)
+        result = {
+            key: record if calm and not record.pressure and not record.evictions
+            else _forgiven(self._pressed(record, level), now)
+            for key, record in records.items()
+        }  # fmt: skip
         leaving = frozenset(key for key, record in records.items() if record.evicted_at is not None and key in ups)
         if self._leaving - leaving:
             self._exited_at = time.monotonic()
         self._leaving = leaving
         running = {key: record for key, record in records.items() if key in ups and record.runs}
-        self.watchdog.ask_about(
-            {
-                key: Asked(
-                    notes[record.program].pid, record.host or self._settings.bind_address, record.port, record.probe
-                )
-                for key, record in running.items()
-                if record.port is not None and record.program in notes
-            }
-        )
+        bind = self._settings.bind_address
+        self.watchdog.ask_about(lambda: {
+            key: Asked(notes[record.program].pid, record.host or bind, record.port, record.probe)
+            for key, record in running.items()
+            if record.port is not None and record.program in notes
+        })  # fmt: skip
         if level is Level.CRITICAL:
             ending = any(key in ups and _ends_soon(record, now) for key, record in records.items())
             self._evict(result, running, ups, ending, now)

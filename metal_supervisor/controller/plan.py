@@ -8,11 +8,11 @@ not stop one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
@@ -141,6 +141,18 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     if note is None or note.spec_file != wanted.spec_file:
         return False
     return state.state not in LIVE or note.launcher_pid == state.pid
+
+
+def needs_nothing(
+    record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None, changed: Collection[str]
+) -> bool:
+    """True if an engine runs from its wanted spec, so that it has no step. `changed`: as `Diff.changed`."""
+    return (
+        state is not None and state.state is State.RUNNING
+        and note is not None and note.launcher_pid == state.pid and note.spec_file == record.spec_file
+        and record.runs and not record.withdraw
+        and not (seen is not None and seen.hung) and record.program not in changed
+    )  # fmt: skip
 
 
 def _rests(wanted: Wanted, state: ProgramState) -> bool:
@@ -303,6 +315,8 @@ def with_hands(
     for key, record in records.items():
         if record.runs and not record.withdraw:
             state, note = table.get(record.program), notes.get(record.program)
+            if not record.stopped_by_hand and state is not None and state.state is State.RUNNING:
+                continue  # as nearly always
             by_hand = stopped_by_hand(record.stopped_by_hand, record.stop_sent, record.spec_file, state, note)
             if by_hand != record.stopped_by_hand:
                 result[key] = replace(record, stopped_by_hand=by_hand)

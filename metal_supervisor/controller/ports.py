@@ -43,13 +43,12 @@ class Ports:
     def __init__(self, engines: Iterable[Record | Proposal]) -> None:
         self._of: dict[Key, int] = {}
         self._holders: dict[int, dict[Key, str]] = {}
-        for engine in engines:
-            self.hold(engine)
+        self._further = list(engines)
+        """Engines whose ports nobody has asked about yet."""
 
     def hold(self, engine: Record | Proposal) -> None:
         """Note the port of an engine, in place of the one that it had."""
-        self._hold(engine.key, engine.port, engine.runtime)
-        self._hold(front_key(engine.key), engine.front_port, "gateway")
+        self._further.append(engine)
 
     def _hold(self, key: Key, port: int | None, runtime: str) -> None:
         if key in self._of:
@@ -60,6 +59,10 @@ class Ports:
 
     def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
         """An engine that holds a port, other than the one named, and of another runtime than the one named."""
+        for engine in self._further:
+            self._hold(engine.key, engine.port, engine.runtime)
+            self._hold(front_key(engine.key), engine.front_port, "gateway")
+        self._further = []
         found = self._holders.get(port, {}).items()
         return next((key for key, runtime in found if key != but and runtime != but_runtime), None)
 

@@ -71,6 +71,8 @@ class Prerequisites:
         """Runtime -> its build, as this pass found it."""
         self._builds_before: Mapping[str, tuple[Binary | None, tuple[str, str] | None]] = {}
         """As the pass before found them: what is equal stays the same object, and is compared quickly."""
+        self._confined_seen: dict[str, Confined | None] = {}
+        """Runtime -> the outcome of its build's trial, as this pass found it."""
         self._offered_bytes = 0
         """Memory of the services that this Mac has offered to run in this pass."""
         self.specs: dict[str, str] = {}
@@ -95,6 +97,10 @@ class Prerequisites:
         judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
         return self._confinement.daemon(program, binary, port, [*own, *judged], write)
 
+    def still_reads(self, paths: Collection[str]) -> None:
+        """Keep the headers of files for another pass without a look at them."""
+        self._read.update(paths)
+
     def keep(self, records: Collection[Record]) -> None:
         """Drop what no record needs any more, and headers not requested since the last call."""
         wanted = {name for each in records for name in (each.spec_file, each.next_spec)}
@@ -104,7 +110,7 @@ class Prerequisites:
             remembered.forget_all_but(keys)
         self._headers.keep(self._read)
         self._read, self._offered_bytes = set(), 0
-        self._builds_before, self._builds_seen = self._builds_seen, {}
+        self._builds_before, self._builds_seen, self._confined_seen = self._builds_seen, {}, {}
 
     def outlook(
         self,
@@ -146,19 +152,20 @@ class Prerequisites:
         """As `basis`, of what is neither the service nor its record; None also where that is more than this."""
         opened = service.allowed_args and any("/" in each for each in service.extra_args)  # files, looked at each time
         further = RUNTIMES[service.runtime].shared is not None or service.companions or opened
-        file = self._store.state(service.model.artifact)
-        binary, problem = self._binary(service, snapshot)
-        if further or binary is None or file.phase != "Ready" or record.port not in self._settings.port_range:
+        if further or record.port not in self._settings.port_range:
             return None
-        confined = self._confinement.tried(service.runtime, binary)
+        file, build = self._store.state(service.model.artifact), self._build(RUNTIMES[service.runtime])
+        if build[0] is None or file.phase != "Ready":
+            return None
+        if service.runtime not in self._confined_seen:
+            self._confined_seen[service.runtime] = self._confinement.tried(service.runtime, build[0])
+        confined = self._confined_seen[service.runtime]
         if confined is None:
             return None
-        held = (
-            ports.holder(service.container_port or record.port or 0, service.key),
-            ports.holder(record.front_port or 0, front_key(service.key)),
-        )
+        held = ports.holder(service.container_port or record.port or 0, service.key)
+        front = record.front_port and ports.holder(record.front_port, front_key(service.key))
         room = snapshot.room.total, snapshot.room.budget
-        return file, self._look(file.path), binary, problem, confined, held, room
+        return file, self._look(file.path), build, snapshot.metal.problem, confined, held, front, room
 
     def _found(
         self,
@@ -247,14 +254,18 @@ class Prerequisites:
             return Binary("", frozenset()), None  # the user's own daemon, in a context of its own
         if snapshot.metal.problem:
             return None, snapshot.metal.problem
-        if runtime.name not in self._builds_seen:
-            found, before = self._build_of(runtime), self._builds_before.get(runtime.name)
-            self._builds_seen[runtime.name] = before if before is not None and before == found else found
-        binary, problem = self._builds_seen[runtime.name]
+        binary, problem = self._build(runtime)
         if binary is None:
             return None, problem
         lacks = self._lacks.of(service.key, (service, binary), nothing, lambda _: runtime.lacks(service, binary))
         return binary, lacks
+
+    def _build(self, runtime: Runtime) -> tuple[Binary | None, tuple[str, str] | None]:
+        """As `_build_of`, looked up once in a pass."""
+        if runtime.name not in self._builds_seen:
+            found, before = self._build_of(runtime), self._builds_before.get(runtime.name)
+            self._builds_seen[runtime.name] = before if before is not None and before == found else found
+        return self._builds_seen[runtime.name]
 
     def _build_of(self, runtime: Runtime) -> tuple[Binary | None, tuple[str, str] | None]:
         """(a runtime's build, its problem); both None while it is being probed."""

@@ -74,15 +74,18 @@ class Watchdog(threading.Thread):
         log.info("memory budget", extra={"budget": self.budget.explain()})
         self.pace = pace_of(settings)
         self.seen = MemoryState()
-        self._engines: Mapping[Key, Asked] = {}
+        self._engines: Callable[[], Mapping[Key, Asked]] = dict
         """Candidates for eviction."""
 
     def level(self, seen: MemoryState) -> Level | None:
         """The level that may be acted on, None while it is unknown."""
         return in_force(seen.watch, time.monotonic(), self.pace)
 
-    def ask_about(self, engines: Mapping[Key, Asked]) -> None:
-        """Replace the engines that are asked whether they are busy while one may have to be evicted."""
+    def ask_about(self, engines: Callable[[], Mapping[Key, Asked]]) -> None:
+        """Replace the engines that are asked whether they are busy while one may have to be evicted.
+
+        `engines`: called by this thread, and only then.
+        """
         self._engines = engines
 
     def run(self) -> None:
@@ -119,7 +122,7 @@ class Watchdog(threading.Thread):
         )
         now = watch(before, sample, limits, self.pace)
         critical = now.level is Level.CRITICAL
-        busy = are_busy(self._engines) if critical else {}
+        busy = are_busy(self._engines()) if critical else {}
         self.seen = MemoryState(now, sample, limits.warning_bytes, frozenset(key for key, told in busy.items() if told))
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}

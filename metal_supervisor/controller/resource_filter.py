@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
+from metal_supervisor.cluster.reflector import more_than_status
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import chip, darwin_memory, machine
@@ -46,19 +47,40 @@ class ResourceFilter:
         )
         self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
         self._refused: Remembered[Problem | None, Key, None] = Remembered()
+        self._answer: tuple[tuple[object, ...], dict[Key, Service | Rejected]] | None = None
+        """What the latest answer was made from besides the services, and that answer."""
+        self._services: Mapping[Key, Json] = {}
 
     def read(self, snapshot: Snapshot, records: Mapping[Key, Record]) -> dict[Key, Service | Rejected]:
-        """Every InferenceService that is for this Mac, accepted or rejected; none while they are not known."""
+        """Every InferenceService that is for this Mac, accepted or rejected; none while they are not known.
+
+        The very same answer while nothing of what it depends on changes.
+        """
         services, models = snapshot.services or {}, snapshot.models
         running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
         kept = {key: (record.generation, record.runtime) for key, record in running.items()}
-        read = resources.interpret(services, models, self._offered(), running.keys(), kept, self._service_of)
+        owners = {record.owner for record in records.values()}
+        inputs = models, kept, owners, snapshot.operator, self._offered()
+        if self._answer is None or self._answer[0] != inputs or not _same(self._services, services):
+            self._answer = inputs, self._read_anew(services, *inputs)
+        self._services = services
+        return self._answer[1]
+
+    def _read_anew(
+        self,
+        services: Mapping[Key, Json],
+        models: Mapping[Key, Json],
+        kept: Mapping[Key, tuple[int, str]],
+        owners: Collection[Key],
+        operator: bool | None,
+        policy: resources.Policy,
+    ) -> dict[Key, Service | Rejected]:
+        read = resources.interpret(services, models, policy, kept.keys(), kept, self._service_of)
         self._read.forget_all_but(services.keys())
         self._refused.forget_all_but(services.keys())
         read = {key: _with_nearest(item, models) for key, item in read.items()}
         read = {key: limits.granted(item, self._settings.limits) for key, item in read.items()}
-        owners = {record.owner for record in records.values()}
-        return self._for_this_mac(self._refused_by_runtime(read, services), services, owners, snapshot.operator)
+        return self._for_this_mac(self._refused_by_runtime(read, services), services, owners, operator)
 
     def _service_of(
         self, resource: Json, model_of: Callable[[Key], Json | None], policy: resources.Policy, kept: str
@@ -113,6 +135,14 @@ class ResourceFilter:
             else:
                 result[key] = item
         return result
+
+
+def _same(before: Mapping[Key, Json], now: Mapping[Key, Json]) -> bool:
+    """True if nothing but status differs."""
+    if before.keys() != now.keys():
+        return False
+    return not any(item is not before[key] and more_than_status(before[key], item) for key, item in now.items())
+
 
 def _with_nearest(item: Service | Rejected, models: Mapping[Key, Json]) -> Service | Rejected:
     """A service whose Model does not exist, with the most similar name of its namespace in the message."""

@@ -47,3 +47,5 @@ class Snapshot:
     metal: MetalState = field(default_factory=MetalState)
     room: Room = field(default_factory=lambda: Room(0, 0, 0))
     """Memory as the last pass left it."""
+    news: object = None
+    """Another one once anything else has changed: model files, builds, trials, references, the budget."""

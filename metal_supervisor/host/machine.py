@@ -309,12 +309,12 @@ def children(pid: int) -> list[int]:
     """Pids of a process's children, without a look at any other process; none where that cannot be seen."""
     if sys.platform == "darwin":
         return launch.listed_pids(launch.PROC_PPID_ONLY, pid)
-    found, threads = list[int](), list[str]()
+    found, threads = list[int](), list[Path]()
     with contextlib.suppress(OSError):  # it has ended
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     for each in threads:
         with contextlib.suppress(OSError):  # the thread that began them has ended: they are another's now
-            found += map(int, Path(f"/proc/{pid}/task/{each}/children").read_text("ascii").split())
+            found += map(int, (each / "children").read_text("ascii").split())
     return found
 
 

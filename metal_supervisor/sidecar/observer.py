@@ -165,7 +165,7 @@ class Observer:
             self._rested.discard(record.program)
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
-        news = before is None or before.to_decide_by != observed.to_decide_by
+        news = _is_news(before, observed, record.reserved_bytes)
         return LastSeen(observed, held.rss_bytes if held else 0, crashed, kept=self.keep(observed, news))
 
     def keep(self, observed: Observed, news: bool) -> bool:
@@ -254,6 +254,13 @@ class Observer:
         known = before is not None and before.pid == observed.pid and before.served
         if observed.served and not known and row is not None and row.pid == observed.pid:
             self._counters.started(observed.program, max(0.0, now - row.start))
+
+
+def _is_news(before: Observed | None, now: Observed, reserved_bytes: int) -> bool:
+    """True if the controller may decide otherwise. The launcher tells it of a new engine's start."""
+    if before is None:
+        return now.ready or bool(now.withdrawn)
+    return before.to_decide_by(reserved_bytes) != now.to_decide_by(reserved_bytes)
 
 
 def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:

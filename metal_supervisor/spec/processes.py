@@ -118,11 +118,14 @@ class Observed:
     wakes: dict[str, float] = field(default_factory=dict)
     """On demand, its latest loads: UTC time at which it was asked for -> seconds until it was ready."""
 
-    @property
-    def to_decide_by(self) -> tuple[object, ...]:
-        """All of it that the controller decides by; the rest is for people."""
-        progress = self.withdrawn, self.drained, self.busy
-        return self.pid, self.state, self.ready, self.served, self.hung, self.memory_bytes, *progress
+    def to_decide_by(self, reserved_bytes: int) -> tuple[object, ...]:
+        """All of it that the controller decides by and learns from nobody else; the rest is for people.
+
+        `reserved_bytes`: of its record, which count if they are more than it holds.
+        """
+        word = "" if self.state in (State.STARTING.value, State.RUNNING.value) else self.state
+        held = max(self.memory_bytes, reserved_bytes)
+        return word, self.ready, self.served, self.hung, held, self.withdrawn, self.drained, self.busy
 
 
 @dataclass(frozen=True)

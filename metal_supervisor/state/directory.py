@@ -93,6 +93,16 @@ class _Listing:
     files: Files
 
 
+@dataclass(frozen=True)
+class _LastWrite:
+    """A file as we wrote it."""
+
+    value: Any
+    edition: Edition
+    until: float
+    """Monotonic time until which it counts as unchanged."""
+
+
 class StateDir:
     """Paths and files of one state directory.
 
@@ -106,7 +116,7 @@ class StateDir:
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
         self._known: dict[Path, tuple[Edition, Any]] = {}
-        self._written: dict[Path, tuple[Any, Edition]] = {}
+        self._written: dict[Path, _LastWrite] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._listings: dict[str, _Listing] = {}
         self._read: dict[str, tuple[Files, dict[str, Any]]] = {}
@@ -206,6 +216,10 @@ class StateDir:
         """File name -> edition of each section, which is another once it was replaced or edited."""
         return dict(self._listed("models.d", ".conf"))
 
+    def specs_on_file(self) -> list[str]:
+        """File names of all specs."""
+        return [name for name, _ in self._listed("specs", ".json")]
+
     def section_spec(self, program: str) -> str:
         """The spec that a program's section on file names; "" without one, or if it is not ours."""
         return programs.section_spec(self.section_text(program))
@@ -254,9 +268,11 @@ class StateDir:
         known = self._read.get(directory)
         if known is not None and known[0] is files:
             return dict(known[1]), {}
-        good: dict[str, T] = {}
+        before, good = (frozenset(known[0]), dict[str, T](known[1])) if known is not None else (frozenset(), {})
         bad: dict[str, str] = {}
-        for file_name, edition in files:
+        for file_name, _ in before.difference(files):
+            good.pop(file_name[:-5], None)
+        for file_name, edition in sorted(set(files) - before):
             name = file_name[:-5]
             try:
                 good[name] = self._parsed(self._path(directory, file_name), parse, edition)
@@ -364,16 +380,30 @@ class StateDir:
         return self._read_all("runs", programs.read_run)[0]
 
     def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
-        """Write a value to a file; False if it held that already. A file unchanged since our own write is not read."""
-        known = self._written.get(path)
+        """Write a value to a file; False if it held that already. A file unchanged since our own write is not read.
+
+        If it was looked at within LISTED_S, it is not even looked at.
+        """
+        known, now = self._written.get(path), time.monotonic()
+        if known is not None and known.value is value and now < known.until:
+            return False
         with contextlib.suppress(OSError):
-            if known is not None and (known[0] is value or known[0] == value) and known[1] == _edition(path.stat()):
+            if known is not None and known.value == value and known.edition == _edition(path.stat()):
+                self._written[path] = _LastWrite(value, known.edition, now + LISTED_S)
                 return False
         changed = write_atomic(path, text_of(value), durable)
         if len(self._written) > MOST_KNOWN:
             self._written.clear()
-        self._written[path] = value, _edition(path.stat())
+        self._written[path] = _LastWrite(value, _edition(path.stat()), now + LISTED_S)
         return changed
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._written.pop(path, None)
+
+    def remove_spec(self, spec_file: str) -> None:
+        """Remove a spec that nothing names any more."""
+        self._remove(self.spec_path(spec_file))
 
     def write_record(self, record: Record) -> bool:
         """Write a record; False if the file held that already."""
@@ -395,15 +425,15 @@ class StateDir:
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.section_path(program).unlink(missing_ok=True)
         for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
-            path_of(program).unlink(missing_ok=True)
-        for path in (self.path / "specs").glob(f"{program}.*.json"):
-            if path.name.count(".") == program.count(".") + 2:
-                path.unlink(missing_ok=True)
+            self._remove(path_of(program))
+        for name in self.specs_on_file():
+            if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:
+                self.remove_spec(name)
         shutil.rmtree(self.scratch_path(program), ignore_errors=True)
 
     def forget_observed(self, program: str) -> None:
         """Remove the sidecar's observation."""
-        self._path("observed", f"{program}.json").unlink(missing_ok=True)
+        self._remove(self._path("observed", f"{program}.json"))
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Move a file aside, with a note of the reason beside it; never deletes it."""

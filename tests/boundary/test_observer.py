@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.cluster.report import UNLOADED
+from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
 from metal_supervisor.sidecar.observer import Observer, ServiceView
@@ -37,6 +38,7 @@ class Quiet:
     """A prober and a meter that know nothing but what they are told."""
 
     found: ProbeFinding | None = None
+    memory: Held | None = None
 
     def finding(self, _program: str) -> ProbeFinding | None:
         return self.found
@@ -44,8 +46,8 @@ class Quiet:
     def busy(self, *_: Any) -> bool | None:
         return None
 
-    def held(self, _engine: SampledEngine) -> None:
-        return None
+    def held(self, _engine: SampledEngine) -> Held | None:
+        return self.memory
 
 
 class Life:
@@ -172,13 +174,23 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
         bell.wait(0)
         return bool(ready)
 
+    life.record = replace(RECORD, reserved_bytes=1000)
     life.engine(1000, 1)
-    assert rung()
+    assert not rung(), "its launcher rings"
     life.quiet.found = ProbeFinding(False, "the engine is loading its model")
     assert life.look(State.STARTING, 1000, 1000).message
     assert not rung()
     life.quiet.found = ProbeFinding(True, "", True)
     life.look(State.STARTING, 1000, 1000)
+    assert rung()
+    life.look(State.RUNNING, 1000, 1000)
+    life.quiet.memory = Held(1000, 1000, 1000)
+    assert life.look(State.RUNNING, 1000, 1000).memory_bytes == 1000
+    assert not rung(), "so much is reserved for it"
+    life.quiet.memory = Held(1 << 30, 1 << 30, 1 << 30)
+    life.look(State.RUNNING, 1000, 1000)
+    assert rung()
+    life.look(State.FATAL, 0, 0)
     assert rung()
 
 

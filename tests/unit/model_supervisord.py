@@ -41,6 +41,7 @@ from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.memory_manager import Memory
+from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.pressure_watch import MemoryState
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Snapshot
@@ -327,11 +328,17 @@ class Files:
         if name == "runs":
             files: dict[str, Any] = {f"{program}.json": note for program, note in self.notes.items()}
             return SimpleNamespace(glob=lambda _: [File(files, each) for each in files])
-        files = {"models.d": self.sections, "pending": self.pending, "specs": self.specs}[name]
+        files = {"models.d": self.sections, "pending": self.pending}[name]
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
     def sections_on_file(self) -> dict[str, object]:
         return dict(self.sections)
+
+    def specs_on_file(self) -> list[str]:
+        return list(self.specs)
+
+    def remove_spec(self, spec_file: str) -> None:
+        self.specs.pop(spec_file, None)
 
     def write_spec(self, spec_file: str, text: str) -> bool:
         written: bool = applier.write_atomic(self.spec_path(spec_file), text)
@@ -467,7 +474,7 @@ class Purse(Memory):
         self._settings, self._state = SETTINGS, mac.files
         self.ledger = Ledger(mac.budget_bytes, 0, {})
         self._leaving, self._skipping, self._seen = frozenset(), "", MemoryState()
-        self._reserved, self._specified = {}, {}
+        self._footprints, self._settled = {}, {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
             level=lambda _: None, seen=MemoryState(), ask_about=lambda _: None, pace=Pace(),
@@ -475,27 +482,45 @@ class Purse(Memory):
         )  # fmt: skip
 
 
+    def settle(
+        self, proposals: Any, before: Any, ups: Any, yielding: Any, now: float
+    ) -> dict[Any, Record]:
+        """The records, which have to be those that are judged from nothing."""
+        found = super().settle(proposals, before, ups, yielding, now)
+        book, kept, self._settled = self.ledger, self._settled, {}
+        anew = super().settle(proposals, before, ups, yielding, now)
+        self._settled = kept
+        assert found == anew and book == self.ledger, f"{found} was kept, {anew} is right"
+        return found
+
+
 class Asked(Assignment):
     """What a cluster asks for that answers at once, and has one Mac."""
 
     def __init__(self, mac: Mac, prerequisites: Any) -> None:
         self.mac, self._prerequisites, self._steady = mac, prerequisites, {}
-        self.placed: Any = SimpleNamespace(again_in_s=None)
-
-    def take(self, item: Any, record: Any, ports: Any, snapshot: Snapshot) -> Proposal:
-        """The proposal, which has to be the one that is made from nothing."""
-        found = super().take(item, record, ports, snapshot)
-        kept, self._steady = self._steady, {}
-        anew = super().take(item, record, ports, snapshot)
-        self._steady = kept
-        assert found == anew, f"{found} was kept, {anew} is right"
-        return found
+        self._settled, self._anew_at, self._look_at, self._news = {}, 0.0, 0.0, None
+        self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
+        self._unsure_until = 0.0
+        mine = {("default", name): (0,) for name in NAMES}
+        self.placed: Any = SimpleNamespace(again_in_s=None, known=True, mine=mine)
 
     def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
-        found, result = self.mac.wanted, {}
+        """The proposals, which have to be those that are made from nothing."""
+        result = self._made(before, snapshot)
+        kept, self._steady, self._settled = (self._steady, self._settled), {}, {}
+        anew = self._made(before, snapshot)
+        self._steady, self._settled = kept
+        assert result == anew, f"{result} was kept, {anew} is right"
+        return result
+
+    def _made(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
+        self._look_anew(snapshot.news)
+        found, result, ports = self.mac.wanted, dict[Any, Proposal](), Ports(before.values())
         for name in reversed(found) if self.mac.reverse else found:
             item = asked_for(name, *found[name])
-            result[item.key] = self.take(item, before.get(item.key), list(result.values()), snapshot)
+            ours = tuple(record for record in before.values() if record.name == name)
+            self._share_out(item, ours, result, ports, {}, snapshot)
         for record in before.values():
             if record.name not in found:
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now))
@@ -521,7 +546,8 @@ class Brain(Controller):
 
     def _observe(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()
-        return Snapshot(now, {}, True, {}, table, self.state.run_notes(), self.state.observations())
+        notes, seen = self.state.run_notes(), self.state.observations()
+        return Snapshot(now, {}, True, {}, table, notes, seen, news=self.mac.release)
 
     def _publish(self, snapshot: Snapshot, steps: Any, done: Any) -> None:
         self.mac.done = len(done)

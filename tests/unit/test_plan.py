@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ from metal_supervisor.controller.plan import (
     Step,
     Stopping,
     Wanted,
+    needs_nothing,
     retry_at,
     runs_wanted_spec,
     stays_stopped,
@@ -327,6 +330,19 @@ def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_runni
         assert found not in TAKES_AWAY - {Action.REPLACE}
     else:
         assert found not in TAKES_AWAY
+
+
+@PROPERTY
+@given(ROWS, NOTES, DIFFS, STOPPINGS, st.booleans(), TIMES)
+def test_what_needs_nothing_has_no_step_whatever_else_is_said(
+    state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, by_hand: bool, now: float
+) -> None:
+    record: Any = SimpleNamespace(program=NAME, spec_file=NEW, runs=True, withdraw="")
+    mine = replace(said or note(), spec_file=NEW, launcher_pid=PID)
+    assert needs_nothing(record, row(State.RUNNING), mine, None, diff.changed) is (NAME not in diff.changed)
+    for each, its in ((state, said), (row(State.RUNNING), mine)):
+        if needs_nothing(record, each, its, None, diff.changed):
+            assert not moves(each, want=Wanted(NEW, by_hand), diff=diff, said=its, stopping=stopping, now=now)
 
 
 @PROPERTY
