@@ -253,14 +253,8 @@ def _overridden(header: Header, overrides: Sequence[tuple[str, int | str]]) -> H
     return replace(header, metadata=metadata)
 
 
-def estimate(
-    model: Header,
-    settings: CacheSettings,
-    projector: Header | None = None,
-    draft: Header | None = None,
-    adapters: Sequence[Header] = (),
-) -> Estimate:
-    """Estimate the memory of a llama-server with this model; `merge` the headers of shards first.
+def estimate(model: Header, settings: CacheSettings) -> Estimate:
+    """Estimate the memory of a llama-server with this model alone; `merge` the headers of shards first.
 
     Raises BadGguf for hyperparameters that make no sense.
     """
@@ -271,22 +265,15 @@ def estimate(
         for kind in dict.fromkeys((settings.cache_k, settings.cache_v)):
             if kind not in CACHE_TYPES:
                 assumptions.append(f"KV cache type {kind} unknown: charged as f16")
-    drafted = 0
-    if draft is not None:
-        drafted = estimate(draft, draft_settings(settings)).total_bytes - PROCESS_BYTES
-    adapted = sum(each.weights_bytes for each in adapters)
     return Estimate(
         weights_bytes=model.weights_bytes,
         kv_bytes=_kv_bytes(shape, settings, cells),
         state_bytes=_state_bytes(shape) * max(settings.slots, 1),
         compute_bytes=_compute_bytes(shape, settings, cells),
-        projector_bytes=projector_bytes(projector, settings) if projector is not None else 0,
-        draft_bytes=drafted,
-        adapter_bytes=adapted,
         prompt_cache_bytes=settings.prompt_cache_bytes,
         checkpoint_bytes=_checkpoint_bytes(shape, settings, cells),
         overhead_bytes=PROCESS_BYTES + PROCESS_BYTES_PER_TOKEN * shape.vocabulary,
-        mapped_bytes=model.weights_bytes + (draft.weights_bytes if draft else 0) if settings.mmap else 0,
+        mapped_bytes=model.weights_bytes if settings.mmap else 0,
         context=cells.full,
         slots=max(settings.slots, 1),
         assumptions=tuple(assumptions),

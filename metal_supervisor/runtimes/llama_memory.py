@@ -23,29 +23,10 @@ from metal_supervisor.memory.estimate import (
 )
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
-from metal_supervisor.spec.arguments import named_files, parse
+from metal_supervisor.spec.arguments import ParsedArguments, named_files, parse
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import MIB
 
-VALUES = {
-    "context": ("-c", "--ctx-size"),
-    "slots": ("-np", "--parallel"),
-    "batch": ("-b", "--batch-size"),
-    "ubatch": ("-ub", "--ubatch-size"),
-    "cache_k": ("-ctk", "--cache-type-k"),
-    "cache_v": ("-ctv", "--cache-type-v"),
-    "draft_k": ("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
-    "draft_v": ("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
-    "flash": ("-fa", "--flash-attn"),
-    "prompt_cache": ("-cram", "--cache-ram"),
-    "checkpoints": ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
-    "checkpoint_step": ("-cms", "--checkpoint-min-step"),
-    "load_mode": ("-lm", "--load-mode"),
-    "projector": ("-mm", "--mmproj"),
-    "draft": ("-md", "--model-draft", "--spec-draft-model"),
-    "adapter": ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
-    "override": ("--override-kv",),
-}
 SWITCHES = {
     "-kvu": ("unified", True), "--kv-unified": ("unified", True),
     "-no-kvu": ("unified", False), "--no-kv-unified": ("unified", False),
@@ -55,12 +36,12 @@ SWITCHES = {
     "--rerank": ("encodes", True), "--reranking": ("encodes", True), "--no-mmproj": ("no_projector", True),
     "--no-mmproj-auto": ("no_projector", True), "--mmproj-auto": ("no_projector", False),
 }  # fmt: skip
+ADAPTERS = frozenset({"--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"})
 UNSIZED = frozenset({
     "-mmu", "--mmproj-url", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "-mv", "--model-vocoder",
     "-hfv", "-hfrv", "--hf-repo-v", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo",
 })  # fmt: skip
 """Flags that load a model of unknown size: the engine fetches it itself, or there is no formula for it."""
-NAMES = {flag: name for name, flags in VALUES.items() for flag in flags}
 AUTO_SLOTS = 4
 UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
 """Charge for `--cache-ram -1`, which sets no limit: the engine's default."""
@@ -103,12 +84,13 @@ def _whole(text: str | None, default: int) -> int:
     return number if abs(number) <= LARGEST else default
 
 
-def _overrides(text: str) -> Iterator[tuple[str, int | str]]:
+def _overrides(said: ParsedArguments) -> Iterator[tuple[str, int | str]]:
     """Key and value of each part of `--override-kv` that can change a size.
 
     Sizes are whole numbers: the engine passes over a value of another type, and exits at one that is malformed.
     """
-    for part in text.split(","):
+    written = ",".join(value for item in said.items if item.name == "--override-kv" for value in item.values)
+    for part in written.split(","):
         key, _, value = part.partition("=")
         kind, _, value = value.partition(":")
         if kind == "int" and (number := WHOLE.match(value)):
@@ -131,55 +113,37 @@ def _batches(batch: int, ubatch: int, encodes: bool) -> tuple[int, int]:
 
 def demands(argv: Sequence[str]) -> Demands:
     """Parse a command line of llama-server, with or without the program's name."""
-    values: dict[str, str] = {}
-    switches: dict[str, bool] = {}
-    adapters: list[str] = []
-    overrides: list[tuple[str, int | str]] = []
-    unsized = ""
-    for item in parse(tuple(argv), GRAMMAR).items:
-        if item.name in SWITCHES:
-            name, on = SWITCHES[item.name]
-            switches[name] = on
-        elif item.name in UNSIZED:
-            unsized = unsized or item.name
-        elif (found := NAMES.get(item.name)) is not None:
-            if found == "adapter":
-                adapters += named_files(item)
-            elif found == "override":
-                overrides += [each for value in item.values for each in _overrides(value)]
-            elif item.values:
-                values[found] = item.values[0]
-    slots = _whole(values.get("slots"), -1)
+    said = parse(tuple(argv), GRAMMAR)
+    switches = dict(SWITCHES[item.name] for item in said.items if item.name in SWITCHES)
+    slots = _whole(said.last("--parallel"), -1)
     encodes = switches.get("encodes", False)
-    batch, ubatch = _batches(_whole(values.get("batch"), 2048), _whole(values.get("ubatch"), 512), encodes)
-    cache = _whole(values.get("prompt_cache"), 0)
+    batch, ubatch = _batches(_whole(said.last("--batch-size"), 2048), _whole(said.last("--ubatch-size"), 512), encodes)
+    cache = _whole(said.last("--cache-ram"), 0)
     settings = CacheSettings(
-        context=max(_whole(values.get("context"), 0), 0),
+        context=max(_whole(said.last("--ctx-size"), 0), 0),
         slots=slots if slots > 0 else AUTO_SLOTS,
         unified=switches.get("unified", slots <= 0),
         batch=batch,
         ubatch=ubatch,
-        cache_k=values.get("cache_k", "f16"),
-        cache_v=values.get("cache_v", "f16"),
-        draft_k=values.get("draft_k", "f16"),
-        draft_v=values.get("draft_v", "f16"),
-        flash_attention=values.get("flash", "auto") not in ("off", "0", "false", "disabled"),
+        cache_k=said.last("--cache-type-k", "f16"),
+        cache_v=said.last("--cache-type-v", "f16"),
+        draft_k=said.last("--spec-draft-type-k", "f16"),
+        draft_v=said.last("--spec-draft-type-v", "f16"),
+        flash_attention=said.last("--flash-attn", "auto") not in ("off", "0", "false", "disabled"),
         swa_full=switches.get("swa_full", False),
         prompt_cache_bytes=UNLIMITED_PROMPT_CACHE_BYTES if cache < 0 else cache * MIB,
-        checkpoints=max(_whole(values.get("checkpoints"), CHECKPOINTS), 0),
-        checkpoint_step=max(_whole(values.get("checkpoint_step"), CHECKPOINT_STEP), 0),
-        mmap=switches.get("mmap", True) and values.get("load_mode", "auto") not in UNMAPPED,
-        overrides=tuple(overrides),
+        # An encoder never returns to a part of a text.
+        checkpoints=0 if encodes else max(_whole(said.last("--ctx-checkpoints"), CHECKPOINTS), 0),
+        checkpoint_step=max(_whole(said.last("--checkpoint-min-step"), CHECKPOINT_STEP), 0),
+        mmap=switches.get("mmap", True) and said.last("--load-mode", "auto") not in UNMAPPED,
+        overrides=tuple(_overrides(said)),
     )
-    if encodes:  # an encoder never returns to a part of a text
-        settings = replace(settings, checkpoints=0)
-    projector = "" if switches.get("no_projector") else values.get("projector", "")
     return Demands(
         settings=settings,
-        projector=projector,
-        draft=values.get("draft", ""),
-        adapters=tuple(each for each in adapters if each),
-        unsized=unsized,
+        projector="" if switches.get("no_projector") else said.last("--mmproj"),
+        draft=said.last("--model-draft"),
+        adapters=tuple(path for item in said.items if item.name in ADAPTERS for path in named_files(item) if path),
+        unsized=next((item.name for item in said.items if item.name in UNSIZED), ""),
         encodes=encodes,
     )
 

@@ -26,7 +26,7 @@ from metal_supervisor.runtimes.llama_flags import (
     as_built,
     options_of,
 )
-from metal_supervisor.runtimes.llama_memory import VALUES, checkpoints, demand, prompt_cache_mib
+from metal_supervisor.runtimes.llama_memory import checkpoints, demand, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, named_files, parse, refusal, with_files
@@ -202,7 +202,7 @@ def _capacity(service: Service, place: Place, asked: ParsedArguments) -> list[st
 def contexts(service: Service, model: Reading) -> tuple[int, ...]:
     """Tokens to choose from for each of `spec.parallelSlots`, the most first; () if the spec names them."""
     asked = _asked(service)
-    if "contextSize" in service.options or asked.given(*VALUES["context"]):
+    if "contextSize" in service.options or asked.given("--ctx-size"):
         return ()
     said = "" if "parallelSlots" in service.options else asked.last("--parallel")
     slots = int(said) if said.isdecimal() and int(said) else 1  # those of the field are counted by who chooses
@@ -326,7 +326,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     kept = None
-    if service.mode == "chat" and not asked.given(*VALUES["checkpoints"]):
+    if service.mode == "chat" and not asked.given(CHECKPOINTS):
         # Nor does the engine bound these, by anything but their number.
         kept = checkpoints(["--cache-ram", str(prompt_cache), *argv, *service.extra_args], place.model)
     argv += _housekeeping(service, binary, place, asked, prompt_cache, kept) + list(service.extra_args)

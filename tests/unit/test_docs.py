@@ -20,7 +20,6 @@ from metal_supervisor.placement import claims
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
-from metal_supervisor.runtimes.llama_memory import NAMES, SWITCHES
 from metal_supervisor.runtimes.llama_server import refuse
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.shims import omlx_engine
@@ -47,7 +46,7 @@ FOREIGN = {
     "--from-file",  # kubectl
     "--upgrade",  # tests/support/finders/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
-    *NAMES, *SWITCHES, *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
+    *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
     *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""

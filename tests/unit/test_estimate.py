@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.memory.estimate import CACHE_TYPES, CacheSettings, Estimate, by_size, estimate
+from metal_supervisor.memory.estimate import (
+    CACHE_TYPES,
+    CacheSettings,
+    Estimate,
+    by_size,
+    draft_settings,
+    estimate,
+    projector_bytes,
+)
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.memory.shape import CACHELESS, INTERVALS, NEMOTRON, PERIODS, RECURRENT, shape_of
 from metal_supervisor.spec.gguf import BadGguf, Header, Omitted
@@ -270,20 +278,12 @@ def test_the_scratch_of_bert_is_what_a_real_engine_said(
     assert engine_mib * 0.99 <= found <= engine_mib * 1.07
 
 
-def test_everything_that_comes_with_a_model_is_added() -> None:
-    alone = estimate(LLAMA_8B, CacheSettings(8192))
-    draft = header("llama", weights=GIB, **{**SMALL, **attention(4, 2, 16)})
-    adapter = header("llama", weights=30 * MIB)
+def test_a_draft_model_has_a_cache_of_its_own_type() -> None:
     settings = CacheSettings(8192, prompt_cache_bytes=2 * GIB, cache_k="q8_0", cache_v="q8_0")
-    both = estimate(LLAMA_8B, settings, draft=draft, adapters=[adapter, adapter])
-    own = estimate(draft, CacheSettings(8192))
-    assert both.draft_bytes == own.total_bytes - own.overhead_bytes, "with its own cache, of its own type"
-    assert both.adapter_bytes == 60 * MIB
-    assert both.prompt_cache_bytes == 2 * GIB
-    assert both.total_bytes == sum(both.parts.values())
-    assert both.total_bytes - both.kv_bytes == (
-        alone.total_bytes - alone.kv_bytes + both.draft_bytes + both.adapter_bytes + both.prompt_cache_bytes
-    )
+    assert draft_settings(settings) == CacheSettings(8192)
+    found = estimate(LLAMA_8B, settings)
+    assert found.prompt_cache_bytes == 2 * GIB
+    assert found.total_bytes == sum(found.parts.values())
 
 
 def test_a_checkpoint_is_the_window_and_the_state_of_one_slot() -> None:
@@ -312,10 +312,9 @@ def test_the_context_bounds_how_many_checkpoints_there_are() -> None:
 
 
 def test_a_draft_model_s_checkpoints_are_kept_with_the_model_s() -> None:
-    drafts = [
-        estimate(LLAMA_8B, CacheSettings(8192, checkpoints=each), draft=GEMMA_270M).draft_bytes for each in (0, 2)
-    ]
-    assert drafts[1] - drafts[0] == 2 * 15 * 512 * 2 * 256 * 2
+    asked = [draft_settings(CacheSettings(8192, checkpoints=each)) for each in (0, 2)]
+    without, two = (estimate(GEMMA_270M, each).total_bytes for each in asked)
+    assert two - without == 2 * 15 * 512 * 2 * 256 * 2
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,7 @@ def test_the_scratch_of_vision_encoders(
     }  # fmt: skip
     projector = Header(metadata, 1, {"F16": 800 * MIB}, 0, 0)
     for flash, known_mib in ((False, off_mib), (True, on_mib)):
-        found = estimate(LLAMA_8B, CacheSettings(4096, flash_attention=flash), projector=projector).projector_bytes
+        found = projector_bytes(projector, CacheSettings(4096, flash_attention=flash))
         assert known_mib * 0.9 <= found / MIB - 800 <= known_mib * 1.1 + 100
 
 

@@ -13,13 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.memory.estimate import CacheSettings, by_size, estimate
+from metal_supervisor.memory.estimate import (
+    PROCESS_BYTES,
+    CacheSettings,
+    by_size,
+    draft_settings,
+    estimate,
+    projector_bytes,
+)
 from metal_supervisor.models.metadata import Demand, Reading
+from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_memory import (
+    ADAPTERS,
     CHECKPOINT_STEP,
     CHECKPOINTS,
     LARGEST,
-    NAMES,
     SWITCHES,
     UNSIZED,
     Demands,
@@ -166,10 +174,12 @@ def test_every_further_file_is_charged() -> None:
     known |= dict.fromkeys("ab", Reading(10 * MIB, header(10 * MIB)))
     found = demand(line, MODEL, files(**known))
     assert alone is not None and found is not None and alone.bytes is not None and found.bytes is not None
-    whole = estimate(
-        header(), CacheSettings(4096), PROJECTOR, DRAFT.header, [header(10 * MIB), header(10 * MIB), header(MIB)]
-    )
-    assert found == Demand(whole.total_bytes, 4 * GIB + GIB // 2, whole.explain())
+    settings = CacheSettings(4096)
+    draft = estimate(DRAFT.header, draft_settings(settings)).total_bytes - PROCESS_BYTES  # type: ignore[arg-type]
+    added = projector_bytes(PROJECTOR, settings) + draft + 21 * MIB
+    assert (found.bytes, found.mapped_bytes) == (alone.bytes + added, 4 * GIB + GIB // 2)
+    for part in ("projector", "draft model", "adapters 21 MiB"):
+        assert part in found.text
     assert found.bytes > alone.bytes + GIB + GIB // 2 + 21 * MIB
 
 
@@ -261,7 +271,9 @@ def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
     engine = str(find_llama_server.with_full_help())
     done = subprocess.run([engine, "--help"], capture_output=True, check=False, timeout=20)
     text = (done.stdout + done.stderr).decode()
-    known = set(NAMES) | UNSIZED | {"-m", "--model"}
+    charged = {*ADAPTERS, *GRAMMAR.flags["--mmproj"].names, *GRAMMAR.flags["--model-draft"].names}
+    assert charged == {name for name, flag in GRAMMAR.flags.items() if flag.paths is not None}
+    known = charged | UNSIZED | {"-m", "--model"}
     harmless = ("log", "grammar", "schema", "lookup", "ui-config", "key-file", "cert-file", "template", "hf-file")
     found = 0
     for line in re.findall(r"^(-.*?(?:FNAME|FILE|_URL| URL|<model>).*)$", text, re.M):
@@ -272,8 +284,12 @@ def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
     assert found >= 10
 
 
+READ = (
+    "-c", "-np", "-b", "-ub", "-ctk", "-ctv", "-ctkd", "-ctvd", "-fa", "-cram", "-ctxcp", "-cms", "-lm", "-mm", "-md",
+    "--override-kv",
+)  # fmt: skip
 ARGUMENTS = st.one_of(
-    st.sampled_from(sorted({*NAMES, *SWITCHES, *UNSIZED})),
+    st.sampled_from(sorted({*READ, *ADAPTERS, *SWITCHES, *UNSIZED})),
     st.text(max_size=20),
     st.integers().map(str),
     st.sampled_from(["9" * 5000, "-1", "0", "f16", "iq9", "off", "/x", "/x,/y", "/x:1,/y:", ",", ":", "\udcff"]),
