@@ -19,14 +19,13 @@ from metal_supervisor.host import cgroups, commands, darwin_memory
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.cgroups import CGROUPS, PROC, container_bytes
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
-from metal_supervisor.memory.pressure import MemorySample
+from metal_supervisor.memory.pressure import KERNEL, MemorySample
 
 __all__ = [
     "Held", "container_bytes", "host_budget", "metal_limits", "metal_there", "sample", "total_bytes", "used_bytes",
 ]  # fmt: skip
 
 KIB = 1024
-KERNEL_LEVELS = (1, 2, 4)
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
 DEVICES_TIMEOUT_S, DEVICES_AGAIN_S = 20.0, 600.0
 """Listing the devices compiles nothing, but the first use of Metal after a boot is slow."""
@@ -77,7 +76,7 @@ def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
         problems.append(_text(error))
     try:
         level = mac.number("kern.memorystatus_vm_pressure_level")
-        if level not in KERNEL_LEVELS:
+        if level not in KERNEL:
             problems.append(f"kern.memorystatus_vm_pressure_level is {level}")
             level = None
     except OSError as error:
@@ -88,7 +87,7 @@ def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
         problems.append(_text(error))
     return MemorySample(
         at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=level, swap_used_bytes=swap,
-        some_avg10=None, full_avg10=None, problems=tuple(problems), wired_bytes=mac.wired_bytes(),
+        problems=tuple(problems), wired_bytes=mac.wired_bytes(),
     )  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def _sample_linux(procfs: Path, root: Path) -> MemorySample:
         stall_of = own if cgroups.exists(own) else stall_of
     some, full = _stall(stall_of, problems)
     return MemorySample(
-        at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=None, swap_used_bytes=swap,
+        at=time.monotonic(), total_bytes=total, available_bytes=available, swap_used_bytes=swap,
         some_avg10=some, full_avg10=full, problems=tuple(problems),
     )  # fmt: skip
 
@@ -125,12 +124,17 @@ def _meminfo(path: Path, problems: list[str]) -> dict[str, int]:
     except OSError as error:
         problems.append(_text(error))
         return {}
-    # A number counts only with its unit: a truncated one is a number too.
-    known = {name.decode(): int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", text)}
+    known = _figures(text)
     missing = [name for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree") if name not in known]
     if missing:
         problems.append(f"{path.name} without {', '.join(missing)}")
     return known
+
+
+def _figures(text: bytes) -> dict[str, int]:
+    """Bytes by name, of a file of proc with lines such as `Name:  12 kB`."""
+    # A number counts only with its unit: a truncated one is a number too.
+    return {name.decode(): int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", text)}
 
 
 def _swap_of(group: cgroups.Group, machine: int | None) -> int | None:
@@ -205,9 +209,9 @@ def memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
 
 def _rollup(path: Path) -> tuple[int, int]:
     """(PSS and swap, RSS) in bytes. Swapped-out memory counts: it is still allocated. Raises OSError, ValueError."""
-    known = {name: int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", path.read_bytes())}
+    known = _figures(path.read_bytes())
     try:
-        return known[b"Pss"] + known.get(b"SwapPss", 0), known[b"Rss"]
+        return known["Pss"] + known.get("SwapPss", 0), known["Rss"]
     except KeyError as error:
         raise ValueError(f"smaps_rollup without {error}") from None
 
@@ -226,11 +230,8 @@ def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
         return 0, 0, None
     wired_mib = mac.wired_limit_mib()
     # With a limit set by the administrator, the list of devices is not needed; it may be slow.
-    return wired_mib, _device_mib(binary) if binary and not wired_mib else 0, mac.macos_major()
-
-
-def _device_mib(binary: Path) -> int:
-    return device_mib(_devices_of(binary, DEVICES_AGAIN_S))
+    listed = _devices_of(binary, DEVICES_AGAIN_S) if binary and not wired_mib else ""
+    return wired_mib, device_mib(listed), mac.macos_major()
 
 
 def _devices_of(binary: Path, again_s: float) -> str:

@@ -77,7 +77,7 @@ class Places:
         roots = [root for root in self.roots if real.is_relative_to(root)]
         if not roots:
             return False
-        above = [(each, _identity(each)) for each in (real, *real.parents)]
+        above = _chain(real)
         if any(_below(above, each) is not None for each in (*SYSTEM, *self.closed)):
             return False
         inside = _below(above, self.store) if self.store is not None else None
@@ -111,6 +111,7 @@ def _is_open(above: Above, home: Path, roots: Sequence[Path]) -> bool:
 
 
 def _chain(path: Path) -> Above:
+    """A path and its parents, each with its identity."""
     return [(each, _identity(each)) for each in (path, *path.parents)]
 
 

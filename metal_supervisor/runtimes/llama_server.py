@@ -301,11 +301,6 @@ def _housekeeping(
     ]
 
 
-def _unpooled(argv: list[str]) -> bool:
-    """True if embeddings are not pooled: one per token."""
-    return parse(tuple(argv), GRAMMAR).last("--pooling") == "none"
-
-
 def engine(service: Service, binary: Binary, place: Place) -> Engine:
     """argv and probes of one llama-server. The user's extra arguments come last, so they win.
 
@@ -330,15 +325,15 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
         # Nor does the engine bound these, by anything but their number.
         kept = checkpoints(["--cache-ram", str(prompt_cache), *argv, *service.extra_args], place.model)
     argv += _housekeeping(service, binary, place, asked, prompt_cache, kept) + list(service.extra_args)
-    sleeps = parse(tuple(argv), GRAMMAR).given(SLEEP)
+    whole = parse(tuple(argv), GRAMMAR)
     path, body = smallest(service.mode, service.name)
-    if _unpooled(argv):
+    if whole.last("--pooling") == "none":
         path, body = "", ""  # OpenAI's endpoints do not answer then
     locked = "LLAMA_API_KEY" in dict(service.env)  # newer builds list their models only for those who have it
     probe = Probe(
         expects='"status"',
         identity="" if locked else service.name,
-        asleep_path="/props" if sleeps else "",
+        asleep_path="/props" if whole.given(SLEEP) else "",
         first_path=path,
         first_body=body,
     )

@@ -238,15 +238,6 @@ def _own_name(host: str, port: int, asked: Probe) -> str:
         return ""
 
 
-def metrics(host: str, port: int, timeout_s: float = TIMEOUT_S) -> str:
-    """An engine's metrics in Prometheus' format; "" if it has none, requires a key, or is too busy."""
-    try:
-        status, body = _get(host, port, "/metrics", timeout_s)
-    except (OSError, http.client.HTTPException):
-        return ""
-    return body.decode("utf-8", "replace") if status == 200 else ""
-
-
 def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
     """(an engine's metrics, ""), or ("", reason as in `engine_metrics.REASONS`).
 
