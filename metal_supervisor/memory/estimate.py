@@ -55,8 +55,6 @@ class CacheSettings:
     flash_attention: bool = True
     swa_full: bool = False
     """`--swa-full`: windowed blocks keep the whole context."""
-    all_logits: bool = False
-    """The engine reserves logits for every token of a batch, not one of each slot; builds of 2025 did."""
     draft_k: str = "f16"
     """`--spec-draft-type-k`: type of the draft model's cache of keys."""
     draft_v: str = "f16"
@@ -211,8 +209,7 @@ def _compute_bytes(shape: Shape, settings: CacheSettings, cells: _Cells) -> int:
         beside = attention if encodes else max(attention, forward) // 2
         prompt = max(forward, attention, scores + beside) + 4 * batch * masked
     logits = 4 * shape.vocabulary * max(settings.slots, 1)
-    reserved = 4 * shape.vocabulary * batch if settings.all_logits else logits
-    return max(prompt, reserved) + logits
+    return max(prompt, logits) + logits
 
 
 def projector_bytes(header: Header, settings: CacheSettings) -> int:

@@ -101,7 +101,6 @@ class Shape:
     context: int
     """Tokens of the context that it was trained for, 0 if the header does not say."""
     vocabulary: int
-    embedding: int
     heads: int
     attention: int
     """Numbers per token that are alive at once in a block's attention."""
@@ -306,7 +305,6 @@ def shape_of(header: Header) -> Shape:
         window=window if any(windowed) else 0,
         context=keys.number("context_length", 0),
         vocabulary=header.tokens,
-        embedding=embedding,
         heads=heads,
         attention=3 * embedding + heads * (2 * key + value),
         forward=max(_widest(keys, embedding), _scanning(keys, embedding)),

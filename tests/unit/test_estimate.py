@@ -258,7 +258,6 @@ def test_larger_batches_and_no_flash_attention_take_more_scratch() -> None:
     assert scratch(ubatch=4096) == scratch(ubatch=2048), "never more than a batch"
     # scores of 512 tokens x 8192 cells x 32 heads x 4 bytes
     assert scratch(flash_attention=False) > 512 * MIB > scratch()
-    assert scratch(all_logits=True) > 512 * 128_256 * 4
 
 
 @pytest.mark.parametrize(
