@@ -14,7 +14,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,29 +130,23 @@ def _entry(
     store: Path, path: Path, texts: Sequence[tuple[str, str]], wanted: Sequence[tuple[str, str]]
 ) -> StoredModel | None:
     slot, files = ModelDirectory(store, path.name), tuple(files_of(path))
-    going = path.name.startswith(GOING)
-    contents = None if going else slot.note()
-    own = bool(SLOT_NAME.fullmatch(path.name))
-    if not own and not going:
-        return StoredModel(slot, Kind.LLMKUBE, None, files, slot.last_used(), _users(path, texts)) if files else None
-    whole = contents is not None and contents.whole
-    if going:
-        kind = Kind.PARTIAL
-    elif contents is None:
+    if path.name.startswith(GOING):  # it belongs to no service, and its files' times mean nothing
+        return StoredModel(slot, Kind.PARTIAL, None, tuple(replace(each, mtime=0.0) for each in files), 0.0)
+    users = _users(path, texts)
+    if not SLOT_NAME.fullmatch(path.name):
+        return StoredModel(slot, Kind.LLMKUBE, None, files, slot.last_used(), users) if files else None
+    contents = slot.note()
+    if contents is None:
         rest = [each for each in files if each.path.name not in OURS and PARTIAL not in each.path.name]
         kind = Kind.UNKNOWN if rest else Kind.PARTIAL
     elif contents.model.startswith("/"):
         kind = Kind.IN_PLACE
     else:
-        kind = Kind.WHOLE if whole else Kind.PARTIAL
+        kind = Kind.WHOLE if contents.whole else Kind.PARTIAL
     source = contents.source if contents else ""
-    users = _users(path, texts)
     found = (name for name, each in wanted if path.name == each or (source and each == source))
     waiting = () if users else tuple(dict.fromkeys(found))
-    # A directory put aside for removal belongs to no service, and its files' times mean nothing.
-    used_at = 0.0 if going else slot.last_used()
-    files = tuple(StoredFile(f.path, f.inode, f.links, f.size_bytes, 0.0) for f in files) if going else files
-    return StoredModel(slot, kind, contents, files, used_at, users, waiting, not going and slot.busy())
+    return StoredModel(slot, kind, contents, files, slot.last_used(), users, waiting, slot.busy())
 
 
 def files_of(path: Path) -> Iterable[StoredFile]:

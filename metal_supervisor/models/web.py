@@ -214,12 +214,11 @@ class Client:
         if isinstance(error, Unusable | Stopped):
             return error
         cause = getattr(error, "reason", None) or error
-        refused = next((each for each in (error, cause, *error.args) if isinstance(each, _Forbidden)), None)
+        known = error, cause, *error.args, *getattr(cause, "args", ())
+        refused = next((each for each in known if isinstance(each, _Forbidden)), None)
         if refused is not None:
             return Unusable("SourceNotAllowed", f"{shown(url)}: {refused}")
-        if isinstance(cause, ssl.SSLCertVerificationError) or isinstance(
-            getattr(cause, "args", [None])[0] if getattr(cause, "args", None) else None, ssl.SSLCertVerificationError
-        ):
+        if any(isinstance(each, ssl.SSLCertVerificationError) for each in known):
             return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts")
         if isinstance(error, urllib3.exceptions.LocationParseError | UnicodeError | ValueError):
             return Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
