@@ -341,8 +341,7 @@ class Prerequisites:
             limit, pool = service.model.limit.resolve(room.total), self._limit(service, room)
             need, weights = composed[1].bytes, composed[1].mapped_bytes
             refusal = too_large(need, limit, room.budget, room.left, weights)
-            if refusal is None and pool is not None:
-                refusal = over_pool(need or 0, pool, service.namespace, weights)
+            refusal = refusal or over_pool(need, pool, service.namespace, weights)
             if refusal:
                 reason, message = refusal
                 if advice := self._composer.advice(parts, composed[1], room.budget, look):

@@ -273,23 +273,29 @@ def _order(each: Entry, yields: bool) -> tuple[object, ...]:
     return 1, each.priority, -each.charge_bytes, each.admitted, each.key
 
 
-def _hopeless(entry: Entry, budget: int, left: int, mode: str) -> Decision | None:
-    """Refusal of an entry that could never start, however long it waited; None if it could."""
+def _hopeless(entry: Entry, machine: _Book, own: _Book, mode: str) -> Decision | None:
+    """Refusal of an entry that could never start, however long it waited; None if it could.
+
+    `own`: the book of its namespace, the machine's if that has no limit.
+    """
     if entry.unknown and mode == "enforce":
         why = f" ({entry.unknown_why})" if entry.unknown_why else ""
+        left = amount(max(machine.left, 0), "down")
         message = (
-            f"its size is not known{why}, so it is unknown whether it fits into the {amount(max(left, 0), 'down')} "
+            f"its size is not known{why}, so it is unknown whether it fits into the {left} "
             "left; make its file or header readable, or set --memory-check-mode warn"
         )
         return Decision(False, CHECK_FAILED, message)
-    room = left + entry.holds_bytes
-    refusal = too_large(entry.charge_bytes, entry.limit_bytes, budget, room, entry.weights_bytes)
+    need, room, weights = entry.charge_bytes, machine.left + entry.holds_bytes, entry.weights_bytes
+    pool_bytes = own.budget if own.namespace else None
+    refusal = too_large(need, entry.limit_bytes, machine.budget, room, weights)
+    refusal = refusal or over_pool(need, pool_bytes, own.namespace, weights)
     return Decision(False, *refusal) if refusal else None
 
 
-def over_pool(need: int, limit: int, namespace: str, weights: int = 0) -> tuple[str, str] | None:
+def over_pool(need: int | None, limit: int | None, namespace: str, weights: int = 0) -> tuple[str, str] | None:
     """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
-    if need <= limit:
+    if need is None or limit is None or need <= limit:
         return None
     return INSUFFICIENT, (
         f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
@@ -345,7 +351,7 @@ def admit(
     position = 0
     for entry in waiting:
         books = [each for each in (own.get(entry.key[0]), book) if each is not None]
-        hopeless = _hopeless(entry, budget_bytes, book.left, mode) or _never(entry, books[0])
+        hopeless = _hopeless(entry, book, books[0], mode)
         if entry.held_back:
             for each in books if hopeless is None else ():
                 each.block(entry)
@@ -370,14 +376,6 @@ def admit(
             position += 1
             decisions[entry.key] = _wait(books, entry, position, preemption)
     return Ledger(budget_bytes, book.charged, decisions, {name: each.charged for name, each in own.items()})
-
-
-def _never(entry: Entry, book: _Book) -> Decision | None:
-    """Refusal of an entry that is larger than the limit of its namespace; None if it is not."""
-    refusal = None
-    if book.namespace:
-        refusal = over_pool(entry.charge_bytes, book.budget, book.namespace, entry.weights_bytes)
-    return Decision(False, *refusal) if refusal else None
 
 
 def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool) -> Decision:
