@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -56,13 +56,17 @@ class Composer:
         demand = runtime.demand(parts.service, engine.argv, parts.reading, look)
         return None if demand is None else (engine, demand)
 
-    def alternatives(self, known: int, parts: EngineParts, look: Look) -> tuple[Composition, ...] | None:
-        """The engine with each context that it may get, as `compose`. `known`: as `context_choice.known`."""
+    def contexts(self, known: int, parts: EngineParts) -> tuple[int, ...]:
+        """The contexts that an engine may get. `known`: as `context_choice.known`."""
         service, reading = parts.service, parts.reading
         offered = RUNTIMES[service.runtime].contexts(service, reading) if reading is not None else ()
+        return context_choice.to_try(known, offered)
+
+    def alternatives(self, contexts: Sequence[int], parts: EngineParts, look: Look) -> tuple[Composition, ...] | None:
+        """The engine with each of these contexts, as `compose`."""
         found = []
-        for tokens in context_choice.to_try(known, offered):
-            composed = self.compose(replace(parts, service=context_choice.with_context(service, tokens)), look)
+        for tokens in contexts:
+            composed = self.compose(replace(parts, service=context_choice.with_context(parts.service, tokens)), look)
             if composed is None:
                 return None
             found.append(Composition(tokens, *composed))

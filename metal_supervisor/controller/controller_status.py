@@ -34,6 +34,8 @@ FORMAT = 1
 MOST_NOTICES = 20
 COUNTED_S = 1.0
 """Seconds until what only counts on is written again."""
+FOR_PEOPLE = frozenset({"did", "reasons"})
+"""Parts of the report that the sidecar need not know at once."""
 log = logging.getLogger("controller")
 
 
@@ -160,13 +162,12 @@ class ControllerStatus:
             "cluster": {**body["cluster"], "requests": self._kube.requests},
             "passes": self._passes.as_json(),
         }
-        news = body != self._told
-        if not news and time.monotonic() < self._due_at:
+        before, self._told = self._told, body
+        if body == before and time.monotonic() < self._due_at:
             return
         write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}), durable=False)
         self._due_at = time.monotonic() + COUNTED_S
-        if news:  # what only counts on is read with the sidecar's next pass
-            self._told = body
+        if any(before.get(name) != body[name] for name in body.keys() - FOR_PEOPLE):
             ring(self._state.path, "sidecar")
 
 

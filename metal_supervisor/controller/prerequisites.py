@@ -195,11 +195,11 @@ class Prerequisites:
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
         reading = self._library(service.model.source) if library else self._look(file.path)
-        known = context_choice.known(service, record)
         parts = EngineParts(service, binary, file.path, port, reading, further, file.real)
+        contexts = self._composer.contexts(context_choice.known(service, record), parts)
         compositions = self._composed.of(
-            service.key, (known, parts), self._look_from_home,
-            lambda look: self._composer.alternatives(known, parts, look),
+            service.key, (contexts, parts), self._look_from_home,
+            lambda look: self._composer.alternatives(contexts, parts, look),
         )  # fmt: skip
         if compositions is None:
             return Outlook(READING, port)

@@ -7,10 +7,9 @@ import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 from metal_supervisor.cluster.reflector import more_than_status
-from metal_supervisor.controller.remembered import Remembered, nothing
+from metal_supervisor.controller.remembered import Remembered
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import chip, darwin_memory, machine
 from metal_supervisor.placement import placement
@@ -18,7 +17,6 @@ from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, resources
-from metal_supervisor.spec.arguments import Problem
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy
@@ -46,7 +44,8 @@ class ResourceFilter:
             on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
         )
         self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
-        self._refused: Remembered[Problem | None, Key, None] = Remembered()
+        self._judged: dict[Key, tuple[Service, Service | Rejected | None]] = {}
+        """Service -> as it was read, and what became of that."""
         self._answer: tuple[tuple[object, ...], dict[Key, Service | Rejected]] | None = None
         """What the latest answer was made from besides the services, and that answer."""
         self._services: Mapping[Key, Json] = {}
@@ -77,10 +76,33 @@ class ResourceFilter:
     ) -> dict[Key, Service | Rejected]:
         read = resources.interpret(services, models, policy, kept.keys(), kept, self._service_of)
         self._read.forget_all_but(services.keys())
-        self._refused.forget_all_but(services.keys())
-        read = {key: _with_nearest(item, models) for key, item in read.items()}
-        read = {key: limits.granted(item, self._settings.limits) for key, item in read.items()}
-        return self._for_this_mac(self._refused_by_runtime(read, services), services, owners, operator)
+        before, self._judged, result = self._judged, {}, {}
+        for key, item in read.items():
+            known, final = before.get(key), None
+            if isinstance(item, Service):
+                if known is None or known[0] is not item:
+                    known = item, self._judge(item, services[key])
+                self._judged[key], final = known, known[1]
+            elif self._settings.embedded or not _unclaimed(item, owners, operator):
+                final = self._judge(_with_nearest(item, models), services[key])
+            if final is not None:
+                result[key] = final
+        return result
+
+    def _judge(self, item: Service | Rejected, resource: Json) -> Service | Rejected | None:
+        """An item within its limits, rejected if its runtime lacks what it asks for; None if it is for another Mac.
+
+        With the embedded API there are no other Macs: theirs are rejected.
+        """
+        misfit = placement.unplaced(resource, self._labels)
+        if misfit and self._settings.embedded:
+            text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
+            return resources.rejected(resource, "NodeSelectorMismatch", text)
+        if misfit:
+            return None
+        found = limits.granted(item, self._settings.limits)
+        problem = RUNTIMES[found.runtime].refuse(found) if isinstance(found, Service) else None
+        return resources.rejected(resource, *problem) if problem else found
 
     def _service_of(
         self, resource: Json, model_of: Callable[[Key], Json | None], policy: resources.Policy, kept: str
@@ -103,39 +125,6 @@ class ResourceFilter:
             self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._policy
 
-    def _refused_by_runtime(
-        self, found: Mapping[Key, Service | Rejected], written: Mapping[Key, Json]
-    ) -> dict[Key, Service | Rejected]:
-        """`found` with services rejected whose runtime does not support what they ask for."""
-        result = dict(found)
-        for key, item in found.items():
-            if isinstance(item, Service):
-                problem = self._refused.of(key, (item,), nothing, partial(_refusal, item))
-                if problem:
-                    result[key] = resources.rejected(written[key], *problem)
-        return result
-
-    def _for_this_mac(
-        self,
-        found: Mapping[Key, Service | Rejected],
-        written: Mapping[Key, Json],
-        known: Collection[Key],
-        operator: bool | None,
-    ) -> dict[Key, Service | Rejected]:
-        """`found` without services for other Macs. With the embedded API there are no others: they are rejected."""
-        result = {}
-        for key, item in found.items():
-            misfit = placement.unplaced(written[key], self._labels)
-            if not self._settings.embedded:
-                if not misfit and not _unclaimed(item, known, operator):
-                    result[key] = item
-            elif misfit:
-                text = f"{misfit}, which this Mac does not have; change it, or set --node-labels"
-                result[key] = resources.rejected(written[key], "NodeSelectorMismatch", text)
-            else:
-                result[key] = item
-        return result
-
 
 def _same(before: Mapping[Key, Json], now: Mapping[Key, Json]) -> bool:
     """True if nothing but status differs."""
@@ -144,21 +133,15 @@ def _same(before: Mapping[Key, Json], now: Mapping[Key, Json]) -> bool:
     return not any(item is not before[key] and more_than_status(before[key], item) for key, item in now.items())
 
 
-def _with_nearest(item: Service | Rejected, models: Mapping[Key, Json]) -> Service | Rejected:
+def _with_nearest(item: Rejected, models: Mapping[Key, Json]) -> Rejected:
     """A service whose Model does not exist, with the most similar name of its namespace in the message."""
-    if not isinstance(item, Rejected) or item.reason != "ModelNotFound":
+    if item.reason != "ModelNotFound":
         return item
     near = did_you_mean(item.model_name, [name for namespace, name in models if namespace == item.namespace])
     return replace(item, message=item.message + near)
 
 
-def _refusal(item: Service, _look: object) -> Problem | None:
-    return RUNTIMES[item.runtime].refuse(item)
-
-
-def _unclaimed(item: Service | Rejected, known: Collection[Key], operator: bool | None) -> bool:
+def _unclaimed(item: Rejected, known: Collection[Key], operator: bool | None) -> bool:
     """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
-    if not isinstance(item, Rejected):
-        return False
     strange = item.key not in known and operator is not False
     return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
