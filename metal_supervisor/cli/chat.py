@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from metal_supervisor.cli.services import ServiceClient, ServiceError, state_of
+from metal_supervisor.cli.services import ServiceClient, ServiceError, gateway_url, state_of
+from metal_supervisor.cluster.manifests import metal_ready
+from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.settings.loader import KEY_VARIABLE, Settings
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state import gateway_note
 
 ANSWER_S = 600.0
 PROMPT = "> "
@@ -40,13 +41,12 @@ def partner_of(settings: Settings, name: str) -> Partner:
         found = services.named(name)
     finally:
         services.close()
-    if state_of(found) not in ("Ready", "Unloaded", "Waking", "Progressing"):
-        why = [string(each, "message") for each in objects(mapping(found, "status"), "conditions")
-               if each.get("type") == "MetalReady"]  # fmt: skip
-        raise ServiceError(f"{name} is {state_of(found)}: {' '.join(why) or 'see metal-supervisor explain'}")
+    if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
+        why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
+        raise ServiceError(f"{name} is {state_of(found)}: {why}")
     metadata = found["metadata"]
-    if settings.gateway_on and not gateway_note.closed(settings.state_path):
-        return Partner(settings.gateway_url, f"{metadata['namespace']}/{metadata['name']}")
+    if url := gateway_url(settings):
+        return Partner(url, f"{metadata['namespace']}/{metadata['name']}")
     return Partner(string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), metadata["name"])
 
 

@@ -21,7 +21,9 @@ import yaml
 
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
+from metal_supervisor.cli.services import gateway_url
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
@@ -33,7 +35,6 @@ from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.sources import canonical, is_file, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Supervisord
@@ -91,7 +92,7 @@ def path_of(manifest: Json) -> str:
     """API path of an object."""
     plural = {"Model": "models", "InferenceService": "inferenceservices"}[manifest["kind"]]
     metadata = manifest["metadata"]
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+    return api_path(plural, metadata["namespace"], metadata["name"])
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
@@ -232,7 +233,8 @@ class Serve:
             found = kube.request("GET", path)
             status, name = mapping(found, "status"), found["metadata"]["name"]
             current = status.get("conditions") is not None and self._is_current(found)
-            phase, why = string(status, "phase"), _why(status)
+            ready = metal_ready(status)
+            phase, why = string(status, "phase"), string(ready, "message")
             if current and f"{phase} {why}" != before:
                 before = f"{phase} {why}"
                 self.say(f"{name}  {phase}  {why}".rstrip())
@@ -242,7 +244,7 @@ class Serve:
                 return 0
             failed_at = failed_at or time.monotonic() if current and phase == "Failed" else 0.0
             # A failed download is tried again, usually within a second.
-            patience_s = PATIENT_S if string(_metal_ready(status), "reason") == RETRIED else 0.0
+            patience_s = PATIENT_S if string(ready, "reason") == RETRIED else 0.0
             if failed_at and time.monotonic() - failed_at >= patience_s:
                 self.say(f"{name} stays, and its Model; metal-supervisor rm {name}{self._flag} removes them")
                 return 1
@@ -272,19 +274,9 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def _metal_ready(status: Json) -> Json:
-    return next((each for each in objects(status, "conditions") if each.get("type") == "MetalReady"), {})
-
-
-def _why(status: Json) -> str:
-    return string(_metal_ready(status), "message")
-
-
 def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     """What to type next."""
-    # Where the gateway could not listen another program may, which must not get the prompt.
-    gateway = settings.gateway_on and not gateway_note.closed(settings.state_path)
-    base = settings.gateway_url if gateway else endpoint.removesuffix("/chat/completions")
+    base = gateway_url(settings) or endpoint.removesuffix("/chat/completions")
     path, body = first_request.example(mode, name)
     flag = foreground.state_flag(settings.state_path)
     chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []

@@ -11,12 +11,14 @@ from typing import TextIO
 
 from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path, metal_ready
+from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import mapping, objects, string
-from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import escaped, printable, table
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 
 COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
@@ -42,7 +44,7 @@ class ServiceClient:
         self._kube = Kube(settings.kubeconfig_path, settings.context)
         self._conf = str(settings.state_path / "supervisord.conf")
         self._own = str(settings.state_path) if settings.embedded else ""
-        self._scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
+        self._namespace = settings.namespace
 
     def close(self) -> None:
         """Close the connections."""
@@ -50,7 +52,7 @@ class ServiceClient:
 
     def all(self) -> list[Json]:
         """The InferenceServices. Raises ServiceError."""
-        return objects(self._asked("GET", f"/apis/{GROUP}/{VERSION}{self._scope}/inferenceservices"), "items")
+        return objects(self._asked("GET", api_path("inferenceservices", self._namespace)), "items")
 
     def named(self, name: str) -> Json:
         """The service of a name, or of NAMESPACE/NAME. Raises ServiceError."""
@@ -67,7 +69,7 @@ class ServiceClient:
         found = self.named(name)
         before = mapping(found, "spec").get("replicas", 1)
         if (before == 0) == (replicas == 0):
-            if replicas and _reason(mapping(found, "status")) == "StoppedByHand":
+            if replicas and _reason(found) == "StoppedByHand":
                 conf = f" -c {shlex.quote(self._conf)}" if self._own else ""  # a cluster's may be on another Mac
                 start = f"supervisorctl{conf} start {_key(found).replace('/', '.')}"
                 raise ServiceError(f"{_key(found)} was stopped with supervisorctl; start it there with: {start}")
@@ -85,9 +87,8 @@ class ServiceClient:
         self._asked("DELETE", _path(found), by_hand=f"delete {_typed(found)}")
         if others:
             return f"{_key(found)} is removed; its Model {model} stays, as {others[0]} uses it"
-        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/models/{model}"
         try:
-            self._asked("DELETE", path, by_hand=f"-n {namespace} delete model {model}")
+            self._asked("DELETE", api_path("models", namespace, model), by_hand=f"-n {namespace} delete model {model}")
         except ServiceError as error:
             return f"{_key(found)} is removed; its Model {model} stays: {error}"
         return f"{_key(found)} is removed, and its Model; what was fetched stays: metal-supervisor models ls"
@@ -127,20 +128,23 @@ def _typed(found: Json) -> str:
 
 def _path(found: Json) -> str:
     metadata = found["metadata"]
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/inferenceservices/{metadata['name']}"
+    return api_path("inferenceservices", metadata["namespace"], metadata["name"])
 
 
-def _reason(status: Json) -> str:
-    """Reason of MetalReady, "" without that condition."""
-    ready = [each for each in objects(status, "conditions") if each.get("type") == "MetalReady"]
-    return string(ready[0], "reason") if ready else ""
+def _reason(found: Json) -> str:
+    return string(metal_ready(mapping(found, "status")), "reason")
 
 
 def state_of(found: Json) -> str:
     """State of a service in one word: its phase, or the reason of one that rests or loads."""
-    status = mapping(found, "status")
-    reason = _reason(status)
-    return reason if reason in ("Unloaded", "Waking") else string(status, "phase") or "Pending"
+    reason = _reason(found)
+    return reason if reason in (UNLOADED, WAKING) else string(mapping(found, "status"), "phase") or "Pending"
+
+
+def gateway_url(settings: Settings) -> str:
+    """Base URL of the gateway, "" if it does not listen: another program may there, which must not get the prompt."""
+    listens = settings.gateway_on and not gateway_note.closed(settings.state_path)
+    return settings.gateway_url if listens else ""
 
 
 def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:

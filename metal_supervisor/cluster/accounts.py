@@ -22,8 +22,8 @@ from typing import Any
 from metal_supervisor.cluster import credentials
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.spec.instants import utc
-from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import write_atomic
 
@@ -229,7 +229,7 @@ def _tried(order: TokenOrder, server: str) -> list[str]:
     except BadKubeconfig as error:
         raise AccountError(f"{error}; {kept}") from None
     try:
-        kube.request("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{order.namespace}/inferenceservices", {"limit": 1})
+        kube.request("GET", api_path("inferenceservices", order.namespace), {"limit": 1})
     except KubeError as error:
         if error.code == 404:
             return ["it works, but LLMKube's kinds are not installed: kubectl apply --server-side -f conf/crds"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from metal_supervisor.cluster.report import Condition, Happening, Report, rests
+from metal_supervisor.spec.document import objects
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
@@ -25,6 +26,20 @@ HEARTBEAT_LIMIT_S = 180.0
 """Age at which LLMKube considers a heartbeat stale."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
+OTHER_APIS = {"endpointslices": "discovery.k8s.io/v1", "leases": "coordination.k8s.io/v1"}
+"""API, with its version, of the kinds that are not LLMKube's."""
+
+
+def api_path(plural: str, namespace: str = "", name: str = "") -> str:
+    """API path of an object; without `name`, of all in a namespace; without either, of all."""
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    api = OTHER_APIS.get(plural, f"{GROUP}/{VERSION}")
+    return f"/apis/{api}{scope}/{plural}" + (f"/{name}" if name else "")
+
+
+def metal_ready(status: Json) -> Json:
+    """The condition MetalReady in the status of an InferenceService, {} without it."""
+    return next((each for each in objects(status, "conditions") if each.get("type") == METAL_READY), {})
 
 
 def node_lease_name(node: str) -> str:

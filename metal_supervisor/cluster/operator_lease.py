@@ -10,6 +10,7 @@ import time
 
 from metal_supervisor.cluster import status_mode as mode
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 
 AGAIN_S, REFUSED_AGAIN_S = 10.0, 300.0
 
@@ -20,8 +21,7 @@ class OperatorLease:
     def __init__(self, kube: Kube, namespace: str = "") -> None:
         """`namespace`: the only one in which Leases may be read, "" for all."""
         self._kube = kube
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        self._path = f"/apis/coordination.k8s.io/v1{scope}/leases"
+        self._path = api_path("leases", namespace)
         self._reader: threading.Thread | None = None
         self._due_at = 0.0
         self.seen: mode.Lease | None = None

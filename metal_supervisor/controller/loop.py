@@ -17,6 +17,7 @@ from typing import Any
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.network_watcher import NetworkWatcher
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import on_demand, plan
@@ -41,7 +42,6 @@ from metal_supervisor.placement.placement import Placement
 from metal_supervisor.runtimes.builds import Builds
 from metal_supervisor.runtimes.metal_device import Metal, Question, question_of
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import resources
 from metal_supervisor.spec.processes import LIVE, ProgramState
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Json, Key
@@ -77,12 +77,6 @@ def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
     return {key: record for key, record in records.items() if record.is_daemon}
 
 
-def collection(settings: Settings, plural: str) -> str:
-    """API path of a kind of custom resource in the watched namespace."""
-    scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
-    return f"/apis/{resources.GROUP}/{resources.VERSION}{scope}/{plural}"
-
-
 class Controller:
     """The controller's state between passes, all of which can be rebuilt from the state directory and the cluster."""
 
@@ -108,10 +102,10 @@ class Controller:
             self.controller_status.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
         known = frozenset(record.uid for record in _own(self.records).values())
         self.services = Reflector(
-            kube, collection(settings, "inferenceservices"), self.wake, known, namespace=settings.namespace
+            kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace
         )
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
-        self.models = Reflector(kube, collection(settings, "models"), self.wake, known)
+        self.models = Reflector(kube, api_path("models", settings.namespace), self.wake, known)
         self._news = object()
         self.store = Store(settings.store_path, self._tell, terms_of(settings), read_listing)
         self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)

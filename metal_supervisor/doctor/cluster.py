@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
-from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER
+from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER, api_path
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
@@ -136,9 +136,8 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata,
         "addressType": "IPv4", "endpoints": [],
     }  # fmt: skip
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     try:
-        kube.request("POST", path, {"dryRun": "All"}, body)
+        kube.request("POST", api_path("endpointslices", namespace), {"dryRun": "All"}, body)
     except KubeError as error:
         if error.code in (403, 404, 409):  # `rights` reports missing rights
             return False
@@ -155,9 +154,8 @@ def _watch(around: Surroundings) -> Sequence[Finding]:
     if kube is None:
         return [unasked(around.link.problem)]
     space = around.settings.namespace
-    where = f"/namespaces/{space}" if space else ""
     try:
-        found = kube.request("GET", f"/apis/coordination.k8s.io/v1{where}/leases", {"labelSelector": KIND})
+        found = kube.request("GET", api_path("leases", space), {"labelSelector": KIND})
         leases = found.get("items") or []
         served = space or next((each["metadata"]["namespace"] for each in leases), "default")
         fenced = is_fenced(kube, served)

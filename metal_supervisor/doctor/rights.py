@@ -15,11 +15,11 @@ from typing import Any
 from metal_supervisor.cluster.accounts import read_token
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import answers
 from metal_supervisor.settings.loader import conf_dir
-from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
 
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -149,10 +149,9 @@ def _missing(kube: Kube, wanted: Sequence[Right]) -> list[Right]:
 
 def _takes_values(kube: Kube, namespace: str) -> bool:
     """True if a service or model in the cluster names a Secret or a ConfigMap; False also if they cannot be read."""
-    where = f"/apis/{GROUP}/{VERSION}{f'/namespaces/{namespace}' if namespace else ''}"
     try:
-        services = kube.request("GET", f"{where}/inferenceservices").get("items") or []
-        models = kube.request("GET", f"{where}/models").get("items") or []
+        services = kube.request("GET", api_path("inferenceservices", namespace)).get("items") or []
+        models = kube.request("GET", api_path("models", namespace)).get("items") or []
     except KubeError:
         return False
     specs = [each.get("spec") or {} for each in (*services, *models) if isinstance(each, dict)]

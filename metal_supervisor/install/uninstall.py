@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
@@ -161,12 +162,12 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
     try:
         kube = Kube(settings.kubeconfig_path, settings.context)
         for namespace in namespaces:
-            slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+            slices = api_path("endpointslices", namespace)
             for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items", []):
                 kube.request("DELETE", f"{slices}/{item['metadata']['name']}")
             lease = claims.node_lease_object(namespace, node, 0.0, {}, "")["metadata"]["name"]
             with contextlib.suppress(KubeError):
-                kube.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
+                kube.request("DELETE", api_path("leases", namespace, lease))
         yield f"deleted   this Mac's endpoints in {', '.join(namespaces)}"
     except (BadKubeconfig, KubeError) as error:
         yield f"left      this Mac's endpoints in {', '.join(namespaces)}, out of service: {error}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import machine
 from metal_supervisor.placement import claims
 from metal_supervisor.placement.claims import ClaimAction, Move, SlotId
@@ -22,10 +23,6 @@ from metal_supervisor.spec.types import Json, Key
 
 SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
 log = logging.getLogger("controller")
-
-
-def _path(namespace: str, name: str = "") -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
 
 
 def _is_newer(version: str, than: str) -> bool:
@@ -134,13 +131,14 @@ class Claimer(threading.Thread):
                 return True
             if move.do is ClaimAction.RELEASE:
                 precondition = {"preconditions": {"resourceVersion": move.version}}
-                self._kube.request("DELETE", _path(namespace, name), None, precondition)
+                self._kube.request("DELETE", api_path("leases", namespace, name), None, precondition)
             else:
                 body = claims.claim_object(move, self._node, now_micro())
                 # Fields unchanged since the previous holder are owned by both, and would conflict for ever. All but the
                 # first claim are forced, and guarded by the resourceVersion that they were decided from.
                 first = move.do is ClaimAction.CLAIM
-                answer = self._kube.apply(_path(namespace, name), body, f"metal/{self._node}", force=not first)
+                path = api_path("leases", namespace, name)
+                answer = self._kube.apply(path, body, f"metal/{self._node}", force=not first)
         except KubeError as error:
             if error.code in (404, 409, 422):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
@@ -184,7 +182,7 @@ class Claimer(threading.Thread):
 
     def _other_agent(self, key: Key) -> bool:
         """True if LLMKube's own agent serves this already: its slice has the Service's name and a fresh heartbeat."""
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{key[0]}/endpointslices/{service_name(key[1])}"
+        path = api_path("endpointslices", key[0], service_name(key[1]))
         try:
             found = self._kube.request("GET", path)
         except KubeError as error:

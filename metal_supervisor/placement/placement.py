@@ -16,6 +16,7 @@ from functools import cached_property
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import Kube
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.reflector import Reflector, key_of
 from metal_supervisor.placement import claims, peers
 from metal_supervisor.placement.claimer import Claimer
@@ -68,11 +69,10 @@ class Placement:
     def __init__(self, settings: Settings, state: StateDir, kube: Kube, node: str, wake: Callable[[], None]) -> None:
         self._settings, self._state, self._node = settings, state, node
         self.on = settings.uses_claims
-        scope = f"/namespaces/{settings.namespace}" if settings.namespace else ""
         self._claimer = Claimer(kube, node, wake, settings.host_ip, lambda: self._leases.seen.items)
         # The passes between the first and the last answer to a batch of claims would each place a few.
         self._leases = Reflector(
-            kube, f"/apis/coordination.k8s.io/v1{scope}/leases",
+            kube, api_path("leases", settings.namespace),
             lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim,reaper)",
             is_news=self._is_news,
         )

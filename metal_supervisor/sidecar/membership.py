@@ -20,6 +20,7 @@ from pathlib import Path
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import sleep_clock
 from metal_supervisor.placement import claims
 from metal_supervisor.spec.types import Json
@@ -120,7 +121,7 @@ class Membership:
     def _write(self, namespace: str, duration_s: float) -> None:
         notes = {**self._notes, claims.SESSION: self._session}
         body = claims.node_lease_object(namespace, self._node, duration_s, notes, now_micro())
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{body['metadata']['name']}"
+        path = api_path("leases", namespace, body["metadata"]["name"])
         self._kube.apply(path, body, f"metal/{self._node}", force=True)
 
     def to_withdraw(self, silent: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -130,7 +131,7 @@ class Membership:
 
     def withdraw_peer(self, namespace: str, node: str) -> None:
         """Withdraw the endpoints of a silent Mac; a slice that cannot be written does not keep the others."""
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        path = api_path("endpointslices", namespace)
         selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
         failed: KubeError | None = None
         for item in self._kube.request("GET", path, {"labelSelector": selector}).get("items", []):

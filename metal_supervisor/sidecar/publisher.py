@@ -16,6 +16,7 @@ from metal_supervisor import __version__
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
@@ -71,10 +72,6 @@ class Published:
     """What the cluster names is the gateway: there is nothing to withdraw before the engine ends."""
 
 
-def _slice_path(namespace: str, name: str) -> str:
-    return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{name}"
-
-
 class Publisher:
     """Writes the desired objects to the cluster. All methods may raise KubeError, and are idempotent."""
 
@@ -82,7 +79,7 @@ class Publisher:
         self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True, namespace: str = ""
     ) -> None:
         """`beside_others`: LLMKube's own agent may have left objects here. `namespace`: the only one, if set."""
-        self._scope = f"/namespaces/{namespace}" if namespace else ""
+        self._namespace = namespace
         self._kube, self._node, self._on_change = kube, node, on_change
         self._manager = f"metal/{node}"
         self._beside_others = beside_others
@@ -243,7 +240,7 @@ class Publisher:
         name, fronted = body["metadata"]["name"], want.report.port != want.record.port
         # A failed write may have taken effect all the same.
         done.out, done.fronted = done.out and not want.report.ready, done.fronted and fronted
-        self._apply_slice(_slice_path(want.record.namespace, name), body, done)
+        self._apply_slice(api_path("endpointslices", want.record.namespace, name), body, done)
         done.slice, done.slice_name, done.out, done.fronted = body, name, not want.report.ready, fronted
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
@@ -270,7 +267,8 @@ class Publisher:
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
         """Remove what LLMKube's agent left under this name: mirrored or not, it would keep a dead address in use."""
-        for path in (f"/api/v1/namespaces/{namespace}/endpoints/{service}", _slice_path(namespace, service)):
+        endpoints = f"/api/v1/namespaces/{namespace}/endpoints/{service}"
+        for path in (endpoints, api_path("endpointslices", namespace, service)):
             try:
                 found = self._kube.request("GET", path)
                 now = time.time() + self._kube.clock_offset_s
@@ -298,7 +296,7 @@ class Publisher:
             done.out = True
             return
         name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
-        self._delete(_slice_path(record.namespace, name))
+        self._delete(api_path("endpointslices", record.namespace, name))
         done.slice, done.slice_name, done.heartbeat_at, done.out = None, name, 0.0, True
 
     def _delete(self, path: str) -> None:
@@ -312,7 +310,7 @@ class Publisher:
         """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
         if done.slice is not None:
-            self._delete(_slice_path(key[0], done.slice_name))
+            self._delete(api_path("endpointslices", key[0], done.slice_name))
         self.statuses.forget(key)
         del self._done[key]
 
@@ -339,15 +337,15 @@ class Publisher:
     def _own_slices(self, wanted: Mapping[Key, WantedStatus]) -> list[Json]:
         """This Mac's slices in all namespaces, or in those that are wanted where its rights end there."""
         try:
-            return self._slices_in(self._scope)
+            return self._slices_in(self._namespace)
         except KubeError as error:
             if error.code != 403:
                 raise
         namespaces = sorted({want.record.namespace for want in wanted.values()})
-        return [item for namespace in namespaces for item in self._slices_in(f"/namespaces/{namespace}")]
+        return [item for namespace in namespaces for item in self._slices_in(namespace)]
 
-    def _slices_in(self, scope: str) -> list[Json]:
-        path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
+    def _slices_in(self, namespace: str) -> list[Json]:
+        path = api_path("endpointslices", namespace)
         found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
         items: list[Json] = found.get("items", [])
         return items
@@ -365,7 +363,7 @@ class Publisher:
         for item in self._own_slices(wanted):
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
-                self._delete(_slice_path(*key))
+                self._delete(api_path("endpointslices", *key))
         if self._resynced:  # at first all else has just been looked at
             for done in self._done.values():
                 done.service_at = 0.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import KubeError, now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Report
 from metal_supervisor.cluster.status_mode import condition_of_others
 from metal_supervisor.spec.instants import utc
@@ -78,10 +79,6 @@ def now_seconds(kube: Kube) -> str:
     return utc(time.time() + kube.clock_offset_s)
 
 
-def _path(kind: str, key: Key) -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{key[0]}/{kind}/{key[1]}"
-
-
 class Statuses:
     """Writes statuses. All methods may raise KubeError, and are idempotent."""
 
@@ -138,7 +135,7 @@ class Statuses:
             written.want = want
             return
         if written.body is None:
-            written.body = self._kube.request("GET", _path("inferenceservices", record.owner)).get("status") or {}
+            written.body = self._kube.request("GET", api_path("inferenceservices", *record.owner)).get("status") or {}
         now = now_seconds(self._kube)
         if not self._operator:
             written.beside = False
@@ -165,14 +162,14 @@ class Statuses:
         except KubeError as error:
             if not error.conflict:
                 raise
-            metadata = self._kube.request("GET", _path("inferenceservices", owner))["metadata"]
+            metadata = self._kube.request("GET", api_path("inferenceservices", *owner))["metadata"]
             if condition_of_others(metadata.get("managedFields"), manifests.READY):
                 body = manifests.without_ready(body)
             self._apply("InferenceService", owner, body, force=True)
 
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """Write or clear the two scheduling fields, which the operator writes as well."""
-        path, now = _path("inferenceservices", want.record.owner), time.monotonic()
+        path, now = api_path("inferenceservices", *want.record.owner), time.monotonic()
         if want.report.ready and not written.ready:
             written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
         elif not want.report.ready:
@@ -208,7 +205,7 @@ class Statuses:
         """Write the status of a Model; not called where LLMKube's operator writes it."""
         before = self._models.get((*key, model.uid))
         if before is None:
-            before = self._kube.request("GET", _path("models", key)).get("status") or {}
+            before = self._kube.request("GET", api_path("models", *key)).get("status") or {}
         body = manifests.model_status(model.file, model.source, model.generation, before, now_seconds(self._kube))
         if body != before:
             self._apply("Model", key, body, force=True)
@@ -221,7 +218,7 @@ class Statuses:
             "metadata": {"namespace": key[0], "name": key[1]},
             **({"status": body} if body else {}),  # an empty one that leaves nothing becomes null, which is refused
         }
-        path = _path("inferenceservices" if kind == "InferenceService" else "models", key)
+        path = api_path("inferenceservices" if kind == "InferenceService" else "models", *key)
         # One field manager for all Macs: there is one writer at a time, and the next must be able to drop its fields.
         self._kube.apply(path + "/status", whole, manifests.MANAGED_BY, force)
 
