@@ -55,14 +55,4 @@ class Incoming:
         before = self._meters
         self._meters = {each.key: before.get(each.key, DownloadProgress()) for each in self._found}
         for each in self._found:
-            _count(self._meters[each.key], each, now)
-
-
-def _count(meter: DownloadProgress, each: Download, now: float) -> None:
-    meter.total_bytes = each.total_bytes
-    if each.got_bytes < meter.got_bytes or not meter.got_bytes:
-        meter.got_bytes, meter.rate = each.got_bytes, 0.0
-        meter.begin(now)
-    elif each.got_bytes > meter.got_bytes:
-        meter.got_bytes = each.got_bytes
-        meter.look(now)
+            self._meters[each.key].update(each.got_bytes, each.total_bytes, now)

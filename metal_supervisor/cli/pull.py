@@ -130,7 +130,6 @@ class _Pull:
         self._meter = DownloadProgress()
         self._name = shown(artifact.source).rstrip("/").rpartition("/")[2]
         self._began_at = self._said_at = time.monotonic()
-        self._began = False
         self._troubles: set[str] = set()
 
     def run(self) -> int:
@@ -176,7 +175,7 @@ class _Pull:
         now = time.monotonic()
         numbers = counts(state.got_bytes, state.total_bytes, state.message)
         if state.phase == "Downloading" and numbers:
-            self._count(state, now)
+            self._meter.update(state.got_bytes, state.total_bytes, now)
         if self._live is not None:
             note = "" if numbers else state.message
             line = progress_bar.line(self._name, self._meter, self._live.size().columns, for_a_terminal(note))
@@ -186,15 +185,6 @@ class _Pull:
             text = str(self._meter) if numbers else state.message
             self._complain(for_a_terminal(f"{self._name}: {text}"))
 
-    def _count(self, state: ModelFile, now: float) -> None:
-        if not self._began:
-            self._began, self._meter.got_bytes = True, state.got_bytes
-            self._meter.begin(now)
-        self._meter.total_bytes = state.total_bytes
-        if state.got_bytes != self._meter.got_bytes:
-            self._meter.got_bytes = state.got_bytes
-            self._meter.look(now)
-
     def _clear(self) -> None:
         if self._live is not None:
             self._live.clear()
@@ -202,7 +192,8 @@ class _Pull:
     def _done(self, state: ModelFile) -> int:
         self._clear()
         passed = time.monotonic() - self._began_at
-        came = f"in {duration(passed)}" if self._began or passed > 1 else "here"
+        began = self._meter.got_bytes or self._meter.total_bytes
+        came = f"in {duration(passed)}" if began or passed > 1 else "here"
         self._complain(for_a_terminal(f"{self._name}: {amount(state.size_bytes)}, {came}"))
         print(state.path)
         return OK

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TextIO
 
 from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING
@@ -184,8 +184,9 @@ def show(settings: Settings, as_json: bool, out: TextIO) -> int:
     return 0
 
 
-def carried_out(settings: Settings, action: Callable[[ServiceClient], str], out: TextIO) -> int:
-    """Do one thing, and say what was done. Raises ServiceError, BadKubeconfig."""
+def change(settings: Settings, command: str, name: str, out: TextIO) -> int:
+    """`metal-supervisor stop`, `start` or `rm`: say what was done. Raises ServiceError, BadKubeconfig."""
     with contextlib.closing(ServiceClient(settings)) as services:
-        out.write(printable(action(services)) + "\n")
+        done = services.remove(name) if command == "rm" else services.scale(name, int(command == "start"))
+    out.write(printable(done) + "\n")
     return 0

@@ -44,12 +44,12 @@ def add(commands: Any) -> None:
     chat.add_argument("question", nargs="?", help="ask only this; default: ask for questions, or read one from a pipe")
     shown = command("list", _list, "the services: state, model and URL")
     shown.add_argument("--json", action="store_true", help="print JSON, the objects of the API with their `state`")
-    for name, action, text in (
-        ("stop", _stop, "stop a service: spec.replicas 0"),
-        ("start", _start, "start a service that was stopped: spec.replicas 1"),
-        ("rm", _rm, "remove a service, and its Model if no other uses it; fetched files stay"),
+    for name, text in (
+        ("stop", "stop a service: spec.replicas 0"),
+        ("start", "start a service that was stopped: spec.replicas 1"),
+        ("rm", "remove a service, and its Model if no other uses it; fetched files stay"),
     ):
-        command(name, action, text).add_argument("name", metavar="NAME", help=NAME_HELP)
+        command(name, _change, text).add_argument("name", metavar="NAME", help=NAME_HELP)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -98,22 +98,7 @@ def _list(arguments: argparse.Namespace) -> int:
     return _tried(lambda: services.show(loader.settings_of(arguments), arguments.json, sys.stdout))
 
 
-def _stop(arguments: argparse.Namespace) -> int:
+def _change(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import services
 
-    return _tried(lambda: services.carried_out(
-        loader.settings_of(arguments), lambda found: found.scale(arguments.name, 0), sys.stdout))  # fmt: skip
-
-
-def _start(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import services
-
-    return _tried(lambda: services.carried_out(
-        loader.settings_of(arguments), lambda found: found.scale(arguments.name, 1), sys.stdout))  # fmt: skip
-
-
-def _rm(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import services
-
-    return _tried(lambda: services.carried_out(
-        loader.settings_of(arguments), lambda found: found.remove(arguments.name), sys.stdout))  # fmt: skip
+    return _tried(lambda: services.change(loader.settings_of(arguments), arguments.command, arguments.name, sys.stdout))

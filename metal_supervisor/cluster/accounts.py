@@ -268,9 +268,9 @@ class Renewal:
         """Token file and the token in it; None if there is none to renew."""
         try:
             chosen = credentials.choose(self._kubeconfig, self._context)
-            if not chosen.user.get("tokenFile"):
+            if not chosen.token_file:
                 return None
-            path = chosen.path(str(chosen.user["tokenFile"])).resolve()
+            path = chosen.token_file.resolve()
             token = read_token(path.read_text("ascii"))
         except (BadKubeconfig, OSError, ValueError, RuntimeError):
             return None

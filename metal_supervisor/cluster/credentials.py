@@ -56,6 +56,12 @@ class Chosen:
         return Path(os.path.normpath(self.file.absolute().parent / name))
 
     @property
+    def token_file(self) -> Path | None:
+        """File that the user's token is in, None if none is named."""
+        named = self.user.get("tokenFile")
+        return self.path(str(named)) if named else None
+
+    @property
     def local(self) -> bool:
         """True if the server is on this machine's loopback."""
         host = urllib.parse.urlsplit(self.server).hostname or ""
@@ -231,8 +237,7 @@ class Login:
         The order is kubectl's: a token file comes before a token, which may be an old copy of it.
         """
         bad = self._chosen.bad
-        if user.get("tokenFile"):
-            path = self._chosen.path(str(user["tokenFile"]))
+        if path := self._chosen.token_file:
             if not path.is_file():
                 raise bad(f"names {path}, which does not exist")
             file = _File(path, _is_token)

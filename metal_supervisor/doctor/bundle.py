@@ -59,8 +59,8 @@ def secrets_of(around: Surroundings) -> Iterator[str]:
     with contextlib.suppress(BadKubeconfig, OSError, UnicodeDecodeError):
         chosen = around.chosen()
         yield from (str(each) for each in _texts(chosen.user))
-        if chosen.user.get("tokenFile"):
-            yield chosen.path(str(chosen.user["tokenFile"])).read_text("ascii").strip()
+        if chosen.token_file:
+            yield chosen.token_file.read_text("ascii").strip()
     for name, value in os.environ.items():
         if re.search(r"(?i)token|secret|passw|api_?key", name):
             yield value

@@ -97,8 +97,8 @@ def _credential(around: Surroundings) -> Sequence[Finding]:
 def judge_user(chosen: Chosen, now: float) -> Finding:
     """Finding about the credential of a context's user, from the files it names; runs no plugin. Raises OSError."""
     user = chosen.user
-    if user.get("tokenFile"):
-        text = chosen.path(str(user["tokenFile"])).read_text("ascii").strip()
+    if chosen.token_file:
+        text = chosen.token_file.read_text("ascii").strip()
         token = read_token(text)
         return judge_token(token, now) if token else judge_expiry("a token", expiry.of_token(text), now)
     if user.get("token"):

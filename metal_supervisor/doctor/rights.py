@@ -165,9 +165,7 @@ def _account(around: Surroundings) -> tuple[str, str] | None:
     Raises BadKubeconfig, OSError.
     """
     chosen = around.chosen()
-    if not chosen.user.get("tokenFile"):
-        return None
-    token = read_token(chosen.path(str(chosen.user["tokenFile"])).read_text("ascii"))
+    token = read_token(chosen.token_file.read_text("ascii")) if chosen.token_file else None
     return (token.namespace, token.account) if token else None
 
 

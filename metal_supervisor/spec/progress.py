@@ -27,6 +27,16 @@ class DownloadProgress:
         """Add bytes that have arrived."""
         self.got_bytes += more_bytes
 
+    def update(self, got_bytes: int, total_bytes: int, now: float) -> None:
+        """Take the figures that another counts, and update the rate; with fewer bytes than before it starts anew."""
+        self.total_bytes = total_bytes
+        if got_bytes < self.got_bytes or not self.got_bytes:
+            self.got_bytes, self.rate = got_bytes, 0.0
+            self.begin(now)
+        elif got_bytes > self.got_bytes:
+            self.got_bytes = got_bytes
+            self.look(now)
+
     def begin(self, now: float) -> None:
         """Start the rate: bytes here already do not count towards it. `now`: seconds of a steady clock, as below."""
         self._at, self._counted = now, self.got_bytes

@@ -69,3 +69,12 @@ def test_no_more_than_all_is_said_to_be_here() -> None:
 )  # fmt: skip
 def test_a_time_is_said_as_people_say_it(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_figures_that_another_counts_give_the_same_rate_and_a_fresh_start_none() -> None:
+    meter = DownloadProgress()
+    for at, got in ((0.0, 0), (60.0, GB), (62.0, GB + GB // 10)):  # what came before the second look is not counted
+        meter.update(got, 10 * GB, at)
+    assert meter.rate == pytest.approx(50e6) and meter.total_bytes == 10 * GB
+    meter.update(GB, 10 * GB, 63.0)
+    assert (meter.got_bytes, meter.rate) == (GB, 0.0)
