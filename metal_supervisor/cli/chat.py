@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from metal_supervisor.cli.services import ServiceClient, ServiceError, gateway_url, state_of
+from metal_supervisor.cli.services import ServiceClient, gateway_url, state_of
+from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.manifests import metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.settings.loader import KEY_VARIABLE, Settings
@@ -34,7 +35,7 @@ class Partner:
 def partner_of(settings: Settings, name: str) -> Partner:
     """The address of a service: the gateway's, or its own if the gateway does not listen.
 
-    Raises ServiceError, BadKubeconfig.
+    Raises CommandError, BadKubeconfig.
     """
     services = ServiceClient(settings)
     try:
@@ -43,7 +44,7 @@ def partner_of(settings: Settings, name: str) -> Partner:
         services.close()
     if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
         why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
-        raise ServiceError(f"{name} is {state_of(found)}: {why}")
+        raise CommandError(f"{name} is {state_of(found)}: {why}")
     metadata = found["metadata"]
     if url := gateway_url(settings):
         return Partner(url, f"{metadata['namespace']}/{metadata['name']}")
@@ -58,7 +59,7 @@ class Conversation:
         self._said: list[Json] = []
 
     def answer(self, question: str) -> Iterator[str]:
-        """Ask, and yield the answer as it comes; a part that was heard stays. Raises ServiceError."""
+        """Ask, and yield the answer as it comes; a part that was heard stays. Raises CommandError."""
         self._said.append({"role": "user", "content": question})
         heard: list[str] = []
         try:
@@ -86,16 +87,16 @@ def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:
         connection.request("POST", parts.path, body, headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise ServiceError(_refusal(answer.status, answer.read(65536)))
+            raise CommandError(_refusal(answer.status, answer.read(65536)))
         yield from _pieces(answer)
     except (OSError, http.client.HTTPException) as error:
-        raise ServiceError(f"{partner.url} does not answer: {getattr(error, 'strerror', None) or error}") from None
+        raise CommandError(f"{partner.url} does not answer: {getattr(error, 'strerror', None) or error}") from None
     finally:
         connection.close()
 
 
 def _pieces(answer: Iterable[bytes]) -> Iterator[str]:
-    """The pieces of text in the lines of an event stream. Raises ServiceError for one that is not whole."""
+    """The pieces of text in the lines of an event stream. Raises CommandError for one that is not whole."""
     for line in answer:
         data = line[5:].strip() if line.startswith(b"data:") else b""
         if data == b"[DONE]":
@@ -107,11 +108,11 @@ def _pieces(answer: Iterable[bytes]) -> Iterator[str]:
         except (ValueError, RecursionError):
             break  # it ends within the event, or is not UTF-8
         if "error" in event:
-            raise ServiceError(string(mapping(event, "error"), "message") or "the answer broke off")
+            raise CommandError(string(mapping(event, "error"), "message") or "the answer broke off")
         for choice in objects(event, "choices"):
             if piece := string(mapping(choice, "delta"), "content"):
                 yield piece
-    raise ServiceError("the answer broke off before its end; ask again, or see metal-supervisor logs NAME")
+    raise CommandError("the answer broke off before its end; ask again, or see metal-supervisor logs NAME")
 
 
 def _refusal(status: int, content: bytes) -> str:
@@ -124,7 +125,7 @@ def _refusal(status: int, content: bytes) -> str:
 
 
 def once(partner: Partner, question: str, out: TextIO) -> int:
-    """Print one answer. Raises ServiceError."""
+    """Print one answer. Raises CommandError."""
     _show(Conversation(partner), question, out)
     return 0
 
@@ -153,7 +154,7 @@ def _show(conversation: Conversation, question: str, out: TextIO) -> None:
             out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
             out.flush()
             begun = True
-    except ServiceError:
+    except CommandError:
         if begun:  # the message begins on a line of its own
             out.write("\n")
             out.flush()

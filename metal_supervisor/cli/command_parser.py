@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from metal_supervisor.settings import loader
@@ -110,6 +110,15 @@ class _HelpAll(argparse._HelpAction):
     def __call__(self, parser: Any, *_: Any) -> None:
         print(parser.format_help_all(), end="")
         parser.exit()
+
+
+def add_command(
+    commands: Any, name: str, action: Callable[[argparse.Namespace], int], text: str, more: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command. `text`: its line in the help of all; `more`: what its own help says after that."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text + more)
+    command.set_defaults(action=action)
+    return command
 
 
 def state_dir(text: str) -> str:

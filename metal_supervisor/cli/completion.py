@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from metal_supervisor.cli.command_parser import add_command
 from metal_supervisor.settings import loader
 
 SHELLS = ("bash", "zsh", "fish")
@@ -22,14 +23,13 @@ DIRECTORIES = frozenset({"state_dir", "model_store", "ollama_models", "procfs"})
 def add(commands: Any, parser: Callable[[], argparse.ArgumentParser]) -> None:
     """Add the command; `parser` makes the parser of all commands, this one among them."""
     text = "print the completions of a shell; the first lines of it say where to put them"
-    command = commands.add_parser("completion", help=text, description=text)
+
+    def run(arguments: argparse.Namespace) -> int:
+        print(script(parser(), arguments.shell))
+        return 0
+
+    command = add_command(commands, "completion", run, text)
     command.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
-    command.set_defaults(action=lambda arguments: _print(parser(), arguments.shell))
-
-
-def _print(parser: argparse.ArgumentParser, shell: str) -> int:
-    print(script(parser, shell))
-    return 0
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

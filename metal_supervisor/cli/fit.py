@@ -7,11 +7,12 @@ the estimate is the one of admission, from the command line that the engine woul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import machine
 from metal_supervisor.memory import fit_advice as fit
@@ -41,8 +42,11 @@ MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_
 MOST_ADVICE = 3
 
 
-class CannotTell(Exception):
+class CannotTell(CommandError):
     """No answer is possible; the text says why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, CANNOT_TELL)
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,9 @@ class _Subject:
     """Tokens of a slot to choose from, the most first, where the question names none."""
 
 
-def main(settings: Settings, question: Question, as_json: bool, complain: Callable[[str], None]) -> int:
-    """Print the answer. Returns 0 if the model fits, 1 if it does not, 2 if there is no answer."""
-    try:
-        found = answer(settings, question)
-    except CannotTell as error:
-        complain(printable(str(error)))
-        return CANNOT_TELL
+def main(settings: Settings, question: Question, as_json: bool) -> int:
+    """Print the answer. Returns 0 if the model fits, 1 if it does not. Raises CannotTell."""
+    found = answer(settings, question)
     print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(printable, found.lines)))
     return FITS if found.fits else DOES_NOT_FIT
 

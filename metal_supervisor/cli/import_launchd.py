@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from metal_supervisor.cli.terminal import say
+from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.terminal import CommandError, say
 from metal_supervisor.install import go_agent
 from metal_supervisor.install.go_agent import GoAgentJob, Import, Remark
 from metal_supervisor.settings import loader
@@ -26,33 +27,31 @@ TEMPLATE_MARKS = ("__HOME__", "__LLMKUBE_USER__")
 EXITS = "exits with 0 if all could be taken over, 1 if something was refused, 2 if there is nothing to read or write"
 
 
-class BadPlist(Exception):
+class BadPlist(CommandError):
     """A file that is no plist of the agent; the message names the key, and what it should hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, UNREADABLE)
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     text = "turn the launchd plist of LLMKube's Go agent into a settings file"
-    command = commands.add_parser("import-launchd", help=text, description=f"{text}; {EXITS}")
+    command = add_command(commands, "import-launchd", _run, text, f"; {EXITS}")
     command.add_argument("plist", metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist")
     command.add_argument("--output", metavar="FILE", help="file to write, for your eyes only; default: print it")
     command.add_argument("--force", action="store_true", help="overwrite")
-    command.set_defaults(action=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).expanduser() if arguments.output else None
-    try:
-        if output and (output.exists() or output.is_symlink()) and not arguments.force:
-            raise BadPlist(f"--output: {output} exists; name another file, or overwrite it with --force")
-        found = checked(go_agent.translate(read(Path(arguments.plist).expanduser())))
-    except BadPlist as error:
-        say(str(error))
-        return UNREADABLE
+    if output and (output.exists() or output.is_symlink()) and not arguments.force:
+        raise CommandError(f"--output: {output} exists; name another file, or overwrite it with --force", UNREADABLE)
+    found = checked(go_agent.translate(read(Path(arguments.plist).expanduser())))
     if output is None:
         print(text_of(found), end="")
-    elif not _write(output, text_of(found)):
-        return UNREADABLE
+    else:
+        _write(output, text_of(found))
     for kind, remarks in (("warning", found.warnings), ("refused", found.refused)):
         for each in remarks:
             say(f"{kind}: {each.subject}: {each.text}")
@@ -71,16 +70,14 @@ def _tell_left() -> None:
         say(f"warning: {text}")
 
 
-def _write(path: Path, text: str) -> bool:
+def _write(path: Path, text: str) -> None:
     from metal_supervisor.state.directory import write_atomic
 
     try:
         write_atomic(path, text)
         path.chmod(0o600)
     except OSError as error:
-        say(f"--output: cannot write {path}: {error.strerror}")
-        return False
-    return True
+        raise CommandError(f"--output: cannot write {path}: {error.strerror}", UNREADABLE) from None
 
 
 def read(path: Path) -> GoAgentJob:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.command_parser import state_dir
+from metal_supervisor.cli.command_parser import add_command, state_dir
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 
@@ -18,19 +18,16 @@ from metal_supervisor.settings import loader
 def add(commands: Any) -> None:
     """Add both commands."""
     text = "make this Mac run it from its next boot on, and now; again, to change what was said"
-    command = commands.add_parser("install", help=text, description=text)
+    command = add_command(commands, "install", _install, text)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--embedded", action="store_true", help="with a Kubernetes API of its own")
     which.add_argument("--cluster", metavar="KUBECONFIG", help="with that cluster; the file is copied, for you alone")
     command.add_argument("--agent", action="store_true", help="as a LaunchAgent: no sudo; runs while you are logged in")
     command.add_argument("--force", action="store_true", help="write launchd's file anew, though it was edited by hand")
     loader.add_flags(command)
-    command.set_defaults(action=_install)
-    text = "stop it, and take it out of this Mac; weights stay"
-    remove = commands.add_parser("uninstall", help=text, description=text)
+    remove = add_command(commands, "uninstall", _uninstall, "stop it, and take it out of this Mac; weights stay")
     remove.add_argument("--purge", action="store_true", help="settings, logs and the embedded API's objects too")
     remove.add_argument("--state-dir", type=state_dir, default=loader.usual_state_dir(os.environ))
-    remove.set_defaults(action=_uninstall)
     for each in (command, remove):
         each.add_argument("--dry-run", action="store_true", help="only print every file and command")
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor.cli.terminal import NOT_FOUND, say
+from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.gateway import access
 from metal_supervisor.gateway.access import AccessKey, BadKeys
 from metal_supervisor.settings import loader
-from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.state.directory import write_atomic
 
 HEAD = "# Keys of the gateway: NAME sha256:DIGEST [services=a,team/*] [per-minute=N] [at-once=N]\n"
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         ("list", "print names, services and limits"),
         ("remove", "let a key no longer in"),
     ):
-        command = actions.add_parser(name, help=help_text, description=help_text)
+        command = add_command(actions, name, _run, help_text)
         if name != "list":
             command.add_argument("name", metavar="NAME", help="name of the key, for logs and metrics")
         command.add_argument("--file", default="", metavar="FILE", help="the file of keys; default: --gateway-keys")
@@ -46,7 +46,6 @@ def add(commands: Any) -> None:
         if name == "list":
             command.add_argument("--json", action="store_true", help="print JSON")
         loader.add_flags(command, ("state_dir", "gateway_keys"))
-        command.set_defaults(action=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -54,8 +53,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     named = arguments.file or loader.settings_of(arguments).gateway_keys
     if not named:
-        say("no file of keys is set; name one with --file, and give it to the gateway with --gateway-keys")
-        return 1
+        text = "no file of keys is set; name one with --file, and give it to the gateway with --gateway-keys"
+        raise CommandError(text)
     # The file itself: a link to it, as into a directory that is shared, must not be replaced.
     path = Path(named).expanduser().resolve()
     try:
@@ -64,9 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         with _alone(path):
             return _add(path, arguments, sys.stdout) if arguments.key_action == "add" else _remove(path, arguments.name)
     except (BadKeys, OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        say(f"{path}: {why}")
-        return 1
+        raise CommandError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
 
 
 @contextlib.contextmanager
@@ -140,8 +137,7 @@ def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
 def _remove(path: Path, name: str) -> int:
     text = path.read_text("utf-8")
     if name not in {key.name for key in access.parse(text)}:
-        say(f"{path}: there is no key called {printable(name)}; see metal-supervisor key list")
-        return NOT_FOUND
+        raise CommandError(f"{path}: there is no key called {name}; see metal-supervisor key list", NOT_FOUND)
     kept = [line for line in text.splitlines(keepends=True) if line.split()[:1] != [name]]
     _replace(path, "".join(kept))
     return 0

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from metal_supervisor.cli.terminal import say
+from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.terminal import CommandError, say
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.logging import LEVEL_FILE, LEVELS
 
@@ -19,19 +20,16 @@ NAME_HELP = "NAMESPACE/NAME of an InferenceService, or its name alone where only
 def add(commands: Any) -> None:
     """Add the commands."""
     text = "what runs and what does not, and why: services, memory, downloads, cluster"
-    status = commands.add_parser("status", help=text, description=text)
+    status = add_command(commands, "status", _status, text)
     status.add_argument("--json", action="store_true", help="print JSON, the document that /status answers with")
     status.add_argument("--watch", action="store_true", help="go on, and show every change, until Ctrl-C")
     loader.add_flags(status)
-    status.set_defaults(action=_status)
     text = "why a service is as it is: the last decisions about it, with the numbers that were used"
-    explain = commands.add_parser("explain", help=text, description=text)
+    explain = add_command(commands, "explain", _explain, text)
     explain.add_argument("name", metavar="NAME", help=NAME_HELP)
     explain.add_argument("--json", action="store_true", help="print JSON, with the numbers")
     loader.add_flags(explain, STATE)
-    explain.set_defaults(action=_explain)
-    text = "what an engine, or one of our own programs, wrote"
-    logs = commands.add_parser("logs", help=text, description=text)
+    logs = add_command(commands, "logs", _logs, "what an engine, or one of our own programs, wrote")
     ours = "; or controller, sidecar, apiserver, gateway, supervisord, power"
     logs.add_argument("name", metavar="NAME", help=NAME_HELP + ours)
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes, until Ctrl-C")
@@ -41,13 +39,11 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
     loader.add_flags(logs, STATE)
-    logs.set_defaults(action=_logs)
     text = "how much controller, sidecar and gateway log from now on, without a restart of any"
-    level = commands.add_parser("log-level", help=text, description=text)
+    level = add_command(commands, "log-level", _log_level, text)
     words = (*LEVELS, SETTING)
     level.add_argument("level", choices=words, help=f"{', '.join(LEVELS)}; or {SETTING}: what --log-level says")
     loader.add_flags(level, STATE)
-    level.set_defaults(action=_log_level)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -94,8 +90,7 @@ def _log_level(arguments: argparse.Namespace) -> int:
         else:
             write_atomic(path, f"{arguments.level}\n")
     except OSError as error:
-        say(f"{path}: {error.strerror}; see --state-dir")
-        return 1
+        raise CommandError(f"{path}: {error.strerror}; see --state-dir") from None
     for name in ("controller", "sidecar", "gateway"):
         ring(state, name)
     return 0

@@ -19,10 +19,11 @@ from typing import Any, TextIO
 from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
 from metal_supervisor.cli import doctor as doctor_flags
-from metal_supervisor.cli.command_parser import CommandParser, state_dir
-from metal_supervisor.cli.terminal import discard_output, output_problem, say
+from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir
+from metal_supervisor.cli.terminal import CommandError, discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.state import gateway_note, own_processes
 
 BAD_CONFIG = 78
@@ -253,8 +254,8 @@ def _cordon(arguments: argparse.Namespace) -> int:
     state = Path(arguments.state_dir).expanduser().resolve()
     settings, _ = loader.load_good(state)
     if not settings.uses_claims:
-        say("this Mac is the only one: without a cluster, or with claims = off, nothing can move to another")
-        return 1
+        text = "this Mac is the only one: without a cluster, or with claims = off, nothing can move to another"
+        raise CommandError(text)
     directory = StateDir(state)
     if arguments.command == "drain":
         return cordon.drain(directory, arguments.timeout, print)
@@ -267,19 +268,18 @@ def _fit(arguments: argparse.Namespace) -> int:
 
     settings = loader.settings_of(arguments)
     question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
-    return fit.main(settings, question, arguments.json, say)
+    return fit.main(settings, question, arguments.json)
 
 
 def _add_fit(commands: Any) -> None:
     help_text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
-    command = commands.add_parser("fit", help=help_text, description=help_text)
+    command = add_command(commands, "fit", _fit, help_text)
     command.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
     command.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
     command.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
     command.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
     command.add_argument("--json", action="store_true", help="print JSON")
     loader.add_flags(command)
-    command.set_defaults(action=_fit)
 
 
 def _kubeconfig_command(arguments: argparse.Namespace) -> int:
@@ -291,7 +291,7 @@ def _kubeconfig_command(arguments: argparse.Namespace) -> int:
 
 def _add_kubeconfig(commands: Any) -> None:
     help_text = "write a kubeconfig and token for one Mac's ServiceAccount, with an administrator's kubeconfig"
-    command = commands.add_parser("kubeconfig", help=help_text, description=help_text)
+    command = add_command(commands, "kubeconfig", _kubeconfig_command, help_text)
     for flag, default, text in (
         ("--server", "", "URL of the API server as the Mac reaches it; default: the administrator's"),
         ("--namespace", "default", "namespace of the ServiceAccount [default]"),
@@ -306,7 +306,6 @@ def _add_kubeconfig(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument("--output", required=True, metavar="FILE", help="file to write; its token goes beside it")
     command.add_argument("--force", action="store_true", help="overwrite")
-    command.set_defaults(action=_kubeconfig_command)
 
 
 def _version(arguments: argparse.Namespace) -> int:
@@ -326,11 +325,9 @@ def parser() -> CommandParser:
     top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     use.add(commands)
-    text = "everything in this terminal, until Ctrl-C"
-    command = commands.add_parser("run", help=text, description=text)
+    command = add_command(commands, "run", _run, "everything in this terminal, until Ctrl-C")
     command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
     loader.add_flags(command)
-    command.set_defaults(action=_run)
     # Commands without a help text are internal: they work, and neither --help nor completion offers them.
     command = commands.add_parser("boot", description="prepare, then become supervisord: what launchd runs")
     loader.add_flags(command)
@@ -344,15 +341,13 @@ def parser() -> CommandParser:
         ("uncordon", "take part again"),
         ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
     ):
-        command = commands.add_parser(name, help=help_text, description=help_text)
+        command = add_command(commands, name, _cordon, help_text)
         command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
-        command.set_defaults(action=_cordon)
         if name == "drain":
             command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
     text = "let a running system go on with this installation; no engine is touched"
-    command = commands.add_parser("upgrade", help=text, description=text)
+    command = add_command(commands, "upgrade", _upgrade, text)
     command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
-    command.set_defaults(action=_upgrade)
     look.add(commands)
     _add_kubeconfig(commands)
     _add_fit(commands)
@@ -399,6 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _reader_left():
             raise
         return 0
+    except CommandError as error:
+        say(printable(str(error)))  # it may quote an engine or a manifest
+        return error.code
     except loader.ConfigError as error:
         say(str(error))
         return BAD_CONFIG

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from metal_supervisor.cli.terminal import say
+from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.terminal import CommandError, say
 from metal_supervisor.models import housekeeping
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.fields import Bad
+
+if TYPE_CHECKING:
+    from metal_supervisor.cli.models import ModelsCommand
 
 USAGE = 2
 STORE = ("state_dir", "model_store")
@@ -22,21 +25,17 @@ def add(commands: Any) -> None:
     help_text = "the models in the store of this Mac: list, check, remove"
     models = commands.add_parser("models", help=help_text, description=help_text)
     under = models.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
-
-    def command(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = under.add_parser(name, help=text, description=text)
-        made.set_defaults(action=action)
-        return made
-
-    ls = command("ls", _ls, "what is in the store: size, last use, what uses it, where it is from")
+    ls = add_command(under, "ls", _ls, "what is in the store: size, last use, what uses it, where it is from")
     ls.add_argument("--json", action="store_true", help="print JSON, with paths and digests")
-    verify = command("verify", _verify, "hash files again and compare them with what they were; 1 if one is damaged")
+    help_text = "hash files again and compare them with what they were; 1 if one is damaged"
+    verify = add_command(under, "verify", _verify, help_text)
     verify.add_argument("slots", nargs="*", metavar="SLOT", help="slot, the beginning of one, or a source [all]")
     verify.add_argument("--json", action="store_true", help="print JSON: a list of slot, file, verdict, why")
-    rm = command("rm", _rm, "remove models that no service uses; partial ones too")
+    rm = add_command(under, "rm", _rm, "remove models that no service uses; partial ones too")
     rm.add_argument("slots", nargs="+", metavar="SLOT|SOURCE", help="slot, the beginning of one, or a source")
     rm.add_argument("--force", action="store_true", help="even if a service uses it")
-    gc = command("gc", _gc, "remove what never became whole, and unused models as the options say, with their sizes")
+    help_text = "remove what never became whole, and unused models as the options say, with their sizes"
+    gc = add_command(under, "gc", _gc, help_text)
     gc.add_argument("--keep", type=int, metavar="N", help="keep the N unused models that were used last")
     gc.add_argument("--size", metavar="SIZE", help="remove unused models until the store has this size, e.g. 200G")
     gc.add_argument("--older", metavar="PERIOD", help="remove models that were not used for longer, e.g. 30d")
@@ -48,8 +47,7 @@ def add(commands: Any) -> None:
 
 
 def _add_pull(commands: Any) -> None:
-    help_text = "fetch a model into the store of this Mac, and print its path"
-    pull = commands.add_parser("pull", help=help_text, description=help_text)
+    pull = add_command(commands, "pull", _pull, "fetch a model into the store of this Mac, and print its path")
     pull.add_argument("source", metavar="SOURCE", help="what spec.source may be: hf://O/R/FILE, https://…, s3://…")
     pull.add_argument("--files", metavar="A,B", help="files of a repository, separated by commas (spec.files)")
     pull.add_argument("--format", choices=("gguf", "mlx", "safetensors"), default="gguf", help="spec.format [gguf]")
@@ -61,43 +59,36 @@ def _add_pull(commands: Any) -> None:
         "HF_TOKEN for a server that is not the Hub; may be given several times",
     )
     loader.add_flags(pull, FETCHING)
-    pull.set_defaults(action=_pull)
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import models
-
-    return models.carried_out(loader.settings_of(arguments), lambda command: command.ls(arguments.json), say)
+    return _models(arguments).ls(arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import models
-
-    slots, as_json = arguments.slots, arguments.json
-    return models.carried_out(loader.settings_of(arguments), lambda command: command.verify(slots, as_json), say)
+    return _models(arguments).verify(arguments.slots, arguments.json)
 
 
 def _rm(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import models
-
-    how = models.Removal(arguments.yes, arguments.force)
-    return models.carried_out(loader.settings_of(arguments), lambda command: command.rm(arguments.slots, how), say)
+    return _models(arguments).rm(arguments.slots, arguments.yes, arguments.force)
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import models
-
     try:
         if arguments.keep is not None and arguments.keep < 0:
             raise Bad("InvalidSpec", f"--keep must not be negative, and is {arguments.keep}")
         size = None if arguments.size is None else housekeeping.size_bytes(arguments.size, "--size")
         older = None if arguments.older is None else housekeeping.period_s(arguments.older, "--older")
     except Bad as bad:
-        say(bad.message)
-        return USAGE
+        raise CommandError(bad.message, USAGE) from None
     bounds = housekeeping.Bounds(arguments.keep, size, older)
-    how = models.Removal(arguments.yes, dry_run=arguments.dry_run)
-    return models.carried_out(loader.settings_of(arguments), lambda command: command.gc(bounds, how), say)
+    return _models(arguments).gc(bounds, arguments.yes, arguments.dry_run)
+
+
+def _models(arguments: argparse.Namespace) -> ModelsCommand:
+    from metal_supervisor.cli.models import ModelsCommand
+
+    return ModelsCommand(loader.settings_of(arguments))
 
 
 def _pull(arguments: argparse.Namespace) -> int:

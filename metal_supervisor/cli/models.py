@@ -9,12 +9,11 @@ import json
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor.cli.terminal import Live
+from metal_supervisor.cli.terminal import CommandError, Live
 from metal_supervisor.models import fetch, inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
@@ -34,21 +33,6 @@ EXAMPLE_KEEP, EXAMPLE_S = 0, 30 * 86400.0
 """Examples of options that `gc` without any shows."""
 
 
-class NotDone(Exception):
-    """A request that cannot be carried out; the text says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Options of `rm` and `gc`."""
-
-    yes: bool = False
-    """Do not ask on the terminal."""
-    force: bool = False
-    """Remove even models that a service uses."""
-    dry_run: bool = False
-
-
 class ModelsCommand:
     """The subcommands, on the store of one Mac."""
 
@@ -61,7 +45,7 @@ class ModelsCommand:
         try:
             return inventory.look(settings.store_path, StateDir(settings.state_path), Path(settings.ollama_models_path))
         except OSError as error:
-            raise NotDone(f"{settings.store_path}: {error.strerror}; see --model-store") from None
+            raise CommandError(f"{settings.store_path}: {error.strerror}; see --model-store") from None
 
     def _print(self, text: str) -> None:
         self._out.write(printable(text) + "\n")
@@ -93,7 +77,7 @@ class ModelsCommand:
     # ── verify ───────────────────────────────────────────────────────────────────────────────────
 
     def verify(self, words: Sequence[str], as_json: bool = False) -> int:
-        """Hash the files of the named models, or of all, again. Raises NotDone."""
+        """Hash the files of the named models, or of all, again. Raises CommandError."""
         found = self._look()
         chosen = [_named(found, word) for word in words] if words else found.slots
         verdicts, rows = [], list[Json]()
@@ -169,25 +153,28 @@ class ModelsCommand:
 
     # ── rm, gc ───────────────────────────────────────────────────────────────────────────────────
 
-    def rm(self, words: Sequence[str], how: Removal) -> int:
-        """Remove the named models. Raises NotDone, before anything is removed."""
+    def rm(self, words: Sequence[str], yes: bool, force: bool) -> int:
+        """Remove the named models. Raises CommandError, before anything is removed.
+
+        `yes`: do not ask on the terminal; `force`: remove even models that a service uses.
+        """
         found = self._look()
         chosen = list({entry.name: entry for entry in (_named(found, word) for word in words)}.values())
         for entry in chosen:
             if entry.busy:
-                raise NotDone(f"{_title(entry)} is being fetched; stop that first")
-            if entry.used_by and not how.force:
+                raise CommandError(f"{_title(entry)} is being fetched; stop that first")
+            if entry.used_by and not force:
                 text = f"{_title(entry)} is used by {', '.join(entry.used_by)}; delete that first, or add --force"
-                raise NotDone(text)
-        if found.unread and not how.force:
-            raise NotDone(f"{_unread(found)}; try again in a moment, or add --force")
-        return self._remove([(entry, "") for entry in chosen], how, "rm")
+                raise CommandError(text)
+        if found.unread and not force:
+            raise CommandError(f"{_unread(found)}; try again in a moment, or add --force")
+        return self._remove([(entry, "") for entry in chosen], yes, "rm")
 
-    def gc(self, bounds: Bounds, how: Removal) -> int:
-        """Remove leftovers, and the models that `bounds` select. Raises NotDone."""
+    def gc(self, bounds: Bounds, yes: bool, dry_run: bool) -> int:
+        """Remove leftovers, and the models that `bounds` select; `yes`: do not ask. Raises CommandError."""
         found, now = self._look(), time.time()
         if found.unread:
-            raise NotDone(f"{_unread(found)}, so nothing is removed; try again in a moment")
+            raise CommandError(f"{_unread(found)}, so nothing is removed; try again in a moment")
         items = [entry.item() for entry in found.entries]
         why = choose(items, bounds, found.size_bytes, now)
         entries = {entry.name: entry for entry in found.entries}
@@ -200,7 +187,7 @@ class ModelsCommand:
             self._print(empty if bounds == Bounds() else "nothing has to go")
         if bounds == Bounds() and len(items) > len(chosen) + len(fresh):
             self._advise(found, now)
-        return self._remove(chosen, how, "gc") if chosen else OK
+        return self._remove(chosen, yes, "gc", dry_run) if chosen else OK
 
     def _advise(self, found: Stock, now: float) -> None:
         """Print what each option of `gc` would remove."""
@@ -220,18 +207,20 @@ class ModelsCommand:
             self._print(f"  {flag:<12} {len(names)} of them, {freed}")
         self._print(f"  {'--size 200G':<12} as many as it takes until the store has that size")
 
-    def _remove(self, chosen: Sequence[tuple[StoredModel, str]], how: Removal, command: str) -> int:
+    def _remove(
+        self, chosen: Sequence[tuple[StoredModel, str]], yes: bool, command: str, dry_run: bool = False
+    ) -> int:
         for entry, why in chosen:
             self._print(f"{entry.name}  {_size(entry)}  {_title(entry)}{f': {why}' if why else ''}")
         size = amount(_freed([entry for entry, _ in chosen]), "down")
-        if how.dry_run:
+        if dry_run:
             self._print(f"{size} would be freed; nothing was removed")
             return OK
-        if not how.yes and not self._agreed(f"Delete {_counted(len(chosen), 'directory', 'directories')}, {size}?"):
+        if not yes and not self._agreed(f"Delete {_counted(len(chosen), 'directory', 'directories')}, {size}?"):
             if sys.stdin.isatty():
                 self._print("nothing was removed")
                 return FAILED
-            raise NotDone(f"nothing was removed: there is no terminal to ask on; add --yes to models {command}")
+            raise CommandError(f"nothing was removed: there is no terminal to ask on; add --yes to models {command}")
         gone, failed = [], 0
         for entry, _ in chosen:
             try:
@@ -332,7 +321,7 @@ def _entry_json(entry: StoredModel) -> Json:
 
 
 def _named(found: Stock, word: str) -> StoredModel:
-    """The one entry that a word names, by the beginning of its slot's name or by its source. Raises NotDone."""
+    """The one entry that a word names, by the beginning of its slot's name or by its source. Raises CommandError."""
     matches = [entry for entry in found.slots if word and entry.name.startswith(word)]
     if not matches:
         try:
@@ -346,15 +335,6 @@ def _named(found: Stock, word: str) -> StoredModel:
     if not matches:
         known = [entry.name for entry in found.entries if entry.kind is Kind.LLMKUBE]
         theirs = "; that is LLMKube's own, remove it by hand" if word in known else ""
-        raise NotDone(f"{what} is no model in {found.path}{theirs}; see metal-supervisor models ls")
+        raise CommandError(f"{what} is no model in {found.path}{theirs}; see metal-supervisor models ls")
     names = ", ".join(entry.name for entry in matches)
-    raise NotDone(f"{what} may be any of {names}; give more of the slot's name")
-
-
-def carried_out(settings: Settings, act: Callable[[ModelsCommand], int], complain: Callable[[str], None]) -> int:
-    """Run a subcommand and return its exit code; on NotDone, complain and return 1."""
-    try:
-        return act(ModelsCommand(settings))
-    except NotDone as error:
-        complain(printable(str(error)))
-        return FAILED
+    raise CommandError(f"{what} may be any of {names}; give more of the slot's name")

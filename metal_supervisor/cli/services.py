@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TextIO
 
-from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING
+from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, CommandError
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
@@ -24,23 +24,15 @@ from metal_supervisor.state.directory import StateDir
 COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
 
 
-class ServiceError(Exception):
-    """The text says why, and what to do; `code` is the command's exit code."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class ServiceClient:
     """The InferenceServices that this Mac's login may see."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises BadKubeconfig, and ServiceError where no system has run yet."""
+        """Raises BadKubeconfig, and CommandError where no system has run yet."""
         if settings.embedded and not settings.kubeconfig_path.exists():
             where = settings.state_path
             text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
-            raise ServiceError(text, NOT_RUNNING)
+            raise CommandError(text, NOT_RUNNING)
         self._kube = Kube(settings.kubeconfig_path, settings.context)
         self._conf = str(settings.state_path / "supervisord.conf")
         self._own = str(settings.state_path) if settings.embedded else ""
@@ -51,35 +43,35 @@ class ServiceClient:
         self._kube.close()
 
     def all(self) -> list[Json]:
-        """The InferenceServices. Raises ServiceError."""
+        """The InferenceServices. Raises CommandError."""
         return objects(self._asked("GET", api_path("inferenceservices", self._namespace)), "items")
 
     def named(self, name: str) -> Json:
-        """The service of a name, or of NAMESPACE/NAME. Raises ServiceError."""
+        """The service of a name, or of NAMESPACE/NAME. Raises CommandError."""
         found = [each for each in self.all() if name in (_key(each), each["metadata"]["name"])]
         if len(found) == 1:
             return found[0]
         if found:
-            raise ServiceError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}", NOT_FOUND)
+            raise CommandError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}", NOT_FOUND)
         known = ", ".join(map(_key, self.all())) or "none"
-        raise ServiceError(f"there is no service {name}; there are: {known}", NOT_FOUND)
+        raise CommandError(f"there is no service {name}; there are: {known}", NOT_FOUND)
 
     def scale(self, name: str, replicas: int) -> str:
-        """Set the number of replicas; returns what was done. Raises ServiceError."""
+        """Set the number of replicas; returns what was done. Raises CommandError."""
         found = self.named(name)
         before = mapping(found, "spec").get("replicas", 1)
         if (before == 0) == (replicas == 0):
             if replicas and _reason(found) == "StoppedByHand":
                 conf = f" -c {shlex.quote(self._conf)}" if self._own else ""  # a cluster's may be on another Mac
                 start = f"supervisorctl{conf} start {_key(found).replace('/', '.')}"
-                raise ServiceError(f"{_key(found)} was stopped with supervisorctl; start it there with: {start}")
+                raise CommandError(f"{_key(found)} was stopped with supervisorctl; start it there with: {start}")
             return f"{_key(found)} has {before} replica{'' if before == 1 else 's'} already"
         by_hand = f"scale {_typed(found)} --replicas={replicas}"
         self._asked("PATCH", _path(found), {"spec": {"replicas": replicas}}, by_hand)
         return f"{_key(found)}: spec.replicas is {replicas} now"
 
     def remove(self, name: str) -> str:
-        """Delete a service, and its Model unless another uses it; returns what was done. Raises ServiceError."""
+        """Delete a service, and its Model unless another uses it; returns what was done. Raises CommandError."""
         found = self.named(name)
         model, namespace = string(mapping(found, "spec"), "modelRef"), found["metadata"]["namespace"]
         users = [_key(each) for each in self.all() if (namespace, model) in _models_of(each)]
@@ -89,12 +81,12 @@ class ServiceClient:
             return f"{_key(found)} is removed; its Model {model} stays, as {others[0]} uses it"
         try:
             self._asked("DELETE", api_path("models", namespace, model), by_hand=f"-n {namespace} delete model {model}")
-        except ServiceError as error:
+        except CommandError as error:
             return f"{_key(found)} is removed; its Model {model} stays: {error}"
         return f"{_key(found)} is removed, and its Model; what was fetched stays: metal-supervisor models ls"
 
     def _asked(self, method: str, path: str, body: Json | None = None, by_hand: str = "") -> Json:
-        """Ask the API. `by_hand`: what to type after kubectl where this login may not. Raises ServiceError."""
+        """Ask the API. `by_hand`: what to type after kubectl where this login may not. Raises CommandError."""
         try:
             return self._kube.request(method, path, None, body, MERGE if body is not None else "application/json")
         except KubeError as error:
@@ -102,9 +94,9 @@ class ServiceClient:
                 return {}
             if self._own and error.code == 0:  # the embedded API is down only where the whole system is
                 text = f"the system in {self._own} (--state-dir) does not answer: {error}"
-                raise ServiceError(f"{text}; start it with: metal-supervisor run", NOT_RUNNING) from None
+                raise CommandError(f"{text}; start it with: metal-supervisor run", NOT_RUNNING) from None
             hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""
-            raise ServiceError(f"{error}{hint}") from None
+            raise CommandError(f"{error}{hint}") from None
 
 
 def _key(found: Json) -> str:
@@ -172,7 +164,7 @@ def _reserved(settings: Settings) -> dict[str, int]:
 
 
 def show(settings: Settings, as_json: bool, out: TextIO) -> int:
-    """`metal-supervisor list`. Raises ServiceError, BadKubeconfig."""
+    """`metal-supervisor list`. Raises CommandError, BadKubeconfig."""
     with contextlib.closing(ServiceClient(settings)) as services:
         found = services.all()
     if as_json:
@@ -185,7 +177,7 @@ def show(settings: Settings, as_json: bool, out: TextIO) -> int:
 
 
 def change(settings: Settings, command: str, name: str, out: TextIO) -> int:
-    """`metal-supervisor stop`, `start` or `rm`: say what was done. Raises ServiceError, BadKubeconfig."""
+    """`metal-supervisor stop`, `start` or `rm`: say what was done. Raises CommandError, BadKubeconfig."""
     with contextlib.closing(ServiceClient(settings)) as services:
         done = services.remove(name) if command == "rm" else services.scale(name, int(command == "start"))
     out.write(printable(done) + "\n")

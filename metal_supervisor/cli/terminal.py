@@ -23,6 +23,14 @@ UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno
 USUAL = os.terminal_size((80, 24))
 
 
+class CommandError(Exception):
+    """What was asked for cannot be done; the text says why, and what to do instead. `code`: exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 def say(text: str) -> None:
     """Print a message about the command itself."""
     sys.stderr.write(f"metal-supervisor: {text}\n")

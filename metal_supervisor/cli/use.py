@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from metal_supervisor.cli.command_parser import add_command
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
-from metal_supervisor.spec.terminal_text import printable
 
 NAME_HELP = "name of an InferenceService, or NAMESPACE/NAME"
 
@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     """Add the commands."""
     text = "serve a model: check that it fits, apply it, wait until it is ready, and print its URL"
     more = "With --on-demand it is loaded by its first request, and unloaded when unused: docs/on-demand.md."
-    serve = commands.add_parser("serve", help=text, description=f"{text}. {more}")
+    serve = add_command(commands, "serve", _serve, text, f". {more}")
     serve.add_argument(
         "source", metavar="SOURCE",
         help="GGUF file or MLX directory; OWNER/REPO[:QUANT] of Hugging Face; ollama://NAME:TAG; a URL; or a shipped "
@@ -31,12 +31,10 @@ def add(commands: Any) -> None:
     serve.add_argument("--print", action="store_true", dest="only_print", help="print the manifests, and do nothing")
     serve.add_argument("--detach", action="store_true", help="apply it to the system that runs, and do not wait")
     loader.add_flags(serve)
-    serve.set_defaults(action=_serve)
 
     def command(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        made = add_command(commands, name, action, text)
         loader.add_flags(made, ("state_dir",))
-        made.set_defaults(action=action)
         return made
 
     chat = command("chat", _chat, "talk to a model in this terminal")
@@ -69,36 +67,23 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve.serve(settings, overrides, order, arguments.only_print, sys.stdout, say)
 
 
-def _tried(action: Callable[[], int]) -> int:
-    from metal_supervisor.cli.services import ServiceError
-
-    try:
-        return action()
-    except ServiceError as error:
-        say(printable(str(error)))  # it may quote an engine or a manifest
-        return error.code
-
-
 def _chat(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import chat
 
-    def talk() -> int:
-        partner = chat.partner_of(loader.settings_of(arguments), arguments.name)
-        if arguments.question is not None or not sys.stdin.isatty():
-            question = sys.stdin.read() if arguments.question is None else arguments.question
-            return chat.once(partner, question, sys.stdout)
+    partner = chat.partner_of(loader.settings_of(arguments), arguments.name)
+    if arguments.question is None and sys.stdin.isatty():
         return chat.talk(partner, input, sys.stdout)
-
-    return _tried(talk)
+    question = sys.stdin.read() if arguments.question is None else arguments.question
+    return chat.once(partner, question, sys.stdout)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import services
 
-    return _tried(lambda: services.show(loader.settings_of(arguments), arguments.json, sys.stdout))
+    return services.show(loader.settings_of(arguments), arguments.json, sys.stdout)
 
 
 def _change(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import services
 
-    return _tried(lambda: services.change(loader.settings_of(arguments), arguments.command, arguments.name, sys.stdout))
+    return services.change(loader.settings_of(arguments), arguments.command, arguments.name, sys.stdout)

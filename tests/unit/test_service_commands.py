@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from metal_supervisor.cli import chat, main, services
-from metal_supervisor.cli.services import ServiceClient, ServiceError
+from metal_supervisor.cli.services import ServiceClient
+from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Json
@@ -72,7 +73,7 @@ def test_what_was_stopped_with_supervisorctl_is_started_there(kube: type[StandIn
     kube.services = {"tiny": {"modelRef": "m", "replicas": 1}}
     assert client().scale("tiny", 1) == "default/tiny has 1 replica already"
     kube.reason = "StoppedByHand"
-    with pytest.raises(ServiceError, match=r"start it there with: supervisorctl start default\.tiny$"):
+    with pytest.raises(CommandError, match=r"start it there with: supervisorctl start default\.tiny$"):
         client().scale("tiny", 1)
 
 
@@ -93,7 +94,7 @@ def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
         assert main.main([*words, *state]) == 3
         said = capsys.readouterr().err
         assert f"the system in {tmp_path} (--state-dir) does not answer: Connection refused; start it with" in said
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(CommandError) as refused:
         client().all()
     assert refused.value.code == 1, "a cluster's API server is not what metal-supervisor run starts"
 
