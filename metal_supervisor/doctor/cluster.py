@@ -10,7 +10,6 @@ from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER, api_path
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
-from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import addresses, local_status, machine
 from metal_supervisor.host.addresses import AddressChoice
@@ -220,14 +219,14 @@ def judge_other_system(port: int, state: str) -> Finding:
 def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
     """(number of our ports, owner -> (port, other process that holds it)), as of now."""
     settings, state = around.settings, around.directory
-    table = table_of(around.supervisord) or {}
+    table = around.table() or {}
     notes = state.run_notes()
     owners = {"the sidecar": (settings.port, "127.0.0.1", [table["sidecar"].pid] if "sidecar" in table else [])}
     if settings.gateway_on:
         address, port = settings.gateway_address
         pids = [table[name].pid for name in gateway_note.PROGRAMS if name in table]
         owners["the gateway"] = port, address, pids
-    for program, record in state.records()[0].items():
+    for program, record in around.records().items():
         if record.port and not record.daemon:
             pids = [table[program].pid] if program in table else []
             pids += [notes[program].pid] if program in notes else []

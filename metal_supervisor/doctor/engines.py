@@ -7,21 +7,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from metal_supervisor.cluster.report import confinement
 from metal_supervisor.doctor import macho
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.software import table_of
+from metal_supervisor.doctor.findings import Check, Finding, all_or, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.doctor.together import together
+from metal_supervisor.doctor.together import each_of
 from metal_supervisor.host import chip, launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
-from metal_supervisor.spec.processes import LIVE, Observed, ProgramState
+from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
 
 XATTR = "/usr/bin/xattr"
@@ -61,11 +61,6 @@ def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
         except host.NoBinary as error:
             missing[name] = str(error)
     return here, missing
-
-
-def records_of(around: Surroundings) -> Mapping[str, Record]:
-    """The readable records of this Mac, by program."""
-    return around.directory.records()[0]
 
 
 # ── whether they are there, and work ─────────────────────────────────────────────────────────────
@@ -110,15 +105,15 @@ def _how(runtime: str) -> str:
 def _engines(around: Surroundings) -> Sequence[Finding]:
     here, missing = found(around)
     demanded = dict.fromkeys(_named(around.settings.runtimes), "--runtimes")
-    demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in records_of(around).values() if each.runs}
+    demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in around.records().values() if each.runs}
     if "ollama" in demanded and around.settings.ollama_url != "off":
         del demanded["ollama"]  # the user's own is enough
 
     def version(engine: FoundEngine) -> Sequence[Finding]:
         return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
 
-    told = together([partial(version, each) for each in here], ASK_S + 0.5)
-    return [*judge_missing(missing, [each.runtime for each in here], demanded), *told]
+    told = each_of([partial(version, each) for each in here], ASK_S + 0.5)
+    return [*judge_missing(missing, [each.runtime for each in here], demanded), *chain(*told)]
 
 
 def _named(listed: str) -> list[str]:
@@ -155,13 +150,12 @@ def _head(path: Path) -> bytes:
 def _binaries(around: Surroundings) -> Sequence[Finding]:
     here, _ = found(around)
     arm = chip.quick(around.mac).name.startswith("Apple")
-    bad: list[Finding] = []
+    bad: list[Finding | None] = []
     for each in here:
-        found_here = [judge_processor(each, macho.processors(_head(each.real)), arm)]
+        bad.append(judge_processor(each, macho.processors(_head(each.real)), arm))
         for path in dict.fromkeys((each.path, each.real)):
-            found_here.append(judge_quarantine(path, around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8)))
-        bad += [one for one in found_here if one is not None]
-    return bad or ([ok(f"{len(here)} built for this chip, none quarantined")] if here else [])
+            bad.append(judge_quarantine(path, around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8)))
+    return all_or(bad, len(here), f"{len(here)} built for this chip, none quarantined")
 
 
 def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
@@ -176,7 +170,7 @@ def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
 def _path(around: Surroundings) -> Sequence[Finding]:
     here, _ = found(around)
     bad = [judge_path(each, str(getattr(around.settings, each.executable.setting))) for each in here]
-    return [each for each in bad if each] or ([ok("launchd's PATH leads to the same engines")] if here else [])
+    return all_or(bad, len(here), "launchd's PATH leads to the same engines")
 
 
 # ── the application firewall ─────────────────────────────────────────────────────────────────────
@@ -248,8 +242,8 @@ def _changed_at(path: Path) -> float | None:
 
 
 def _builds(around: Surroundings) -> Sequence[Finding]:
-    table: Mapping[str, ProgramState] = table_of(around.supervisord) or {}
-    state, bad, running = around.directory, [], 0
+    table = around.table() or {}
+    state, bad = around.directory, []
     for program, row in sorted(table.items()):
         note = state.run_note(program)
         if note is None or row.state not in LIVE:
@@ -257,45 +251,43 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
         argv = state.read_spec(note.spec_file).get("argv")
         if not isinstance(argv, list) or not argv:
             continue
-        running += 1
         binary = Path(str(argv[0]))
         # A stand-in's start is not its engine's.
         started_at = host.started_at(note.pid) or row.start
         bad.append(judge_build(program, binary, _changed_at(binary), started_at))
-    return [each for each in bad if each] or ([ok(f"{running} running, each of the build on disk")] if running else [])
+    return all_or(bad, len(bad), f"{len(bad)} running, each of the build on disk")
 
 
-def judge_confinement(record: Record, observed: Observed) -> Finding:
-    """Finding about the confinement of an engine that is up."""
+def judge_confinement(record: Record, observed: Observed) -> Finding | None:
+    """Finding about an engine that is up and not confined, else None."""
     confined, _, text = confinement(record, observed)
-    name = f"{record.namespace}/{record.name}"
     if confined:
-        return ok(f"{name} is confined")
+        return None
     restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
-    return warn(f"{name} is not confined: {text}", "see docs/security.md" if record.unconfined else restart)
+    text = f"{record.namespace}/{record.name} is not confined: {text}"
+    return warn(text, "see docs/security.md" if record.unconfined else restart)
 
 
 def _confinement(around: Surroundings) -> Sequence[Finding]:
     seen = around.directory.observations()
-    records = [each for each in records_of(around).values() if not each.is_daemon]
+    records = [each for each in around.records().values() if not each.is_daemon]
     up = [each for each in records if each.program in seen and seen[each.program].pid]
-    bad = [each for each in (judge_confinement(record, seen[record.program]) for record in up) if each.status != "ok"]
-    return bad or ([ok(f"{len(up)} confined by the operating system")] if up else [])
+    bad = [judge_confinement(record, seen[record.program]) for record in up]
+    return all_or(bad, len(up), f"{len(up)} confined by the operating system")
 
 
-def judge_revoked(record: Record) -> Finding:
-    """Finding about an engine whose spec an older release accepted and this one may refuse."""
+def judge_revoked(record: Record) -> Finding | None:
+    """Finding about an engine whose spec an older release accepted and this one refuses, else None."""
     if not record.revoked:
-        return ok(f"{record.namespace}/{record.name} runs as this release accepts it")
+        return None
     name = f"{record.namespace}/{record.name}"
     text = f"{name} runs as an older release allowed; its next start is refused: {record.revoked}"
     return warn(text, "change the resource as the reason says, before it is restarted; CHANGELOG.md has the ways round")
 
 
 def _revoked(around: Surroundings) -> Sequence[Finding]:
-    records = [each for each in records_of(around).values() if each.runs]
-    bad = [each for each in map(judge_revoked, records) if each.status != "ok"]
-    return bad or ([ok(f"{len(records)} accepted by this release's rules")] if records else [])
+    records = [each for each in around.records().values() if each.runs]
+    return all_or(map(judge_revoked, records), len(records), f"{len(records)} accepted by this release's rules")
 
 
 def judge_ollama(url: str, version: str, problem: str) -> Finding:

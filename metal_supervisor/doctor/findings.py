@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -70,6 +70,12 @@ def unknown(why: str) -> Finding:
 def unasked(problem: str) -> Finding:
     """A finding that the check was skipped because the API server cannot be used. `problem`: the reason."""
     return warn(f"could not be asked: {problem}", "see api")
+
+
+def all_or(bad: Iterable[Finding | None], count: int, well: str) -> list[Finding]:
+    """What is wrong; if nothing is, that all are well, as long as there are any. `count`: how many were judged."""
+    found = [each for each in bad if each is not None]
+    return found or ([ok(well)] if count else [])
 
 
 def summary(findings: Sequence[Finding]) -> str:

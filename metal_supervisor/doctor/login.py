@@ -19,7 +19,7 @@ from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.software import START, table_of
+from metal_supervisor.doctor.software import START
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
 from metal_supervisor.spec.instants import utc
@@ -179,7 +179,7 @@ def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path) -> Findi
 def _not_there(around: Surroundings, finding: Finding) -> Finding:
     if not around.settings.embedded:
         return finding
-    return judge_embedded(table_of(around.supervisord), around.directory.log_path("apiserver"))
+    return judge_embedded(around.table(), around.directory.log_path("apiserver"))
 
 
 def _api(around: Surroundings) -> Sequence[Finding]:
@@ -208,14 +208,14 @@ def _api(around: Surroundings) -> Sequence[Finding]:
         return [fail(f"not asked: {error}", "correct the user of that context, or what it names")]
     try:
         (said,) = answers([partial(kube.request, "GET", "/version")], until - time.monotonic())
-        link.version, link.kube = str(said.get("gitVersion") or "of no version"), kube
+        link.kube = kube
     except TimeoutError:
         return [judge_silence(server)]
     except KubeError as error:
         if error.code == 403:
             link.kube = kube
         return [judge_answer(server, error)]
-    return [ok(f"{server} answers, Kubernetes {link.version}")]
+    return [ok(f"{server} answers, Kubernetes {said.get('gitVersion') or 'of no version'}")]
 
 
 CHECKS = (

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.software import table_of
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import chip, machine
 from metal_supervisor.host.commands import Done
@@ -218,7 +217,7 @@ def _orphans(around: Surroundings) -> Sequence[Finding]:
         for name, note in directory.run_notes().items()
         if note.pid and note.started and launch.start_time(note.pid) == note.started
     }
-    return judge_orphans(table_of(around.supervisord), alive, marked)
+    return judge_orphans(around.table(), alive, marked)
 
 
 CHECKS = (

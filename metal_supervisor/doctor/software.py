@@ -17,7 +17,7 @@ from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
-from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
+from metal_supervisor.supervisord.client import Refused, Unavailable
 
 OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
 LONGEST_SOCKET = 96
@@ -169,16 +169,6 @@ def _supervisord(around: Surroundings) -> Sequence[Finding]:
     return [judge_supervisord(path, there, version, problem)]
 
 
-def table_of(supervisord: Supervisord) -> Mapping[str, ProgramState] | None:
-    """supervisord's process table, None if it does not answer (see the check `supervisord`). Closes the client."""
-    try:
-        return supervisord.table()
-    except (Unavailable, Refused):
-        return None
-    finally:
-        supervisord.close()
-
-
 def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
     """Finding about our own programs under supervisord. `logs`: their directory."""
     needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
@@ -197,7 +187,7 @@ def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path
 
 
 def _programs(around: Surroundings) -> Sequence[Finding]:
-    table = table_of(around.supervisord)
+    table = around.table()
     if table is None:
         return []
     return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log")]

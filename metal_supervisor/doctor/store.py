@@ -102,7 +102,7 @@ def judge_places(lost: Mapping[str, Sequence[str]], services: int) -> Finding:
 def _places(around: Surroundings) -> Sequence[Finding]:
     state, rules, store = around.directory, places_of(around.settings), around.settings.store_path.resolve()
     inside = [state.path / name for name in ("current", "hub", "scratch")]
-    records = {name: each for name, each in state.records()[0].items() if each.namespace}
+    records = {name: each for name, each in around.records().items() if each.namespace}
     lost: dict[str, list[str]] = {}
     for record in records.values():
         argv = state.read_spec(record.spec_file or "").get("argv")

@@ -5,13 +5,14 @@ All of them are injected, so that tests can replay the recorded answers of a Mac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import ProgramState
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import controller_report
-from metal_supervisor.supervisord.client import Supervisord
+from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 ASK_S = 4.0
 """Time limit of one program or connection: below that of its check, so that the check can report which it was."""
@@ -39,7 +42,6 @@ class Link:
 
     kube: Kube | None = None
     problem: str = "the API server does not answer"
-    version: str = ""
 
 
 def _connect(host_name: str, port: int) -> None:
@@ -92,6 +94,18 @@ class Surroundings:
     def supervisord(self) -> Supervisord:
         """A new client: the checks run in parallel."""
         return Supervisord(self.directory.socket)
+
+    def table(self) -> Mapping[str, ProgramState] | None:
+        """supervisord's process table, None if it does not answer: see the check `supervisord`."""
+        with contextlib.closing(self.supervisord) as supervisord:
+            try:
+                return supervisord.table()
+            except (Unavailable, Refused):
+                return None
+
+    def records(self) -> Mapping[str, Record]:
+        """The readable records of this Mac, by program."""
+        return self.directory.records()[0]
 
     def chosen(self) -> Chosen:
         """The context of the kubeconfig. Raises BadKubeconfig."""

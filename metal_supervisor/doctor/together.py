@@ -48,11 +48,6 @@ def each_of(questions: Sequence[Question], within_s: float) -> list[Sequence[Fin
     return [_found(each, within_s) for each in asked]
 
 
-def together(questions: Sequence[Question], within_s: float) -> list[Finding]:
-    """The findings of `each_of` as one list."""
-    return [finding for found in each_of(questions, within_s) for finding in found]
-
-
 def _found(asked: Future[Sequence[Finding]], within_s: float) -> Sequence[Finding]:
     if not asked.done():
         return (unknown(f"no answer within {within_s:g} s"),)
