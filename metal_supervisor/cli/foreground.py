@@ -400,16 +400,12 @@ class Foreground:
 
     def _processes(self, directory: StateDir, supervisord: Supervisord) -> list[tuple[str, int, str]]:
         """Everything that must not outlive this run: (program, pid, start identity)."""
-        pids: dict[int, str] = {}
+        found: list[tuple[str, int, str]] = []
         with contextlib.suppress(Unavailable, Refused):
-            pids = {row.pid: name for name, row in supervisord.table().items() if row.pid}
-        own = [*own_processes.live(directory), *own_processes.outliving(directory)]
-        pids |= {note.pid: name for name, note in directory.run_notes().items() if note.pid}
-        found = [(name, pid, launch.start_time(pid)) for pid, name in pids.items()]
-        notes = {note.pid: note.started for note in directory.run_notes().values()}
-        # A note may name a pid that the system has reused for another process since.
-        same = [item for item in found if item[2] and notes.get(item[1], item[2]) == item[2]]
-        return list({item[1]: item for item in [*same, *own]}.values())
+            table = supervisord.table().items()
+            found = [(name, row.pid, launch.start_time(row.pid)) for name, row in table if row.pid]
+        found += boot.left_over(directory)
+        return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
 
 
 def _advice(told: Json) -> str:

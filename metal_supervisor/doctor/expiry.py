@@ -6,9 +6,10 @@ Nothing here is verified, and only the time is ever shown.
 from __future__ import annotations
 
 import base64
-import json
 import math
 from datetime import datetime, timezone
+
+from metal_supervisor.cluster.accounts import claims_of
 
 SEQUENCE, UTC_TIME, GENERALIZED_TIME, VERSION = 0x30, 0x17, 0x18, 0xA0
 
@@ -16,9 +17,8 @@ SEQUENCE, UTC_TIME, GENERALIZED_TIME, VERSION = 0x30, 0x17, 0x18, 0xA0
 def of_token(text: str) -> float | None:
     """Unix time at which a JWT expires; None for a token without it."""
     try:
-        part = text.split(".")[1]
-        found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
-        return float(found) if math.isfinite(float(found)) else None
+        found = float(claims_of(text)["exp"])
+        return found if math.isfinite(found) else None
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
 

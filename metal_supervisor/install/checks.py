@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import plistlib
 import re
 import xml.parsers.expat
@@ -18,6 +17,7 @@ from metal_supervisor.install.plan import HEADER, SETTINGS_FILE, InstallPaths, r
 from metal_supervisor.install.steps import InstallError
 from metal_supervisor.settings.loader import OVERRIDES_FILE
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.reports import read_object
 from metal_supervisor.supervisord.client import Supervisord
 
 KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
@@ -50,10 +50,8 @@ def is_state_directory(state: Path) -> bool:
 
     A name alone is no proof: `app/`, `log/` and a supervisord.conf are in many a project.
     """
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(read(state / OVERRIDES_FILE))
-        if isinstance(content, dict) and {"config", "values"} <= content.keys():
-            return True
+    if {"config", "values"} <= read_object(state / OVERRIDES_FILE).keys():
+        return True
     if b"metal_supervisor" in read(state / "supervisord.conf"):
         return True
     if read(state / SETTINGS_FILE).startswith(HEADER.encode().splitlines()[0]):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -196,8 +197,8 @@ def _undisturbed() -> Iterator[None]:
 def _up(found: InstallPlan, machine: Machine) -> bool:
     """Wait until supervisord runs our own programs."""
     supervisord = Supervisord(StateDir(found.places.state).socket)
-    until = machine.clock() + UP_WAIT_S
-    while machine.clock() < until:
+    until = time.monotonic() + UP_WAIT_S
+    while time.monotonic() < until:
         with contextlib.suppress(Unavailable, Refused):
             table = supervisord.table()
             if all(name in table and table[name].state is State.RUNNING for name in UP) and _answers(found):

@@ -6,9 +6,7 @@ either by hand are kept.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ from metal_supervisor.host.launchctl import LABEL, Launchctl, LoadedJob
 from metal_supervisor.install.steps import SUDO, Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
 from metal_supervisor.settings import loader as config
 from metal_supervisor.settings.schema import Settings
+from metal_supervisor.spec.document import string
+from metal_supervisor.state.reports import read_object
 
 SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
 MARK = "metal-supervisor install wrote this"
@@ -233,9 +233,7 @@ def _refuse_context(values: Mapping[str, Any], kept: str) -> None:
 
 def _kept_context(where: InstallPaths) -> str:
     """The context of our copy of a kubeconfig, "" without one."""
-    with contextlib.suppress(ValueError, AttributeError):
-        return str(json.loads(read(where.kubeconfig)).get("current-context", ""))
-    return ""
+    return string(read_object(where.kubeconfig), "current-context")
 
 
 def _taken(where: InstallPaths) -> tuple[str, str]:

@@ -41,7 +41,6 @@ class Machine:
     uid: int
     run: Feeder
     pause: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
     label: str = LABEL
     """launchd's name for the job; a trial beside a real installation has another."""
 
