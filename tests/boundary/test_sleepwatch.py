@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.cli import main
+from metal_supervisor.cli import programs
 from metal_supervisor.controller import boot
 from metal_supervisor.host import iokit, sleep_note, sleepwatch
 from metal_supervisor.host.sleep_clock import Clocks
@@ -71,12 +71,12 @@ def test_elsewhere_there_is_nothing_to_load_and_no_such_program(tmp_path: Path) 
 def test_only_a_system_that_does_not_tell_is_said_not_to(
     silent: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(main, "_program", lambda _: (Settings(state_dir=str(tmp_path)), None, ""))
+    monkeypatch.setattr(programs, "_program", lambda _: (Settings(state_dir=str(tmp_path)), None, ""))
     monkeypatch.setattr(iokit, "load", lambda: Power((), lambda _: None, refuses=silent).frameworks)
     if not silent:
         (tmp_path / "sleepwatch.bell").mkdir()
     with pytest.raises(CannotBoot if silent else OSError, match="not tell" if silent else "sleepwatch.bell"):
-        main._sleepwatch(argparse.Namespace())
+        programs._sleepwatch(argparse.Namespace())
 
 
 @pytest.mark.parametrize(("platform", "kubeconfig", "there"), [

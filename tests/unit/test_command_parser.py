@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.cli import main
+from metal_supervisor.cli import main, programs
 from metal_supervisor.cli.command_parser import GROUPS
 from metal_supervisor.settings import loader
 
-INTERNAL = {"boot", *main.PROGRAMS}
+INTERNAL = {"boot", *programs.PROGRAMS}
 
 
 def _said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
