@@ -254,28 +254,9 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "kinds", "whether the cluster knows our kinds, in which versions, and has the namespace",
-        "fails if they are not installed, or not in our version; if the namespace does not exist",
-        "`kubectl apply --server-side -f conf/crds`; `--namespace`", _kinds, needs_api=True,
-    ),
-    Check(
-        "clock", "this Mac's clock against the API server's", "warns from 10 s on, fails from 5 min on",
-        "set the time automatically", _clock, needs_api=True,
-    ),
-    Check(
-        "watch", "whether a peer or the reaper would withdraw this Mac's endpoints if it fell silent",
-        "warns without a reaper for a single Mac, and behind the fence",
-        "`conf/reaper/reaper.yaml`", _watch, needs_api=True,
-    ),
-    Check(
-        "address", "the address that pods would be told, and why not another",
-        "fails if there is none that they reach; warns if `--host-ip` is none of this Mac's",
-        "`--host-ip`", _address,
-    ),
-    Check(
-        "ports", "the ports of health and metrics and of the gateway, and those of the engines",
-        "fails if a stranger holds one; warns if another system of yours does",
-        "`--port`, `--gateway`, `--ports`", _ports,
-    ),
-)  # fmt: skip
+    Check("kinds", _kinds, needs_api=True),
+    Check("clock", _clock, needs_api=True),
+    Check("watch", _watch, needs_api=True),
+    Check("address", _address),
+    Check("ports", _ports),
+)

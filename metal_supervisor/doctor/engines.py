@@ -324,42 +324,12 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "engines", "each runtime that is offered: its program is found and tells its version",
-        "fails for one that does not work, or is missing and `--runtimes` or a service names it, and if there is none; "
-        "warns for one that is slow to tell",
-        "install it, or name its path in the settings", _engines,
-    ),
-    Check(
-        "binaries", "the processors each engine was built for (the header of its file), and the quarantine attribute",
-        "fails for one that would run under Rosetta, or that macOS would not start",
-        "Homebrew for Apple chips; `xattr -d com.apple.quarantine`", _binaries, mac=True,
-    ),
-    Check(
-        "path", "whether launchd, whose PATH is short, finds the same engines as this shell",
-        "warns for one that it would miss", "set the engine's path in the settings", _path, mac=True,
-    ),
-    Check(
-        "firewall", "the application firewall, for the real file of each engine",
-        "fails if it blocks one or everything; warns if it is on and does not know one", "the two commands it prints",
-        _firewall, mac=True,
-    ),
-    Check(
-        "builds", "the build that each running engine was started from, against what is on disk now",
-        "warns after an upgrade under a running model; fails if the file is gone", "`supervisorctl restart` at leisure",
-        _builds,
-    ),
-    Check(
-        "confinement", "for each engine that runs, whether the operating system confines it",
-        "warns for each that it does not, and tells the reason", "restart it at leisure, or see docs/security.md",
-        _confinement,
-    ),
-    Check(
-        "revoked", "engines that run from what an older release accepted", "warns for each that this release refuses",
-        "change the InferenceService or the Model", _revoked,
-    ),
-    Check(
-        "ollama", "who listens where the user's own Ollama would (port 11434)", "fails for anything that is no Ollama",
-        "end it, or set `--ollama-url`", _ollama,
-    ),
-)  # fmt: skip
+    Check("engines", _engines),
+    Check("binaries", _binaries, mac=True),
+    Check("path", _path, mac=True),
+    Check("firewall", _firewall, mac=True),
+    Check("builds", _builds),
+    Check("confinement", _confinement),
+    Check("revoked", _revoked),
+    Check("ollama", _ollama),
+)

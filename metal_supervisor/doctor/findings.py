@@ -31,15 +31,9 @@ Ask = Callable[["Surroundings"], Sequence[Finding]]
 
 @dataclass(frozen=True)
 class Check:
-    """One row of docs/doctor.md."""
+    """One question; docs/doctor.md tells what it looks at, when it warns or fails, and what helps."""
 
     name: str
-    looks: str
-    """What it checks."""
-    wrong: str
-    """When it warns, and when it fails."""
-    fix: str
-    """The remedy in a few words."""
     ask: Ask
     mac: bool = False
     """It runs on macOS only."""

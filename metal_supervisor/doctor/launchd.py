@@ -105,17 +105,7 @@ def _incumbent(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "launchd", "our launchd job: state, last exit, spawn type, exit timeout",
-        "fails if it does not run (78 EX_CONFIG), is not interactive, or is loaded twice; warns without one, for an "
-        "agent of a session, and for a short exit timeout", "install it again as a LaunchDaemon", _job, mac=True,
-    ),
-    Check(
-        "other agent", "whether LLMKube's own metal-agent is loaded", "fails if it is",
-        "the `launchctl` line it prints", _incumbent, mac=True,
-    ),
-    Check(
-        "left engines", "engines that LLMKube's own agent left behind when it was killed", "warns for each",
-        "the `kill` line it prints", _left,
-    ),
-)  # fmt: skip
+    Check("launchd", _job, mac=True),
+    Check("other agent", _incumbent, mac=True),
+    Check("left engines", _left),
+)

@@ -219,18 +219,7 @@ def _api(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "kubeconfig", "the kubeconfig and its context", "fails if it cannot be used; it names the file and the entry",
-        "`--kubeconfig`, `--context`", _kubeconfig,
-    ),
-    Check(
-        "credential", "until when the token or client certificate holds",
-        "fails once it has expired; warns 3 days before if nothing renews it, or if its renewal is overdue",
-        "`metal-supervisor kubeconfig`, whose token the Mac renews itself", _credential,
-    ),
-    Check(
-        "api", "whether the API server answers", "fails for each of: no route (Local Network privacy), unknown name, "
-        "refused, silent, certificate not trusted, login refused; warns if it only refuses to tell its version, or the "
-        "login is slow", "another for each; it is printed", _api,
-    ),
-)  # fmt: skip
+    Check("kubeconfig", _kubeconfig),
+    Check("credential", _credential),
+    Check("api", _api),
+)

@@ -221,34 +221,12 @@ def _orphans(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "chip", "the chip, macOS, and whether our own Python runs under Rosetta",
-        "fails for Rosetta or another chip than Apple's; warns for an old macOS", "a Python for Apple chips",
-        _chip, mac=True,
-    ),
-    Check(
-        "metal", "whether llama-server lists a Metal device, here and where the controller runs",
-        "fails if it lists none here; warns if the controller's context lacks it, or that is unknown",
-        "reinstall llama.cpp; another context (daemon or agent)", _metal, mac=True,
-    ),
-    Check(
-        "memory", "total and available memory, Metal's limit, what models may have and why",
-        "fails if the size cannot be read; warns for readings that fail, or a share that leaves macOS nothing",
-        "`--memory-fraction`", _memory,
-    ),
-    Check(
-        "sleep", "after how long the Mac sleeps by itself", "warns if it does at all", "the `pmset` line it prints",
-        _sleep, mac=True,
-    ),
-    Check("battery", "whether it is a laptop, and on its battery", "warns if so", "lid open, power connected",
-          _battery, mac=True),
-    Check(
-        "filevault", "whether it can start without anybody", "warns if FileVault is on",
-        "`fdesetup authrestart` before planned restarts", _filevault, mac=True,
-    ),
-    Check("files", "how many files a process may open", "fails below 3072", "the launchd job's hard limit", _files),
-    Check(
-        "orphans", "engines that no supervisord has", "warns if there are any",
-        "start the system again; it takes over or ends them", _orphans,
-    ),
-)  # fmt: skip
+    Check("chip", _chip, mac=True),
+    Check("metal", _metal, mac=True),
+    Check("memory", _memory),
+    Check("sleep", _sleep, mac=True),
+    Check("battery", _battery, mac=True),
+    Check("filevault", _filevault, mac=True),
+    Check("files", _files),
+    Check("orphans", _orphans),
+)

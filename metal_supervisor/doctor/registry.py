@@ -35,12 +35,3 @@ def examine(around: Surroundings, checks: Sequence[Check] = CHECKS, check_s: flo
     if left_out:
         told.insert(0, replace(ok(f"this is no Mac; left out: {', '.join(left_out)}"), check=PLATFORM))
     return told
-
-
-def table() -> list[str]:
-    """The table of docs/doctor.md, a line each."""
-    head = ["| check | looks at | fails or warns | what helps |", "| --- | --- | --- | --- |"]
-    rows = [
-        f"| {each.name}{' (Mac)' if each.mac else ''} | {each.looks} | {each.wrong} | {each.fix} |" for each in CHECKS
-    ]
-    return head + rows

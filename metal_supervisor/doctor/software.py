@@ -194,30 +194,10 @@ def _programs(around: Surroundings) -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check(
-        "python", "the version of Python and of each package that we need", "fails for one too old, too new or missing",
-        "a new environment of its own", _python,
-    ),
-    Check(
-        "settings", "the settings file, the environment and the flags",
-        "fails for what is no TOML, an unknown setting (the nearest is named) or a wrong value",
-        "correct the file; the system goes on with its last good settings meanwhile", _settings,
-    ),
-    Check(
-        "state", "the state directory", "fails if it is another user's, or others may look into it",
-        "`chmod 700`, or ask as the user that the system runs as", _directory,
-    ),
-    Check(
-        "socket", "supervisord's socket: mode 0600 or 0700, owner, length of its path",
-        "fails if any of these is wrong", "a shorter `--state-dir`, or `chmod 700`", _socket,
-    ),
-    Check(
-        "supervisord", "whether supervisord answers, and its version",
-        "warns if nothing runs; fails if it does not answer, or is older than 4.2", "start the system (again)",
-        _supervisord,
-    ),
-    Check(
-        "programs", "the controller, the sidecar and the embedded API below supervisord",
-        "fails for one that does not run", "its log in the state directory tells why", _programs,
-    ),
-)  # fmt: skip
+    Check("python", _python),
+    Check("settings", _settings),
+    Check("state", _directory),
+    Check("socket", _socket),
+    Check("supervisord", _supervisord),
+    Check("programs", _programs),
+)

@@ -129,21 +129,8 @@ def _exists(text: str) -> bool:
 
 
 CHECKS = (
-    Check(
-        "store", "whether the model store can be read",
-        "fails if macOS (TCC) or its permissions forbid it; warns for a temporary directory",
-        "Full Disk Access for the real python, or `--model-store`", _readable,
-    ),
-    Check(
-        "places", "files of services that a manifest may not name (`--allowed-roots`), before and after an upgrade",
-        "warns if an engine would not be started again for it", "`--allowed-roots`, or other places", _places,
-    ),
-    Check(
-        "disk", "room for the largest model that is still to come", "fails if there is too little; warns below 2 GiB",
-        "`metal-supervisor models gc`", _room,
-    ),
-    Check(
-        "backups", "whether Time Machine leaves the store out", "warns if it copies it", "`tmutil addexclusion`",
-        _backups, mac=True,
-    ),
-)  # fmt: skip
+    Check("store", _readable),
+    Check("places", _places),
+    Check("disk", _room),
+    Check("backups", _backups, mac=True),
+)

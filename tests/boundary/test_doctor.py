@@ -268,7 +268,7 @@ def test_what_listens_where_ollama_would_is_asked(
 
 
 def check(name: str, ask: Callable[[Surroundings], list[Finding]], **more: Any) -> Check:
-    return Check(name, "", "", "", ask, **more)
+    return Check(name, ask, **more)
 
 
 def test_a_check_that_fails_or_hangs_is_a_warning_and_stops_no_other(tmp_path: Path) -> None:
