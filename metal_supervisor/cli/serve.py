@@ -90,9 +90,8 @@ def manifests(order: ServeOrder, found: ServedModel) -> list[Json]:
 
 def path_of(manifest: Json) -> str:
     """API path of an object."""
-    plural = {"Model": "models", "InferenceService": "inferenceservices"}[manifest["kind"]]
     metadata = manifest["metadata"]
-    return api_path(plural, metadata["namespace"], metadata["name"])
+    return api_path(f"{manifest['kind'].lower()}s", metadata["namespace"], metadata["name"])
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────

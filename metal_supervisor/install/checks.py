@@ -23,12 +23,13 @@ from metal_supervisor.supervisord.client import Supervisord
 KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
 
 
-def refuse_anothers(where: InstallPaths) -> None:
-    """Raise InstallError if the job's file is there and belongs to another state directory."""
+def refuse_anothers(where: InstallPaths) -> bool:
+    """Raise InstallError if the job's file belongs to another state directory; True if it names this one."""
     said = _working_directory(read(where.plist))
     if said and Path(said).resolve() != where.state.resolve():
         text = f"{where.plist} is the job of another state directory, {said}"
         raise InstallError(f"{text}; end that one first, as its user: metal-supervisor uninstall --state-dir {said}")
+    return bool(said)
 
 
 def _working_directory(plist: bytes) -> str:
@@ -37,12 +38,6 @@ def _working_directory(plist: bytes) -> str:
         content = plistlib.loads(plist)
         return str(content.get("WorkingDirectory", "")) if isinstance(content, dict) else ""
     return ""
-
-
-def names_state(where: InstallPaths) -> bool:
-    """True if the job's file is there and names this state directory."""
-    said = _working_directory(read(where.plist))
-    return bool(said) and Path(said).resolve() == where.state.resolve()
 
 
 def is_state_directory(state: Path) -> bool:

@@ -21,7 +21,7 @@ from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.power_meter import FRAGMENT
-from metal_supervisor.install.checks import is_state_directory, names_state, refuse_anothers, refuse_running
+from metal_supervisor.install.checks import is_state_directory, refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.placement import claims
@@ -69,8 +69,7 @@ def find(machine: Machine, state: Path) -> Found:
     here, steps, known = [], [], is_state_directory(state)
     for agent in (False, True):
         where = places(machine, state, agent)
-        refuse_anothers(where)
-        known = known or names_state(where)
+        known = refuse_anothers(where) or known
         ours = [Remove(where.plist, where.root)]
         for name in ("metal-supervisor", "supervisorctl"):
             if MARK.encode() in read(where.programs / name):
