@@ -162,7 +162,9 @@ def text_of(found: Import) -> str:
     lines = ["# Settings of metal-supervisor, from the launchd plist of LLMKube's own agent (import-launchd).", ""]
     for said in found.settings.values():
         source = f"from {' and '.join(said.origins)}" if said.origins else ""
-        lines += [f"# {': '.join(filter(None, (source, said.note)))}", f"{said.setting} = {_toml(said.value)}", ""]
+        # JSON's escapes are TOML's, but for characters written as two halves.
+        value = json.dumps(said.value, ensure_ascii=False)
+        lines += [f"# {': '.join(filter(None, (source, said.note)))}", f"{said.setting} = {value}", ""]
     for title, remarks in (
         ("Refused; see to these yourself:", found.refused),
         ("Not needed:", found.unneeded),
@@ -171,8 +173,3 @@ def text_of(found: Import) -> str:
         if remarks:
             lines += [f"# {title}", *(f"#   {each.subject}: {each.text}" for each in remarks), ""]
     return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    # JSON's escapes are TOML's, but for characters written as two halves.
-    return json.dumps(value, ensure_ascii=False)

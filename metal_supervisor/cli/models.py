@@ -67,12 +67,9 @@ class ModelsCommand:
             self._print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
         total, free = amount(found.size_bytes), amount(found.free_bytes, "down")
         self._print(f"{total} in {found.path}, {free} free")
-        self._warn_of(found)
-        return OK
-
-    def _warn_of(self, found: Stock) -> None:
         if found.unread:
             self._err.write(f"metal-supervisor: {_unread(found)}\n")
+        return OK
 
     # ── verify ───────────────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -112,7 +112,7 @@ class Serve:
             self._out.flush()
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
-        """Serve the model; return the exit code."""
+        """Serve the model; return the exit code. Raises CannotBoot, BadKubeconfig."""
         if not self._order.source.strip():  # as a path it would be the current directory
             complain("SOURCE is empty; name a file, a repository, a URL or a shipped example")
             return USAGE
@@ -231,7 +231,9 @@ class Serve:
         while True:
             found = kube.request("GET", path)
             status, name = mapping(found, "status"), found["metadata"]["name"]
-            current = status.get("conditions") is not None and self._is_current(found)
+            # The status may still be about the manifest as it was before.
+            generations = [each.get("observedGeneration") for each in objects(status, "conditions")]
+            current = found["metadata"].get("generation") in generations
             ready = metal_ready(status)
             phase, why = string(status, "phase"), string(ready, "message")
             if current and f"{phase} {why}" != before:
@@ -248,11 +250,6 @@ class Serve:
                 self.say(f"{name} stays, and its Model; metal-supervisor rm {name}{self._flag} removes them")
                 return 1
             time.sleep(LOOK_EVERY_S)
-
-    def _is_current(self, found: Json) -> bool:
-        """True once the status is about the manifest as it is now."""
-        said = [each.get("observedGeneration") for each in objects(mapping(found, "status"), "conditions")]
-        return found["metadata"].get("generation") in said
 
 
 def _found(kube: Kube, path: str) -> Json:
@@ -280,13 +277,3 @@ def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     flag = foreground.state_flag(settings.state_path)
     chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []
     return [*chat, f"  curl {base}{path} -d '{body}'"]
-
-
-def serve(
-    settings: Settings, overrides: Overrides, order: ServeOrder, only_print: bool, out: TextIO,
-    complain: Callable[[str], None],
-) -> int:  # fmt: skip
-    """Run the command; return its exit code. Raises CannotBoot, BadKubeconfig."""
-    if settings.namespace and order.namespace == "default":
-        order = replace(order, namespace=settings.namespace)
-    return Serve(settings, overrides, order, out).run(only_print, complain)

@@ -63,8 +63,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = loader.settings_of(arguments)
     if not Supervisord(StateDir(settings.state_path).socket).answers():
         settings = loader.load(overrides)
-    order = serve.ServeOrder(arguments.source, arguments.name, arguments.ctx, on_demand, arguments.detach)
-    return serve.serve(settings, overrides, order, arguments.only_print, sys.stdout, say)
+    namespace = settings.namespace or "default"
+    order = serve.ServeOrder(arguments.source, arguments.name, arguments.ctx, on_demand, arguments.detach, namespace)
+    return serve.Serve(settings, overrides, order, sys.stdout).run(arguments.only_print, say)
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -95,7 +95,7 @@ def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now
         return replace(before, writes=wrote, first_at=first_at)
     latest = max(news.values())
     # Of a resource that was not there before, it may be old; any other is fresh, whatever the clocks say.
-    fresh = any(uid in before.writes or _age_s(at, server_now) < SILENCE_S for uid, at in news.items())
+    fresh = any(uid in before.writes or age_s(at, server_now) < SILENCE_S for uid, at in news.items())
     seen_at = now if fresh else before.seen_at
     return replace(before, latest=latest, writes=wrote, seen_at=seen_at, first_at=first_at)
 
@@ -113,10 +113,11 @@ def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:
     return max(found, key=lambda each: unix(each.renewed), default=None)
 
 
-def _age_s(time: str, server_now: float) -> float:
+def age_s(time: str, server_now: float) -> float:
+    """Seconds since a time that an object names, infinite if it names none."""
     try:
         return server_now - unix(time)
-    except ValueError:
+    except (ValueError, OverflowError):
         return float("inf")
 
 
@@ -134,7 +135,7 @@ def _gave_up(lease: Lease | None, signs: OperatorEvidence, now: float) -> bool:
     """
     if lease is None or quiet_s(signs, now) < ASK_LEASE_S or quiet_s(signs, lease.since) < 0:
         return False
-    current = _age_s(lease.renewed, -_age_s(signs.latest, 0.0)) < LEASE_SKEW_S
+    current = age_s(lease.renewed, -age_s(signs.latest, 0.0)) < LEASE_SKEW_S
     return current and lease.at - lease.since >= lease.duration_s + LEASE_MARGIN_S
 
 

@@ -26,6 +26,7 @@ from metal_supervisor import __version__
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.doctor.findings import Finding, summary
 from metal_supervisor.doctor.redact import redact_json, redactor
+from metal_supervisor.doctor.software import version_of
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings.logging import entry_in, json_line
 from metal_supervisor.state.directory import write_atomic
@@ -166,13 +167,8 @@ def _dumped(value: Any, redact: Callable[[str], str]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of metal-supervisor, Python, the system, and the installed ones of PACKAGES."""
-    from importlib import metadata
-
-    found = {"metal-supervisor": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    ours = {"metal-supervisor": __version__, "python": platform.python_version(), "system": platform.platform()}
+    return {**ours, **{name: version for name in PACKAGES if (version := version_of(name))}}
 
 
 # ── the archive ──────────────────────────────────────────────────────────────────────────────────

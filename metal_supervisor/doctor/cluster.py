@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER, api_path
+from metal_supervisor.cluster.status_mode import age_s
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import addresses, local_status, machine
@@ -16,7 +17,6 @@ from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
 from metal_supervisor.placement.claims import KIND, NODE, REAPER_LEASE
 from metal_supervisor.settings.loader import conf_dir
-from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
@@ -109,7 +109,7 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fence
         if (metadata.get("labels") or {}).get(KIND) == "node" and spec.get("holderIdentity"):
             macs.add(spec["holderIdentity"])
         if metadata.get("name") == REAPER_LEASE:
-            reaper = server_now - _time(str(spec.get("renewTime") or "")) < REAPER_SILENT_S
+            reaper = age_s(str(spec.get("renewTime") or ""), server_now) < REAPER_SILENT_S
     if reaper:
         return ok(f"the reaper runs, for {len(macs)} Macs")
     if len(macs) > 1 and not fenced:
@@ -118,14 +118,6 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fence
     text = f"this Mac's endpoints would stay if it fell silent: {why}"
     where = shlex.quote(str(conf_dir() / "reaper" / "reaper.yaml"))
     return warn(text, f"sed 's/namespace: llm/namespace: {namespace or 'default'}/' {where} | kubectl apply -f -")
-
-
-def _time(text: str) -> float:
-    """Unix time of a Lease's renewTime, 0 if it has none."""
-    try:
-        return unix(text)
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def is_fenced(kube: Kube, namespace: str) -> bool:

@@ -21,6 +21,7 @@ from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.settings.schema import listed
 from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
 
@@ -104,7 +105,7 @@ def _how(runtime: str) -> str:
 
 def _engines(around: Surroundings) -> Sequence[Finding]:
     here, missing = found(around)
-    demanded = dict.fromkeys(_named(around.settings.runtimes), "--runtimes")
+    demanded = dict.fromkeys(listed(around.settings.runtimes), "--runtimes")
     demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in around.records().values() if each.runs}
     if "ollama" in demanded and around.settings.ollama_url != "off":
         del demanded["ollama"]  # the user's own is enough
@@ -114,10 +115,6 @@ def _engines(around: Surroundings) -> Sequence[Finding]:
 
     told = each_of([partial(version, each) for each in here], ASK_S + 0.5)
     return [*judge_missing(missing, [each.runtime for each in here], demanded), *chain(*told)]
-
-
-def _named(listed: str) -> list[str]:
-    return [each.strip() for each in listed.split(",") if each.strip()]
 
 
 # ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────

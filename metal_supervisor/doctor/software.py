@@ -57,7 +57,8 @@ def judge_python(version: tuple[int, ...], packages: Mapping[str, tuple[str, str
     return ok(f"Python {shown}, metal-supervisor {__version__}, {len(packages)} packages as declared")
 
 
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
+    """Version of an installed package, "" if it is missing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -73,7 +74,7 @@ def _python(_around: Surroundings) -> Sequence[Finding]:
     for each in declared:
         name, bounds = re.match(r"([\w.-]+)\s*([^;]*)", each).groups()  # type: ignore[union-attr]
         if "extra ==" not in each and "python_version" not in each:
-            wanted[name] = bounds, _version_of(name)
+            wanted[name] = bounds, version_of(name)
     return [judge_python(tuple(sys.version_info[:3]), wanted)]
 
 

@@ -106,9 +106,10 @@ def _places(around: Surroundings) -> Sequence[Finding]:
     lost: dict[str, list[str]] = {}
     for record in records.values():
         argv = state.read_spec(record.spec_file or "").get("argv")
-        named = [each for each in argv[1:] if isinstance(each, str)] if isinstance(argv, list) else []
+        words = (each for each in argv[1:] if isinstance(each, str)) if isinstance(argv, list) else ()
+        named = [each for each in words if each.startswith("/") and os.path.exists(each)]  # noqa: PTH110 - never raises
         # Arguments count as paths if they exist. Files in the store were fetched for a service, and need no allowance.
-        for text in dict.fromkeys((*record.files, *(each for each in named if each[:1] == "/" and _exists(each)))):
+        for text in dict.fromkeys((*record.files, *named)):
             path = Path(text)
             real = path.resolve()
             slot = real.relative_to(store).parts[:1] if real.is_relative_to(store) else ()
@@ -119,13 +120,6 @@ def _places(around: Surroundings) -> Sequence[Finding]:
             except Unusable:
                 lost.setdefault("/".join(record.owner), []).append(text)
     return [judge_places(lost, len(records))] if records else []
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):
-        return False
 
 
 CHECKS = (

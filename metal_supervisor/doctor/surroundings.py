@@ -44,14 +44,6 @@ class Link:
     problem: str = "the API server does not answer"
 
 
-def _connect(host_name: str, port: int) -> None:
-    socket.create_connection((host_name, port), timeout=ASK_S / 2).close()
-
-
-def _open_files() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """Everything that the checks read. Callables may raise OSError, unless stated otherwise."""
@@ -75,12 +67,12 @@ class Surroundings:
     """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    open_files: Callable[[], tuple[int, int]] = _open_files
+    open_files: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
     """(soft, hard) limit of a process."""
     interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces
     advertised: Callable[[str, str, bool], addresses.AddressChoice] = addresses.advertised
     """Does not raise."""
-    connect: Callable[[str, int], None] = _connect
+    connect: Callable[[str, int], None] = lambda *where: socket.create_connection(where, timeout=ASK_S / 2).close()
     """Open a TCP connection and close it."""
     login: Callable[[Path, str], Kube] = Kube
     """May raise BadKubeconfig."""

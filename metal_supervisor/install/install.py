@@ -34,7 +34,6 @@ from metal_supervisor.install.steps import (
     Say,
     Step,
     ask_for_sudo,
-    needs_root,
 )
 from metal_supervisor.spec.processes import State
 from metal_supervisor.state.directory import StateDir, write_atomic
@@ -74,7 +73,7 @@ def install(found: InstallPlan, machine: Machine, say: Say) -> int:
         say(f"note      {note}")
     due, loaded = found.due(), launchctl.job(where.label) is not None
     exchanged = not loaded or read(where.loaded) != found.plist
-    if where.root and (exchanged or any(map(needs_root, due))):
+    if where.root and (exchanged or any(getattr(step, "root", False) for step in due)):
         ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
     _place([step for step in due if not (loaded and exchanged and _is_plist(step, where))], where, machine, say)
     directory = StateDir(where.state)

@@ -183,8 +183,9 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
     source_file = order.config or where.settings
     written = config.parsed(text, str(source_file))
     found = config.placed(written, source_file.absolute().parent)
-    moved = {name: found[name] for name, value in written.items() if value != found[name] and name != "state_dir"}
-    values = {**(moved if order.config else {}), **_without_state(order.values)}
+    moved = {name: found[name] for name, value in written.items() if order.config and value != found[name]}
+    values = {**moved, **order.values}
+    values.pop("state_dir", None)
     if order.embedded:
         _refuse_context(values, "")
         return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
@@ -205,10 +206,6 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
         context = _kept_context(where)  # the same file again: keep its chosen context
     copy = kubeconfig_copy.copy(source, context)
     return config.edited(text, {**values, "kubeconfig": str(where.kubeconfig), "context": ""}, name), copy
-
-
-def _without_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "state_dir"}
 
 
 def _text(order: InstallOrder, where: InstallPaths) -> str:

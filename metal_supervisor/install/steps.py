@@ -181,11 +181,6 @@ class Remove:
 Step = Directory | FileStep | LinkStep | Remove
 
 
-def needs_root(step: Step) -> bool:
-    """True if a step needs sudo."""
-    return getattr(step, "root", False)
-
-
 def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:
     """Have sudo ask for the password once, on the terminal. Raises InstallError."""
     if machine.run([SUDO, "-n", "-v"], COMMAND_S).ok:
