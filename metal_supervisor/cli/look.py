@@ -1,8 +1,12 @@
-"""Flags of the read-only commands `metal-supervisor status`, `explain` and `logs`, and of the one for log levels."""
+"""Flags of the commands that only read, `status`, `explain`, `logs`, `fit` and `doctor`, and of `log-level`.
+
+The code behind each is imported only when it runs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -39,6 +43,21 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
     loader.add_flags(logs, STATE)
+    text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
+    fit = add_command(commands, "fit", _fit, text)
+    fit.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
+    fit.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
+    fit.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
+    fit.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
+    fit.add_argument("--json", action="store_true", help="print JSON")
+    loader.add_flags(fit)
+    text = "what is right and wrong with this Mac, its engines and its cluster, and what to do about it"
+    doctor = add_command(commands, "doctor", _doctor, text)
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--bundle", metavar="FILE.tar.gz", help="also write an archive to show to others, without secrets and names"
+    )
+    loader.add_flags(doctor)
     text = "how much controller, sidecar and gateway log from now on, without a restart of any"
     level = add_command(commands, "log-level", _log_level, text)
     words = (*LEVELS, SETTING)
@@ -76,6 +95,19 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     order = logs_command.LogsOrder(arguments.name, arguments.lines, arguments.follow, arguments.previous)
     return logs_command.run(StateDir(loader.settings_of(arguments).state_path), order, sys.stdout, say)
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli import fit
+
+    question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
+    return fit.main(loader.settings_of(arguments), question, arguments.json)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.doctor import command
+
+    return command.main(arguments, os.environ, say)
 
 
 def _log_level(arguments: argparse.Namespace) -> int:

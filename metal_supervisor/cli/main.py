@@ -15,7 +15,6 @@ from typing import Any
 
 from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, programs, use
-from metal_supervisor.cli import doctor as doctor_flags
 from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir
 from metal_supervisor.cli.terminal import CommandError, discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
@@ -84,25 +83,6 @@ def _cordon(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fit(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import fit
-
-    settings = loader.settings_of(arguments)
-    question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
-    return fit.main(settings, question, arguments.json)
-
-
-def _add_fit(commands: Any) -> None:
-    help_text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
-    command = add_command(commands, "fit", _fit, help_text)
-    command.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
-    command.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
-    command.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
-    command.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
-    command.add_argument("--json", action="store_true", help="print JSON")
-    loader.add_flags(command)
-
-
 def _kubeconfig_command(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cluster import accounts
 
@@ -168,8 +148,6 @@ def parser() -> CommandParser:
     command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
     look.add(commands)
     _add_kubeconfig(commands)
-    _add_fit(commands)
-    doctor_flags.add(commands)
     model_flags.add(commands)
     keys.add(commands)
     install.add(commands)
