@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
-from metal_supervisor.cli.terminal import NOT_RUNNING, columns
+from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, columns
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
 from metal_supervisor.spec.record import Record
@@ -19,7 +19,7 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import controller_report
 from metal_supervisor.supervisord.client import Supervisord
-from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND, still_so
+from metal_supervisor.supervisord.ctl_plugin import still_so
 
 LABEL = 11
 MOST_AHEAD = 5

@@ -1,7 +1,7 @@
 """`metal-supervisor run`: runs the whole system in a terminal, with a line for each change, until Ctrl-C.
 
 It takes the role of launchd: it starts supervisord, restarts it if it is killed, and shuts everything down in order on
-a signal. It only reads the state directory, so it prints what the other programs wrote there.
+a signal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,71 +19,37 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import __version__, launch
-from metal_supervisor.cli.incoming import Incoming
-from metal_supervisor.cli.terminal import Live
+from metal_supervisor.cli.changes import ChangePrinter, shown
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.cluster.manifests import direct_url
-from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, machine
-from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, found_state_dir, load_good
-from metal_supervisor.spec import first_request
-from metal_supervisor.spec.document import mapping, string
-from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.spec.types import Json, Key, Standing
-from metal_supervisor.state import gateway_note, own_processes
+from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.own_processes import CannotBoot
-from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
-LOOK_EVERY_S, TICK_NS = 0.1, 50_000_000
+LOOK_EVERY_S = 0.1
 ASK_S = 2.0
 API_WAIT_S = 15.0
-HINT_AFTER_S = 30.0
 STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
 QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
-READY = frozenset({"Ready", UNLOADED})
-"""Phases in which a request is answered."""
-COMING = ("Downloading",)
 
 
 class Foreground:
     """One run in a terminal."""
 
     def __init__(self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO) -> None:
-        self.settings, self.overrides, self.example, self._out = settings, overrides, example, out
-        self._started = time.monotonic()
+        self.settings, self.overrides, self.example = settings, overrides, example
+        self.printer = ChangePrinter(out)
+        self._say, self._tell = self.printer.say, self.printer.tell
         self._stop = False
         self._impatient = False
         self._quick_ends = 0
-        self._phases: dict[Key, tuple[str, str, str]] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._child_at = 0.0
-        self._hinted: set[str] = set()
         self._joining = False
-        self._written: list[int] = []
-        self._advised: dict[str, tuple[int, str]] = {}
-        self._live = Live(out) if Live.possible(out) else None
-        self._incoming = Incoming()
-
-    # ── words ────────────────────────────────────────────────────────────────────────────────────
-
-    def say(self, text: str) -> None:
-        """Print one plain line."""
-        if self._live is not None:
-            self._live.clear()
-        with contextlib.suppress(OSError, ValueError):  # a full disk below stdout must not end the system
-            self._out.write(text + "\n")
-            self._out.flush()
-
-    def tell(self, who: str, phase: str, text: str) -> None:
-        """Print one state change."""
-        line = f"{time.monotonic() - self._started:7.1f}s  {who:<24} {phase:<11} {text}"
-        self.say(printable(line).rstrip())
-
-    # ── the run ──────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
         """Run until a signal; return the exit code."""
@@ -159,22 +124,22 @@ class Foreground:
 
     def _head(self, directory: StateDir) -> None:
         settings = self.settings
-        self.say(f"metal-supervisor {__version__}")
+        self._say(f"metal-supervisor {__version__}")
         if settings.embedded:
-            self.say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
+            self._say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
         else:
             self._reach(Kube(settings.kubeconfig_path, settings.context))
-        self.say(f"  state    {shown(directory.path)}")
+        self._say(f"  state    {shown(directory.path)}")
         if settings.gateway_on:
-            self.say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
+            self._say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
 
     def _reach(self, kube: Kube) -> None:
         """Print which cluster this is, before anything is changed in it."""
-        self.say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
-        self.say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
+        self._say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
+        self._say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
         bind = self.settings.bind_address
         if bind in ("0.0.0.0", "::"):
-            self.say("  engines  listen on all interfaces (set --bind to narrow that)")
+            self._say("  engines  listen on all interfaces (set --bind to narrow that)")
 
     def _keep_settings(self) -> str:
         """Take on the settings of the system that runs here; return the flags of those that differ from ours."""
@@ -185,9 +150,9 @@ class Foreground:
     def _up(self, directory: StateDir, kept: str) -> None:
         """Start the system, or join it. `kept`: flags whose values of before stay. Raises CannotBoot, StateError."""
         if self._joining:
-            self.say("  joined   the supervisord that runs here already")
+            self._say("  joined   the supervisord that runs here already")
             if kept:
-                self.say(f"  settings stay that system's, which differ in {kept}; Ctrl-C and run again for yours")
+                self._say(f"  settings stay that system's, which differ in {kept}; Ctrl-C and run again for yours")
         else:
             self._check_port(directory)
             self._start(directory)
@@ -196,9 +161,9 @@ class Foreground:
         self._joining = False
 
     def _start(self, directory: StateDir) -> None:
-        boot.prepare(self.settings, self.overrides, lambda text: self.say(f"  boot     {text}"))
+        boot.prepare(self.settings, self.overrides, lambda text: self._say(f"  boot     {text}"))
         self._child, self._child_at = boot.start(directory), time.monotonic()
-        self.tell("supervisord", "Started", f"pid {self._child.pid}")
+        self._tell("supervisord", "Started", f"pid {self._child.pid}")
         # supervisord's first look at its programs comes a second after its start, or with the first call.
         until = time.monotonic() + API_WAIT_S
         supervisord = Supervisord(directory.socket)
@@ -237,25 +202,20 @@ class Foreground:
             said = (done.stderr.strip() or done.stdout.strip()).replace(kube.server, kube.server_name)
             raise CannotBoot(f"kubectl apply failed: {said}")
         for line in done.stdout.splitlines():
-            self.tell("kubectl apply", "", line)
+            self._tell("kubectl apply", "", line)
 
     def _follow(self, directory: StateDir) -> None:
         """Print changes until a signal, or until supervisord is shut down; restart it if it was killed."""
         joined = self._supervisord_of(directory)
         while not self._stop:
-            self._look(directory)
-            self._advise(directory)
-            self._show_downloads(directory)
-            ready = any(phase in READY for phase, _, _ in self._phases.values())
-            if ready or time.monotonic() - self._started > HINT_AFTER_S:
-                self._hint(directory)
+            self.printer.show(directory, self.settings)
             if self._child is not None and self._child.poll() is not None and not self._stop:
                 if self._child.returncode == 0:
-                    self.tell("supervisord", "Ended", "it was shut down; so is this")
+                    self._tell("supervisord", "Ended", "it was shut down; so is this")
                     return
                 self._again(directory, self._child.returncode)
             elif self._child is None and launch.start_time(joined[0]) != joined[1]:
-                self.tell("supervisord", "Ended", "it was stopped; so is this")
+                self._tell("supervisord", "Ended", "it was stopped; so is this")
                 return
             time.sleep(LOOK_EVERY_S)
 
@@ -266,7 +226,7 @@ class Foreground:
         if how > 0 and self._quick_ends >= 2:
             words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
             raise CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
-        self.tell("supervisord", "Ended", f"{why}; starting it again")
+        self._tell("supervisord", "Ended", f"{why}; starting it again")
         told = ""
         while not self._stopping():
             time.sleep(LOOK_EVERY_S)
@@ -276,7 +236,7 @@ class Foreground:
             except (OSError, StateError) as error:  # e.g. a full disk: running engines must not end because of it
                 if str(error) != told:
                     told = str(error)
-                    self.tell("supervisord", "Waiting", f"it cannot be started yet: {told}")
+                    self._tell("supervisord", "Waiting", f"it cannot be started yet: {told}")
                 time.sleep(RETRY_S)
 
     def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
@@ -286,95 +246,13 @@ class Foreground:
             return pid, launch.start_time(pid)
         return 0, ""
 
-    def _look(self, directory: StateDir) -> None:
-        """Print what has changed since the last call."""
-        # Files are replaced, never edited in place: each change shows in the time of their directory.
-        written = [(directory.path / name).stat().st_mtime_ns for name in ("records", "observed")]
-        if written == self._written:
-            return
-        # Two changes within a tick of the file system's clock have one time, so a time just past is not relied upon.
-        self._written = written if time.time_ns() - max(written) > TICK_NS else []
-        records, _ = directory.records()
-        observed = directory.observations()
-        seen = set()
-        for program, record in records.items():
-            seen.add(record.key)
-            told = report(record, observed.get(program))
-            gone = record.verdict.standing is Standing.REMOVING
-            phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
-            if told.reason in (UNLOADED, WAKING):
-                phase = told.reason
-            if told.phase == "Ready" and phase != WAKING:
-                where = local_status.asked_at(record.host or self.settings.bind_address)
-                text = direct_url(where, told.port or 0, "/v1")
-            if record.warning:
-                text += f" [{record.warning[0]}: {record.warning[1]}]"
-            state = phase, told.reason, text
-            before = self._phases.get(record.key)
-            if before != state:
-                self._phases[record.key] = state
-                # How far a download is the line below says, where there is one.
-                if self._live is None or told.reason not in COMING or before is None or before[:2] != state[:2]:
-                    self.tell(program, phase, text)
-        for key in self._phases.keys() - seen:
-            del self._phases[key]
-            self.tell(".".join(key), "Gone", "")
-
-    def _advise(self, directory: StateDir) -> None:
-        """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""
-        for who, file, said in (("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, _problem)):
-            path, before = directory.path / file, self._advised.get(file, (0, ""))
-            with contextlib.suppress(OSError):
-                if (written := path.stat().st_mtime_ns) != before[0]:
-                    text = said(read_object(path))
-                    if text and text != before[1]:
-                        self.tell(who, "", text)
-                    self._advised[file] = written, text
-
-    def _show_downloads(self, directory: StateDir) -> None:
-        """Show a line for each model that is being fetched, on a terminal only."""
-        if self._live is not None:
-            self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
-
-    def _hint(self, directory: StateDir) -> None:
-        """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
-        ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
-        new = {"system", *(["model"] if ready else [])} - self._hinted
-        if not new:
-            return
-        self._hinted |= new
-        conf, kubeconfig = (shown(directory.path / name) for name in ("supervisord.conf", "kubeconfig"))
-        beside = Path(sys.executable).parent
-        # What the reader's own shell finds; make puts our environment first on its PATH.
-        theirs = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != beside]
-        tool = {}
-        for name in ("supervisorctl", "kubectl", "metal-supervisor"):
-            found = shutil.which(name, path=os.pathsep.join(theirs)) or not (beside / name).exists()
-            tool[name] = name if found else shown(beside / name)
-        lines = []
-        if "system" in new:
-            lines.append(f"{tool['supervisorctl']} -c {conf} status")
-            if self.settings.embedded:
-                lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
-            lines.append(f"curl localhost:{self.settings.port}/healthz")
-        if "model" in new:
-            key, url = ready[0][0], ready[0][1].partition(" ")[0]
-            mode = next((each.mode for each in directory.records()[0].values() if each.key == key), "chat")
-            path, body = first_request.example(mode, key[1])
-            lines.append(f"curl {url}{path} -d '{body}'")
-            if mode == "chat":
-                lines.append(f"{tool['metal-supervisor']} chat {key[1]}{state_flag(directory.path)}")
-        if "system" in new and self.settings.embedded:
-            lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{state_flag(directory.path)}")
-        self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
-
     def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
         """Shut down supervisord and everything below it, and wait until all has ended."""
         if self._child is None and not supervisord.answers():
             directory.remove_link()
             return
         bound = f"at most {self.settings.stop_timeout:g} s; Ctrl-C again cuts them"
-        self.tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
+        self._tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
         survivors = self._processes(directory, supervisord)
         try:
             supervisord.shutdown()
@@ -388,10 +266,9 @@ class Foreground:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
             self._child.wait()
-        left = [item for item in survivors if launch.start_time(item[1]) == item[2]]
-        own_processes.end_all(left)
+        own_processes.end_all(survivors)
         directory.remove_link()
-        self.tell("supervisord", "Stopped", "nothing is left running")
+        self._tell("supervisord", "Stopped", "nothing is left running")
 
     def _running(self, supervisord: Supervisord) -> bool:
         if self._child is not None:
@@ -406,28 +283,6 @@ class Foreground:
             found = [(name, row.pid, launch.start_time(row.pid)) for name, row in table if row.pid]
         found += boot.left_over(directory)
         return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
-
-
-def _advice(told: Json) -> str:
-    return string(mapping(told, "cluster"), "advice")
-
-
-def _problem(note: Json) -> str:
-    """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
-    return string(note, "problem") if machine.has_written(note.get("pid"), note.get("at")) else ""
-
-
-def shown(path: Path) -> str:
-    """A path as a user would type it here."""
-    with contextlib.suppress(ValueError):
-        path = path.relative_to(Path.cwd())
-    return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
-
-
-def state_flag(state: Path) -> str:
-    """The flag by which a command typed here finds a system, with a space before it; "" if it needs none."""
-    found = Path(found_state_dir(os.environ)).expanduser().absolute()
-    return "" if found == state else f" --state-dir {shown(state)}"
 
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:

@@ -14,12 +14,11 @@ from typing import Any
 from xml.parsers.expat import ExpatError
 
 from metal_supervisor.cli.command_parser import add_command
-from metal_supervisor.cli.terminal import CommandError, say
+from metal_supervisor.cli.terminal import FAILED, OK, USAGE, CommandError, say
 from metal_supervisor.install import go_agent
 from metal_supervisor.install.go_agent import GoAgentJob, Import, Remark
 from metal_supervisor.settings import loader
 
-REFUSED, UNREADABLE = 1, 2
 PLIST_BYTES = 1 << 20
 """Largest plist read; no launchd job's is larger."""
 TEXT_CHARS = 400
@@ -31,7 +30,7 @@ class BadPlist(CommandError):
     """A file that is no plist of the agent; the message names the key, and what it should hold."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, UNREADABLE)
+        super().__init__(text, USAGE)
 
 
 def add(commands: Any) -> None:
@@ -46,7 +45,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).expanduser() if arguments.output else None
     if output and (output.exists() or output.is_symlink()) and not arguments.force:
-        raise CommandError(f"--output: {output} exists; name another file, or overwrite it with --force", UNREADABLE)
+        raise CommandError(f"--output: {output} exists; name another file, or overwrite it with --force", USAGE)
     found = checked(go_agent.translate(read(Path(arguments.plist).expanduser())))
     if output is None:
         print(text_of(found), end="")
@@ -56,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for each in remarks:
             say(f"{kind}: {each.subject}: {each.text}")
     _tell_left()
-    return REFUSED if found.refused else 0
+    return FAILED if found.refused else OK
 
 
 def _tell_left() -> None:
@@ -77,7 +76,7 @@ def _write(path: Path, text: str) -> None:
         write_atomic(path, text)
         path.chmod(0o600)
     except OSError as error:
-        raise CommandError(f"--output: cannot write {path}: {error.strerror}", UNREADABLE) from None
+        raise CommandError(f"--output: cannot write {path}: {error.strerror}", USAGE) from None
 
 
 def read(path: Path) -> GoAgentJob:

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, NOT_FOUND
 from metal_supervisor.settings.logging import entry_in, text_lines
 from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
 from metal_supervisor.spec.terminal_text import encodable, escaped
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.supervisord.ctl_plugin import NOT_FOUND
 from metal_supervisor.supervisord.logfile import CUT, LogFile
 
-FAILED = 1
 LOOK_EVERY_S = 0.2
 OURS = (
     "controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", *gateway_note.PROGRAMS, "caffeinate",
@@ -75,7 +74,7 @@ def run(state: StateDir, order: LogsOrder, out: TextIO, say: Callable[[str], Non
             write.all(log.fresh())
         write.end()
     except KeyboardInterrupt:
-        return 0 if order.follow else 130
+        return 0 if order.follow else INTERRUPTED
     finally:
         log.close()
     return 0

@@ -16,7 +16,7 @@ from typing import Any
 from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, programs, use
 from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir
-from metal_supervisor.cli.terminal import CommandError, discard_output, output_problem, say
+from metal_supervisor.cli.terminal import INTERRUPTED, CommandError, discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.terminal_text import printable
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return BAD_CONFIG
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         from metal_supervisor.cluster import accounts, kube
         from metal_supervisor.host import launchctl

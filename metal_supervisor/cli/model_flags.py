@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from metal_supervisor.cli.command_parser import add_command
-from metal_supervisor.cli.terminal import CommandError, say
+from metal_supervisor.cli.terminal import USAGE, CommandError, say
 from metal_supervisor.models import housekeeping
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.fields import Bad
@@ -14,7 +14,6 @@ from metal_supervisor.spec.fields import Bad
 if TYPE_CHECKING:
     from metal_supervisor.cli.models import ModelsCommand
 
-USAGE = 2
 STORE = ("state_dir", "model_store")
 FETCHING = (*STORE, "hf_endpoint", "allowed_hosts", "private_hosts", "allowed_roots", "stall_timeout")
 

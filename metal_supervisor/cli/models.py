@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor.cli.terminal import CommandError, Live
+from metal_supervisor.cli.terminal import FAILED, OK, CommandError, Live
 from metal_supervisor.models import fetch, inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
@@ -28,7 +28,6 @@ from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 
-OK, FAILED, USAGE = 0, 1, 2
 EXAMPLE_KEEP, EXAMPLE_S = 0, 30 * 86400.0
 """Examples of options that `gc` without any shows."""
 

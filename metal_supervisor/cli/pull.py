@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from metal_supervisor.cli.terminal import Live
+from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Live
 from metal_supervisor.models import s3
 from metal_supervisor.models.download_job import Terms, terms_of
 from metal_supervisor.models.places import Places
@@ -32,7 +32,6 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import ModelFile
 from metal_supervisor.state.downloads import AGAIN, counts
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 LOOK_S, SAY_S = 0.2, 10.0
 FIRST_TRIES = 4
 """Attempts at a server that has not sent a byte yet."""

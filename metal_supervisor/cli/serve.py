@@ -20,8 +20,10 @@ from typing import TextIO
 import yaml
 
 from metal_supervisor.cli import fit, foreground
+from metal_supervisor.cli.changes import state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cli.services import gateway_url
+from metal_supervisor.cli.terminal import INTERRUPTED, USAGE
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.models import model_files
@@ -41,7 +43,6 @@ from metal_supervisor.supervisord.client import Supervisord
 
 MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
-USAGE = 2
 RETRIED, PATIENT_S = "DownloadFailed", 60.0
 """Reason of a failure that is tried again, and seconds that it may last."""
 FLAGS_OF_FIT = (" --kv-type ", " --slots ")
@@ -102,7 +103,7 @@ class Serve:
 
     def __init__(self, settings: Settings, overrides: Overrides, order: ServeOrder, out: TextIO) -> None:
         self._settings, self._overrides, self._order, self._out = settings, overrides, order, out
-        self._flag = foreground.state_flag(settings.state_path)
+        self._flag = state_flag(settings.state_path)
         self._failed = False
 
     def say(self, text: str) -> None:
@@ -222,7 +223,7 @@ class Serve:
             name = made[-1]["metadata"]["name"]
             see = f"metal-supervisor status{self._flag}, or metal-supervisor rm {name}{self._flag}"
             self.say(f"{name} stays without this command; see {see}")
-            return 130
+            return INTERRUPTED
         finally:
             kube.close()
 
@@ -274,6 +275,6 @@ def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
     """What to type next."""
     base = gateway_url(settings) or endpoint.removesuffix("/chat/completions")
     path, body = first_request.example(mode, name)
-    flag = foreground.state_flag(settings.state_path)
+    flag = state_flag(settings.state_path)
     chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []
     return [*chat, f"  curl {base}{path} -d '{body}'"]

@@ -39,7 +39,7 @@ def state(tmp_path: Path) -> StateDir:
     return directory
 
 
-def shown(state: StateDir, settings: Settings) -> tuple[Foreground, io.StringIO]:
+def shown(settings: Settings) -> tuple[Foreground, io.StringIO]:
     out = io.StringIO()
     return Foreground(settings, Overrides(), None, out), out
 
@@ -50,9 +50,9 @@ def shown(state: StateDir, settings: Settings) -> tuple[Foreground, io.StringIO]
 def test_with_a_cluster_a_ready_model_is_told_with_a_url_that_works_here(
     state: StateDir, bind: str, where: str
 ) -> None:
-    run, out = shown(state, Settings(kubeconfig="/k", bind=bind))
-    run._look(state)
-    run._hint(state)
+    run, out = shown(Settings(kubeconfig="/k", bind=bind))
+    run.printer.changes(state, run.settings)
+    run.printer.hint(state, run.settings)
     assert f"Ready       http://{where}:18100/v1\n" in out.getvalue()
     assert f"curl http://{where}:18100/v1/chat/completions -d" in out.getvalue()
 
@@ -61,24 +61,24 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
     state: StateDir,
 ) -> None:
     """A model that is fetched for an hour is Ready long after the first commands were printed."""
-    run, out = shown(state, Settings())
+    run, out = shown(Settings())
     state.write_observed(Observed("default.tiny", 7, False, 1.0, "RUNNING"))
-    run._look(state)
-    run._hint(state)
+    run.printer.changes(state, run.settings)
+    run.printer.hint(state, run.settings)
     assert out.getvalue().count("localhost:9090/healthz") == 1 and "chat tiny" not in out.getvalue()
     state.write_observed(Observed("default.tiny", 7, True, 1.0, "RUNNING"))
     for _ in range(2):
-        run._look(state)
-        run._hint(state)
+        run.printer.changes(state, run.settings)
+        run.printer.hint(state, run.settings)
     for once in ("localhost:9090/healthz", "chat tiny", "curl http://127.0.0.1:18100/v1/chat", "serve OWNER/REPO"):
         assert out.getvalue().count(once) == 1, once
 
 
 def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state: StateDir) -> None:
     state.write_record(replace(RECORD, mode="embedding"))
-    run, out = shown(state, Settings())
-    run._look(state)
-    run._hint(state)
+    run, out = shown(Settings())
+    run.printer.changes(state, run.settings)
+    run.printer.hint(state, run.settings)
     tried = """curl http://127.0.0.1:18100/v1/embeddings -d '{"model":"tiny","input":"hi"}'"""
     assert tried in out.getvalue() and "chat" not in out.getvalue()
 
@@ -86,42 +86,42 @@ def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state:
 def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: StateDir) -> None:
     save_overrides(state.path, Overrides("", {"port": 39090, "gateway": "127.0.0.1:39200"}))
     ours = Settings(state_dir=str(state.path), port=39091, gateway="127.0.0.1:39201")
-    run, out = shown(state, ours)
+    run, out = shown(ours)
     run._joining = True
     kept = run._keep_settings()
     run._head(state)
     run._up(state, kept)
-    run._hint(state)
+    run.printer.hint(state, run.settings)
     told = out.getvalue()
     assert "gateway  http://127.0.0.1:39200/v1 for all" in told and "localhost:39090/healthz" in told
     assert "settings stay that system's, which differ in --port, --gateway; Ctrl-C and run again" in told
 
 
 def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) -> None:
-    run, out = shown(state, Settings(gateway="0.0.0.0:9100"))
+    run, out = shown(Settings(gateway="0.0.0.0:9100"))
     run._head(state)
     assert "beyond loopback" in out.getvalue() and "for all models" not in out.getvalue()
 
 
 def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:
-    run, out = shown(state, Settings())
-    run._advise(state)
+    run, out = shown(Settings())
+    run.printer.advice(state)
     missing = "no namespace\x1b[2J"
     texts = [json.dumps({"cluster": {"advice": each}}) for each in ("", missing, missing, "")]
     for at, text in enumerate([*texts, "{"]):
         write_atomic(state.path / CONTROLLER_REPORT, text)
         os.utime(state.path / CONTROLLER_REPORT, (at, at))  # a clock that ticks between two writes
-        run._advise(state)
+        run.printer.advice(state)
     assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1
 
 
 def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_run(state: StateDir) -> None:
-    run, out = shown(state, Settings())
+    run, out = shown(Settings())
     for at, pid in enumerate((1 << 22, os.getpid(), os.getpid())):
         problem = "127.0.0.1:9100 cannot be listened on"
         gateway_note.write(state.path, {"at": time.time(), "pid": pid, "problem": problem})
         os.utime(state.path / gateway_note.FILE, (at, at))
-        run._advise(state)
+        run.printer.advice(state)
         assert out.getvalue().count("cannot be listened on") == min(at, 1)
 
 
@@ -129,7 +129,7 @@ def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_r
 def test_a_full_disk_below_stdout_does_not_end_the_system() -> None:
     """The line is lost, and what is supervised is not."""
     with Path("/dev/full").open("w") as full:
-        Foreground(Settings(), Overrides(), None, full).say("a line")
+        Foreground(Settings(), Overrides(), None, full).printer.say("a line")
         Serve(Settings(), Overrides(), ServeOrder("x"), full).say("a line")
         with contextlib.suppress(OSError):
             full.close()
