@@ -73,7 +73,7 @@ def secrets_of_spec(spec: Any) -> Iterator[str]:
     if isinstance(env, dict):
         yield from (str(each) for name, each in env.items() if name not in ("HF_HUB_OFFLINE", "PATH", "HOME", "LANG"))
     words = [str(each) for each in argv] if isinstance(argv, list) else []
-    for flag, value in itertools.pairwise(words):
+    for flag, value in itertools.pairwise([*words, ""]):
         if re.match(r"(?i)--?[\w-]*(key|token|secret|password)", flag):
             yield flag.partition("=")[2] or value
 

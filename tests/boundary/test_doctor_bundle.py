@@ -125,6 +125,18 @@ def test_no_secret_that_is_in_a_file_is_in_the_bundle(tmp_path: Path, planted: S
     assert b"josephine" not in gzip.decompress(target.read_bytes()), "nor in the archive's own headers"
 
 
+@pytest.mark.parametrize("argv", [["--api-key=the-last-word"], ["--api-key", "the-last-word"]])
+def test_a_secret_that_is_an_engines_last_argument_is_not_in_the_bundle(
+    tmp_path: Path, planted: Surroundings, argv: list[str]
+) -> None:
+    state = planted.settings.state_path
+    (state / "specs" / "default.tiny.0123456789ab.json").write_text(json.dumps({"argv": ["llama-server", *argv]}))
+    (state / "log" / "default.tiny.log").write_text("the-last-word is no good key\nkept line\n")
+    bundle.write(tmp_path / "b.tar.gz", planted, [])
+    text = opened(tmp_path / "b.tar.gz")[f"{bundle.ROOT}/log/default.tiny.log"]
+    assert "the-last-word" not in text and "kept line" in text
+
+
 def test_half_a_token_at_the_cut_of_a_log_does_not_slip_through(tmp_path: Path, planted: Surroundings) -> None:
     log = planted.settings.state_path / "log" / "controller.log"
     tail = b"end of the log\n"
