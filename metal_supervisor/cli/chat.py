@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -37,11 +38,8 @@ def partner_of(settings: Settings, name: str) -> Partner:
 
     Raises CommandError, BadKubeconfig.
     """
-    services = ServiceClient(settings)
-    try:
+    with contextlib.closing(ServiceClient(settings)) as services:
         found = services.named(name)
-    finally:
-        services.close()
     if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
         why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
         raise CommandError(f"{name} is {state_of(found)}: {why}")

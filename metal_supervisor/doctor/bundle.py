@@ -29,6 +29,8 @@ from metal_supervisor.doctor.redact import redact_json, redactor
 from metal_supervisor.doctor.software import version_of
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings.logging import entry_in, json_line
+from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 
@@ -67,11 +69,12 @@ def secrets_of(around: Surroundings) -> Iterator[str]:
             yield value
 
 
-def secrets_of_spec(spec: Any) -> Iterator[str]:
+def secrets_of_spec(spec: Json) -> Iterator[str]:
     """Values of an engine's environment, and of arguments whose flag is named like a secret."""
-    env, argv = (spec.get("env"), spec.get("argv")) if isinstance(spec, dict) else (None, None)
-    if isinstance(env, dict):
-        yield from (str(each) for name, each in env.items() if name not in ("HF_HUB_OFFLINE", "PATH", "HOME", "LANG"))
+    argv = spec.get("argv")
+    for name, each in mapping(spec, "env").items():
+        if name not in ("HF_HUB_OFFLINE", "PATH", "HOME", "LANG"):
+            yield str(each)
     words = [str(each) for each in argv] if isinstance(argv, list) else []
     for flag, value in itertools.pairwise([*words, ""]):
         if re.match(r"(?i)--?[\w-]*(key|token|secret|password)", flag):

@@ -65,9 +65,8 @@ def judge_room(free_bytes: int, report: Json) -> Finding:
 
 
 def _room(around: Surroundings) -> Sequence[Finding]:
-    place = around.settings.store_path
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    store = around.settings.store_path
+    place = next(each for each in (store, *store.parents) if each.exists())
     return [judge_room(around.free_bytes(place), around.report())]
 
 
