@@ -56,6 +56,12 @@ class Chosen:
         return Path(os.path.normpath(self.file.absolute().parent / name))
 
     @property
+    def server_name(self) -> str:
+        """URL of the server without its path, which may be the embedded API's secret, and without a password."""
+        parts = urllib.parse.urlsplit(self.server)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    @property
     def token_file(self) -> Path | None:
         """File that the user's token is in, None if none is named."""
         named = self.user.get("tokenFile")

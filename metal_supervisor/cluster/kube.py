@@ -107,6 +107,7 @@ class Kube:
         with self._lock:
             self._login, self._built, self._options_now, self._manager = login, access, options, pool
             self.server: str = chosen.server
+            self.server_name = chosen.server_name
             self.context_name = chosen.context
         before.clear()
         if chosen.server.startswith("https:") and not options.verify_ssl:
@@ -318,12 +319,6 @@ class Kube:
             low, high = server - time.time(), server + 1.0 - sent_at
             if low <= high:  # else the clock was set meanwhile
                 self.clock_offset_s = min(max(self.clock_offset_s, low), high)
-
-    @property
-    def server_name(self) -> str:
-        """URL of the server without its path, which may be a secret of the embedded API."""
-        parts = urllib.parse.urlsplit(self.server)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def scrub(self, text: str) -> str:
         """Remove this login's secrets from a text of the server, in case it quotes them."""

@@ -48,13 +48,7 @@ def _kubeconfig(around: Surroundings) -> Sequence[Finding]:
     except BadKubeconfig as error:
         return [fail(str(error), "correct --kubeconfig or --context, or the file")]
     where = "the embedded API" if around.settings.embedded else f"context {chosen.context} of {chosen.file}"
-    return [ok(f"{where}, server {server_of(chosen)}")]
-
-
-def server_of(chosen: Chosen) -> str:
-    """Scheme, host and port of the server. The path may be the embedded API's secret, and the user part a password."""
-    parts = urllib.parse.urlsplit(chosen.server)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return [ok(f"{where}, server {chosen.server_name}")]
 
 
 # ── its credential ───────────────────────────────────────────────────────────────────────────────
@@ -188,7 +182,7 @@ def _api(around: Surroundings) -> Sequence[Finding]:
         return [_not_there(around, unknown(""))]
     try:
         chosen = around.chosen()
-        server = server_of(chosen)
+        server = chosen.server_name
         parts = urllib.parse.urlsplit(chosen.server)
         if not chosen.cluster.get("proxy-url"):
             around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
