@@ -63,14 +63,14 @@ class ChangePrinter:
 
     def show(self, directory: StateDir, settings: Settings) -> None:
         """Print what has changed since the last call, and once what to try."""
-        self.changes(directory, settings)
-        self.advice(directory)
-        self._downloads(directory)
+        self.print_states(directory, settings)
+        self.print_advice(directory)
+        self._draw_downloads(directory)
         ready = any(phase in READY for phase, _, _ in self._phases.values())
         if ready or time.monotonic() - self._started_at > HINT_AFTER_S:
-            self.hint(directory, settings)
+            self.print_hint(directory, settings)
 
-    def changes(self, directory: StateDir, settings: Settings) -> None:
+    def print_states(self, directory: StateDir, settings: Settings) -> None:
         """Print the services whose state is another than at the last call."""
         # Files are replaced, never edited in place: each change shows in the time of their directory.
         written = [(directory.path / name).stat().st_mtime_ns for name in ("records", "observed")]
@@ -104,7 +104,7 @@ class ChangePrinter:
             del self._phases[key]
             self.tell(".".join(key), "Gone", "")
 
-    def advice(self, directory: StateDir) -> None:
+    def print_advice(self, directory: StateDir) -> None:
         """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""
         for who, file, said in (("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, _problem)):
             path, before = directory.path / file, self._advised.get(file, (0, ""))
@@ -115,12 +115,12 @@ class ChangePrinter:
                         self.tell(who, "", text)
                     self._advised[file] = written, text
 
-    def _downloads(self, directory: StateDir) -> None:
+    def _draw_downloads(self, directory: StateDir) -> None:
         """Show a line for each model that is being fetched, on a terminal only."""
         if self._live is not None:
             self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
 
-    def hint(self, directory: StateDir, settings: Settings) -> None:
+    def print_hint(self, directory: StateDir, settings: Settings) -> None:
         """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
         ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
         new = {"system", *(["model"] if ready else [])} - self._hinted

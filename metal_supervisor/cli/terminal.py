@@ -1,6 +1,7 @@
-"""Live lines at the bottom of a terminal, rewritten in place below others that stay.
+"""What commands print on a terminal: messages, exit codes, and live lines that are rewritten in place.
 
-Only on a terminal: a file or a pipe would be filled with control characters, and unreadable.
+Live lines are at the bottom, below others that stay, and only on a terminal: a file or a pipe would be filled with
+control characters, and unreadable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ USUAL = os.terminal_size((80, 24))
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; the text says why, and what to do instead. `code`: exit code."""
+    """A command that cannot be carried out; the text says why and what to do. `code`: its exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)

@@ -67,7 +67,7 @@ def unasked(problem: str) -> Finding:
 
 
 def all_or(bad: Iterable[Finding | None], count: int, well: str) -> list[Finding]:
-    """What is wrong; if nothing is, that all are well, as long as there are any. `count`: how many were judged."""
+    """The findings that are not None; without any, one that all is well, or none if nothing was judged (`count`)."""
     found = [each for each in bad if each is not None]
     return found or ([ok(well)] if count else [])
 

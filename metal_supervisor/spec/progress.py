@@ -28,7 +28,7 @@ class DownloadProgress:
         self.got_bytes += more_bytes
 
     def update(self, got_bytes: int, total_bytes: int, now: float) -> None:
-        """Take the figures that another counts, and update the rate; with fewer bytes than before it starts anew."""
+        """Set counts that another process reports, and update the rate; fewer bytes than before start it anew."""
         self.total_bytes = total_bytes
         if got_bytes < self.got_bytes or not self.got_bytes:
             self.got_bytes, self.rate = got_bytes, 0.0

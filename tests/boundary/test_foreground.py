@@ -51,8 +51,8 @@ def test_with_a_cluster_a_ready_model_is_told_with_a_url_that_works_here(
     state: StateDir, bind: str, where: str
 ) -> None:
     run, out = shown(Settings(kubeconfig="/k", bind=bind))
-    run.printer.changes(state, run.settings)
-    run.printer.hint(state, run.settings)
+    run.printer.print_states(state, run.settings)
+    run.printer.print_hint(state, run.settings)
     assert f"Ready       http://{where}:18100/v1\n" in out.getvalue()
     assert f"curl http://{where}:18100/v1/chat/completions -d" in out.getvalue()
 
@@ -63,13 +63,13 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
     """A model that is fetched for an hour is Ready long after the first commands were printed."""
     run, out = shown(Settings())
     state.write_observed(Observed("default.tiny", 7, False, 1.0, "RUNNING"))
-    run.printer.changes(state, run.settings)
-    run.printer.hint(state, run.settings)
+    run.printer.print_states(state, run.settings)
+    run.printer.print_hint(state, run.settings)
     assert out.getvalue().count("localhost:9090/healthz") == 1 and "chat tiny" not in out.getvalue()
     state.write_observed(Observed("default.tiny", 7, True, 1.0, "RUNNING"))
     for _ in range(2):
-        run.printer.changes(state, run.settings)
-        run.printer.hint(state, run.settings)
+        run.printer.print_states(state, run.settings)
+        run.printer.print_hint(state, run.settings)
     for once in ("localhost:9090/healthz", "chat tiny", "curl http://127.0.0.1:18100/v1/chat", "serve OWNER/REPO"):
         assert out.getvalue().count(once) == 1, once
 
@@ -77,8 +77,8 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
 def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state: StateDir) -> None:
     state.write_record(replace(RECORD, mode="embedding"))
     run, out = shown(Settings())
-    run.printer.changes(state, run.settings)
-    run.printer.hint(state, run.settings)
+    run.printer.print_states(state, run.settings)
+    run.printer.print_hint(state, run.settings)
     tried = """curl http://127.0.0.1:18100/v1/embeddings -d '{"model":"tiny","input":"hi"}'"""
     assert tried in out.getvalue() and "chat" not in out.getvalue()
 
@@ -91,7 +91,7 @@ def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: Stat
     kept = run._keep_settings()
     run._head(state)
     run._up(state, kept)
-    run.printer.hint(state, run.settings)
+    run.printer.print_hint(state, run.settings)
     told = out.getvalue()
     assert "gateway  http://127.0.0.1:39200/v1 for all" in told and "localhost:39090/healthz" in told
     assert "settings stay that system's, which differ in --port, --gateway; Ctrl-C and run again" in told
@@ -105,13 +105,13 @@ def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) 
 
 def test_advice_of_the_controller_is_told_once_for_each_text(state: StateDir) -> None:
     run, out = shown(Settings())
-    run.printer.advice(state)
+    run.printer.print_advice(state)
     missing = "no namespace\x1b[2J"
     texts = [json.dumps({"cluster": {"advice": each}}) for each in ("", missing, missing, "")]
     for at, text in enumerate([*texts, "{"]):
         write_atomic(state.path / CONTROLLER_REPORT, text)
         os.utime(state.path / CONTROLLER_REPORT, (at, at))  # a clock that ticks between two writes
-        run.printer.advice(state)
+        run.printer.print_advice(state)
     assert out.getvalue().count("no namespace?[2J") == 1 and out.getvalue().count("\n") == 1
 
 
@@ -121,7 +121,7 @@ def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_r
         problem = "127.0.0.1:9100 cannot be listened on"
         gateway_note.write(state.path, {"at": time.time(), "pid": pid, "problem": problem})
         os.utime(state.path / gateway_note.FILE, (at, at))
-        run.printer.advice(state)
+        run.printer.print_advice(state)
         assert out.getvalue().count("cannot be listened on") == min(at, 1)
 
 
