@@ -23,7 +23,7 @@ from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cli.services import gateway_url
-from metal_supervisor.cli.terminal import INTERRUPTED, USAGE
+from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.models import model_files
@@ -113,16 +113,14 @@ class Serve:
             self._out.flush()
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
-        """Serve the model; return the exit code. Raises CannotBoot, BadKubeconfig."""
+        """Serve the model; return the exit code. Raises CommandError, CannotBoot, BadKubeconfig."""
         if not self._order.source.strip():  # as a path it would be the current directory
-            complain("SOURCE is empty; name a file, a repository, a URL or a shipped example")
-            return USAGE
+            raise CommandError("SOURCE is empty; name a file, a repository, a URL or a shipped example", USAGE)
         try:
             found = resolve(self._settings, self._order.source, self._order.context)
             made = manifests(self._order, found)
         except (Bad, Unusable) as error:
-            complain(printable(getattr(error, "message", "") or str(error)))
-            return USAGE
+            raise CommandError(getattr(error, "message", "") or str(error), USAGE) from None
         if only_print:
             self._out.write("---\n".join(yaml.safe_dump(each, sort_keys=False) for each in made))
             return 0
@@ -133,15 +131,15 @@ class Serve:
         directory = StateDir(self._settings.state_path)
         if not Supervisord(directory.socket).answers():
             if self._order.detach:
-                complain("no system runs: metal-supervisor install makes one that stays; or leave out --detach")
-                return USAGE
+                text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
+                raise CommandError(text, USAGE)
             return self._as_the_system(made)
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
 
     def _fits(self, found: ServedModel, complain: Callable[[str], None]) -> bool:
         """True if the model fits into this Mac, or that cannot be told before it is there.
 
-        False, with what is wrong told, if it does not, or if the file or directory here is no model.
+        False, with what is wrong told, if it does not. Raises CommandError if the file or directory here is no model.
         """
         if library_model(found.source):
             return True
@@ -152,8 +150,7 @@ class Serve:
             try:
                 model_files.looked_at(Path(source))
             except Unusable as error:
-                complain(f"{error}; nothing is applied")
-                return False
+                raise CommandError(f"{error}; nothing is applied") from None
         context = self._order.context or found.service.get("contextSize")
         try:
             answer = fit.answer(self._settings, fit.Question(source, context, found.service.get("parallelSlots", 1)))
