@@ -160,6 +160,15 @@ def parser() -> CommandParser:
     return top
 
 
+def _carried_out(parsed: argparse.Namespace) -> int:
+    """Exit code of a command, after its complaint if it cannot be carried out."""
+    try:
+        return int(parsed.action(parsed))
+    except CommandError as error:
+        say(printable(str(error)))  # it may quote an engine or a manifest
+        return error.code
+
+
 def _reader_left() -> bool:
     """True if the reader of stdout has left, as in `metal-supervisor … | head`; then discard what is not yet printed.
 
@@ -183,16 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("standard output is closed, so that nothing could be shown; nothing was done")
         return 1
     try:
-        code = int(parsed.action(parsed))
+        code = _carried_out(parsed)
         print(end="", flush=True)
         return code
     except BrokenPipeError:
         if not _reader_left():
             raise
         return 0
-    except CommandError as error:
-        say(printable(str(error)))  # it may quote an engine or a manifest
-        return error.code
     except loader.ConfigError as error:
         say(str(error))
         return BAD_CONFIG
