@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir, StateError, write_atomic
 from tests.support.records import a_record
+from tests.support.system import eventually
 
 LONGEST_SOCKET = 103
 """Bytes of a socket path on macOS, without the closing NUL."""
@@ -174,6 +177,49 @@ def test_an_observation_or_note_that_cannot_be_read_is_as_if_missing(state: Stat
     state.forget_observed("default.tiny")
     state.forget_observed("default.tiny")
     assert state.observations() == {}
+
+
+DONE = st.sampled_from(["write", "forget", "damage", "look"])
+WRITES = st.lists(st.tuples(st.sampled_from("abc"), DONE, st.integers(0, 3)))
+
+
+@settings(max_examples=100, derandomize=True, database=None)
+@given(WRITES)
+def test_a_reader_that_looks_again_and_again_sees_what_one_that_looks_first_sees(
+    writes: list[tuple[str, str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        writer, reader = StateDir(Path(base)), StateDir(Path(base))
+        writer.create()
+        for name, what, pid in writes:
+            if what == "write":
+                writer.write_observed(Observed(name, pid, False, 1.0, "RUNNING"))
+            elif what == "forget":
+                writer.forget_observed(name)
+            elif what == "damage":
+                write_atomic(Path(base, "observed", f"{name}.json"), "{")
+            else:
+                assert reader.observations() == StateDir(Path(base)).observations()
+        assert reader.observations() == StateDir(Path(base)).observations()
+        writer.remove_link()
+
+
+def test_what_was_removed_is_written_anew_however_soon(state: StateDir) -> None:
+    kept, text = record(spec_file="default.tiny.0123456789ab.json"), "{}"
+    for _ in range(3):
+        assert state.write_record(kept) and state.write_spec(kept.spec_file or "", text)
+        assert not state.write_record(kept) and not state.write_spec(kept.spec_file or "", text)
+        state.forget(kept.program)
+    assert state.write_spec("default.tiny.0123456789ab.json", text)
+    state.remove_spec("default.tiny.0123456789ab.json")
+    assert state.write_spec("default.tiny.0123456789ab.json", text)
+
+
+def test_a_file_that_somebody_removed_is_written_again_within_seconds(state: StateDir) -> None:
+    kept = record()
+    state.write_record(kept)
+    state.record_path(kept.program).unlink()
+    eventually(lambda: state.write_record(kept), what="the record to be written again")
 
 
 def test_forgetting_a_service_leaves_one_whose_name_begins_alike(state: StateDir) -> None:

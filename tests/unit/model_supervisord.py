@@ -37,6 +37,7 @@ from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
 from metal_supervisor.controller import applier, boot, loop, plan, prerequisites, reconcile
+from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.loop import Controller
@@ -481,6 +482,17 @@ class Purse(Memory):
             budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
         )  # fmt: skip
 
+    def ups(self, *world: Any) -> dict[Any, Up]:
+        """The engines that are up, and what each holds: as looked up anew, or what its process was given before."""
+        found = super().ups(*world)
+        kept, self._footprints = self._footprints, {}
+        anew = super().ups(*world)
+        self._footprints = kept
+        assert found.keys() == anew.keys()
+        for key, each in anew.items():
+            same = found[key].spec_file == each.spec_file and found[key].bytes >= each.bytes
+            assert same, f"{found[key]} was kept, {each} is right"
+        return found
 
     def settle(
         self, proposals: Any, before: Any, ups: Any, yielding: Any, now: float
