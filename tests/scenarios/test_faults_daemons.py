@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from tests.support.system import System, eventually, halted, kill, model, runnin
 GGUF, ONE, TWO = "words", "left", "right"
 THEIRS = "theirs"
 LIBRARY = "https://ollama.com/library/tiny:1b"
+TOKENS = 1000
+"""Of an answer that goes on for a second or more."""
 
 
 def on_ollama(name: str, model: str) -> dict[str, object]:
@@ -167,13 +168,6 @@ def test_a_model_that_was_pulled_by_hand_is_used_as_it_is(shared: Shared, figure
     figure.add("pulls", pulls - by_hand, "")
 
 
-def answers_in_time(system: System, name: str) -> bool:
-    """Whether it answers. Ollama 0.17.4 can leave the request after one that was hung up on waiting for ever."""
-    with contextlib.suppress(TimeoutError):
-        return system.ask(name, timeout_s=10, model=name)[0] == 200
-    return False
-
-
 @fault(
     "R91", "of two services of one model, which Ollama runs once, one is deleted while the other streams",
     happens="it is not unloaded", sees="the other stays Ready, and its answer goes on",
@@ -187,12 +181,12 @@ def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figur
     runners = shared.own.runners()
     assert len(runners) == 2, "theirs, and one for both of ours"
     attendant, since = system.pid(TWO), system.observe(ONE)["since"]
-    with stream(system, ONE) as answer:
+    with stream(system, ONE, tokens=TOKENS) as answer:
         gone(system, TWO)
         eventually(lambda: is_gone(attendant), what="its attendant to end")
         answer.flows()
+        answer.ends()  # Ollama 0.17.4 may answer nothing more once a stream was hung up on
     figure.add("answers cut", 0, "")
-    eventually(lambda: answers_in_time(system, ONE), 60, "an answer")
     answers(system, ONE)
     assert shared.own.runners() == runners and system.observe(ONE)["since"] == since
 

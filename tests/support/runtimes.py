@@ -181,9 +181,9 @@ def untouched(system: System, *kinds: Kind) -> Iterator[None]:
 class Stream:
     """One long streamed answer, read as far as it is asked for."""
 
-    def __init__(self, system: System, name: str) -> None:
+    def __init__(self, system: System, name: str, tokens: int = CONTEXT - 1000) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=60)
-        body = {"model": name, "stream": True, "max_tokens": CONTEXT - 1000, "ignore_eos": True,
+        body = {"model": name, "stream": True, "max_tokens": tokens, "ignore_eos": True,
                 "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
         self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         self._answer = self._connection.getresponse()
@@ -195,14 +195,22 @@ class Stream:
             line = self._answer.readline()
             assert line and b"[DONE]" not in line and b'"error"' not in line, line
 
+    def ends(self) -> None:
+        """The rest of it comes, to its end."""
+        while line := self._answer.readline():
+            assert b'"error"' not in line, line
+            if b"[DONE]" in line:
+                return
+        raise AssertionError("it was cut")
+
     def close(self) -> None:
         self._answer.close()  # it has the socket to itself where the server says Connection: close
         self._connection.close()
 
 
-def stream(system: System, name: str) -> contextlib.closing[Stream]:
+def stream(system: System, name: str, **given: int) -> contextlib.closing[Stream]:
     """An answer under way; whoever leaves hangs up."""
-    return contextlib.closing(Stream(system, name))
+    return contextlib.closing(Stream(system, name, **given))
 
 
 def command(pid: int) -> list[str]:
