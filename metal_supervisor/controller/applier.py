@@ -76,8 +76,8 @@ class Applier:
         """Write the specs that the records name, as far as they have been composed."""
         for record in records:
             for spec_file in (record.spec_file, record.next_spec):
-                if spec_file and spec_file in specs:
-                    self.state.write_spec(spec_file, specs[spec_file])
+                if spec_file and spec_file in specs and self.state.write_spec(spec_file, specs[spec_file]):
+                    self._collected = frozenset()
             if record.spec_file and record.spec_file not in specs:
                 self._mark(record, record.spec_file)
 

@@ -56,7 +56,7 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
 
 @dataclass(frozen=True)
 class _SteadyEngine:
-    """The only engine of a service that runs as it should, and what its proposal was made from."""
+    """The only engine of a service, its first, that runs as it should, and what its proposal was made from."""
 
     item: Service
     record: Record
@@ -234,7 +234,7 @@ class Assignment:
                 continue
             if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
                 proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
-            elif isinstance(item, Service) and record is not None and len(ours) == 1:
+            elif isinstance(item, Service) and engine is item and record is not None and len(ours) == len(slots) == 1:
                 self._settle(item, record, (slots, others), proposal, snapshot)
             result[engine.key] = proposal
         for record in ours:

@@ -162,10 +162,10 @@ class ControllerStatus:
             "cluster": {**body["cluster"], "requests": self._kube.requests},
             "passes": self._passes.as_json(),
         }
-        before, self._told = self._told, body
-        if body == before and time.monotonic() < self._due_at:
+        if body == self._told and time.monotonic() < self._due_at:
             return
         write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}), durable=False)
+        before, self._told = self._told, body
         self._due_at = time.monotonic() + COUNTED_S
         if any(before.get(name) != body[name] for name in body.keys() - FOR_PEOPLE):
             ring(self._state.path, "sidecar")

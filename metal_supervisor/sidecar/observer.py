@@ -259,7 +259,7 @@ class Observer:
 def _is_news(before: Observed | None, now: Observed, reserved_bytes: int) -> bool:
     """True if the controller may decide otherwise. The launcher tells it of a new engine's start."""
     if before is None:
-        return now.ready or bool(now.withdrawn)
+        return now.ready or bool(now.withdrawn) or now.state in HELD
     return before.to_decide_by(reserved_bytes) != now.to_decide_by(reserved_bytes)
 
 

@@ -1,12 +1,76 @@
-"""Memory that a claimed service takes is counted from its claim on."""
+"""What the cluster asks for becomes proposals: which engines are looked at again, and whose memory is counted."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from metal_supervisor.controller.assignment import _charged
-from metal_supervisor.spec.types import Standing
+import pytest
+
+from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.assignment import Assignment, _charged
+from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.placement.placement import Placed
+from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.state.programs import program_name
+from tests.unit.model_supervisord import asked_for
+from tests.unit.test_manifests import record as a_record
 from tests.unit.test_report import record
+
+ITEM = replace(asked_for("a", 0, False), replicas=2)
+
+
+class Sharing(Assignment):
+    """Shares one service out among the slots of this Mac; its engines run as they should."""
+
+    def __init__(self, slots: tuple[int, ...]) -> None:
+        self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], still_reads=lambda _: None)
+        self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
+        self._steady, self._settled, self._unsure_until = {}, {}, 0.0
+        self.placed = Placed({ITEM.key: slots})
+        self.taken: list[Key] = []
+        self.notes: dict[str, RunNote] = {}
+
+    def _accepted(self, service: Any, record: Record | None, *_: Any) -> Proposal:
+        self.taken.append(service.key)
+        return reconcile.unchanged(record or running(service.ordinal))
+
+    def keys(self, records: Collection[Record]) -> list[Key]:
+        """Keys of the proposals of one pass."""
+        table = {each.program: ProgramState(each.program, State.RUNNING, 7, 1.0, 0.0, 100.0) for each in records}
+        for each in records:
+            self.notes.setdefault(each.program, RunNote(7, 7, "s", each.spec_file or "", (1.0,), 0.0, "", ""))
+        found: dict[Key, Proposal] = {}
+        snapshot = Snapshot(100.0, {}, True, {}, table, self.notes, {})
+        self._share_out(ITEM, tuple(records), found, Ports(records), {}, snapshot)
+        assert all(proposal.key == key for key, proposal in found.items())
+        return list(found)
+
+
+def running(ordinal: int) -> Record:
+    namespace, name = ITEM.key
+    program = program_name(replace(ITEM, ordinal=ordinal).key)
+    return replace(
+        a_record(), namespace=namespace, name=name, ordinal=ordinal, slot=ordinal, program=program,
+        spec_file=f"{program}.0.json", asked=ITEM.asked, port=18101 + ordinal, claimed=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_the_only_engine_that_is_left_of_a_service_keeps_its_own_key(ordinal: int) -> None:
+    sharing, left = Sharing((ordinal,)), running(ordinal)
+    assert [sharing.keys([left]) for _ in range(3)] == [[left.key]] * 3
+
+
+def test_an_engine_that_runs_as_it_should_does_not_hide_a_slot_without_one() -> None:
+    sharing, first = Sharing((0, 1)), running(0)
+    assert [sharing.keys([first]) for _ in range(3)] == [[first.key, running(1).key]] * 3
+    assert sharing.taken.count(running(1).key) == 3
 
 
 def test_a_service_that_is_still_being_checked_is_not_counted_as_charged() -> None:

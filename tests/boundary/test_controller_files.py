@@ -1,0 +1,70 @@
+"""Files that the controller keeps for others: its report on a disk that is full, and the specs that nobody needs."""
+
+from __future__ import annotations
+
+import errno
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from metal_supervisor.controller import controller_status
+from metal_supervisor.controller.applier import Applier
+from metal_supervisor.controller.controller_status import ControllerStatus
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.reports import CONTROLLER_REPORT
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDir]:
+    made = StateDir(tmp_path / "s")
+    made.create()
+    yield made
+    made.remove_link()
+
+
+def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube: Any = SimpleNamespace(server_name="s", requests=1)
+    status = ControllerStatus(Settings(state_dir=str(state.path)), state, kube)
+    placer: Any = SimpleNamespace(error="", unwatched="", cloned=False, foreign=dict, speaks_for=lambda *_: ())
+    placed: Any = SimpleNamespace(namespaces=(), silent=())
+    bell = Doorbell(state.path, "sidecar")
+
+    def told(memory: int) -> bool:
+        status.publish(1.0, "", [], ({}, {}), lambda _: 1 / 0, (placer, placed), {"left": memory})
+        rung = bool(select.select([bell], [], [], 0)[0])
+        bell.wait(0)
+        return rung
+
+    def no_space(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert told(1) and not told(1)
+    with monkeypatch.context() as full:
+        full.setattr(controller_status, "write_atomic", no_space)
+        with pytest.raises(OSError, match="No space"):
+            told(2)
+    assert told(2) and state.report(CONTROLLER_REPORT)["memory"] == {"left": 2}
+
+
+def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:
+    supervisord: Any = None
+    applier = Applier(state, supervisord, Settings(state_dir=str(state.path)))
+    record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="")
+    edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="", revoked="")
+    world = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0, 100.0)}, {
+        "p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")
+    }
+    applier.write_specs([record], {"p.a.json": "{}"})
+    applier.collect([record], *world)
+    applier.write_specs([edited], {"p.b.json": '{"env": {"KEY": "secret"}}'})
+    applier.collect([record], *world)
+    assert state.specs_on_file() == ["p.a.json"]
