@@ -23,11 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from metal_supervisor.cluster import status_mode
+from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.controller_status import ControllerStatus
-from metal_supervisor.controller.loop import TICK_S, collection
+from metal_supervisor.controller.loop import TICK_S
 from metal_supervisor.placement.claims import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
@@ -91,8 +92,8 @@ class SimulatedMac:
         self._address, self._wake = f"198.51.{100 + number // 250}.{number % 250 + 1}", threading.Event()
         kube, sidecar_kube = CountedKube(kubeconfig, self.tally), CountedKube(kubeconfig, self.tally)
         wake, scope = self._wake.set, settings.namespace
-        self.services = Reflector(kube, collection(settings, "inferenceservices"), wake, namespace=scope)
-        self.models = Reflector(kube, collection(settings, "models"), wake)
+        self.services = Reflector(kube, api_path("inferenceservices", scope), wake, namespace=scope)
+        self.models = Reflector(kube, api_path("models", scope), wake)
         self.placement = Placement(settings, self.state, kube, self.name, wake)
         self.status = ControllerStatus(settings, self.state, kube)
         session = session_kept(self.state.path / SESSION_FILE)
