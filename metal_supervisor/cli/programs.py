@@ -47,7 +47,7 @@ class _Stop:
 def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loader.Settings, Any, str]:
     """(settings, state directory, problem of the settings on file) for a program that supervisord started.
 
-    `outlives`: it goes on when supervisord is killed, and beside the one that the next supervisord starts.
+    `outlives`: it survives supervisord, and runs beside the one that the next supervisord starts.
     """
     from metal_supervisor.settings import logging as logs
     from metal_supervisor.state.directory import StateDir

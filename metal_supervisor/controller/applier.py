@@ -65,8 +65,6 @@ class Applier:
         """Hung engines that were told to end, with their pids."""
         self._swept: dict[str, int] = {}
         """Pid of the last engine whose leftovers were ended, by program."""
-        self._collected: frozenset[str | None] = frozenset()
-        """The specs that were in use when there were no others."""
         self._ours: set[str] = set()
         self._to_add: list[str] = []
         self._late: frozenset[str] = frozenset()
@@ -76,8 +74,8 @@ class Applier:
         """Write the specs that the records name, as far as they have been composed."""
         for record in records:
             for spec_file in (record.spec_file, record.next_spec):
-                if spec_file and spec_file in specs and self.state.write_spec(spec_file, specs[spec_file]):
-                    self._collected = frozenset()
+                if spec_file and spec_file in specs:
+                    self.state.write_spec(spec_file, specs[spec_file])
             if record.spec_file and record.spec_file not in specs:
                 self._mark(record, record.spec_file)
 
@@ -181,11 +179,8 @@ class Applier:
         """Remove specs that are no longer referenced: they hold environments, and so perhaps secrets."""
         used: set[str | None] = {name for each in records for name in (each.spec_file, each.next_spec)}
         used |= {note.spec_file for note in notes.values()}
-        if used == self._collected:
-            return
         unused = [name for name in self.state.specs_on_file() if name not in used]
         if not unused:
-            self._collected = frozenset(used)
             return
         # A launcher that has not said yet what it runs may be about to read a spec that an edit has replaced meanwhile.
         starting = {

@@ -108,6 +108,7 @@ class Assignment:
         self._anew_at = self._look_at = 0.0
         self._files: _ServedFiles | None = None
         self._settled: dict[Key, _SteadyEngine] = {}
+        """Service -> its engine, of which nothing is looked at until there is other news than `_news`."""
         self._news: object = None
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
@@ -178,7 +179,7 @@ class Assignment:
     def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
         """Files of the services that this Mac serves; the very same while these are the same."""
         inputs = found, self.placed.mine, None if self.placed.known else before
-        if self._files is None or self._files.inputs[0] is not found or self._files.inputs != inputs:
+        if self._files is None or self._files.inputs != inputs:
             serving = placement.to_serve(found, self.placed, before.values())
             namespaces = placement.namespaces_of(serving)
             secrets = {each: (each.secret[0], "secrets", each.secret[1]) for each in namespaces if each.secret}

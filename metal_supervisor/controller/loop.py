@@ -69,7 +69,7 @@ def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
 
 def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
     """The records of InferenceServices."""
-    return {key: record for key, record in records.items() if record.namespace}
+    return {key: record for key, record in records.items() if not record.is_daemon}
 
 
 def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
@@ -124,8 +124,6 @@ class Controller:
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)
         self._seen: tuple[object, object] = (None, None)
-        self._items: tuple[object, object] = (None, None)
-        """Services and models, from which `_seen` was made."""
         self._unkept = ""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
@@ -228,12 +226,10 @@ class Controller:
     def _observe(self) -> Snapshot:
         news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew
         synced = services.synced and models.synced
-        if (services.items, models.items) != self._items:
-            self._items = services.items, models.items
-            edited = _editions(services.items), _editions(models.items)
-            if edited != self._seen:  # our own status writes are no reason to look again
-                self._seen = edited
-                self.store.look_again()
+        edited = _editions(services.items), _editions(models.items)
+        if edited != self._seen:  # our own status writes are no reason to look again
+            self._seen = edited
+            self.store.look_again()
         wanted = services.items if synced else None
         return Snapshot(
             now=time.time(),

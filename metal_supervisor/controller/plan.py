@@ -315,8 +315,6 @@ def with_hands(
     for key, record in records.items():
         if record.runs and not record.withdraw:
             state, note = table.get(record.program), notes.get(record.program)
-            if not record.stopped_by_hand and state is not None and state.state is State.RUNNING:
-                continue  # as nearly always
             by_hand = stopped_by_hand(record.stopped_by_hand, record.stop_sent, record.spec_file, state, note)
             if by_hand != record.stopped_by_hand:
                 result[key] = replace(record, stopped_by_hand=by_hand)

@@ -44,7 +44,7 @@ class Ports:
         self._of: dict[Key, int] = {}
         self._holders: dict[int, dict[Key, str]] = {}
         self._further = list(engines)
-        """Engines whose ports nobody has asked about yet."""
+        """Engines whose ports are not indexed yet."""
 
     def hold(self, engine: Record | Proposal) -> None:
         """Note the port of an engine, in place of the one that it had."""

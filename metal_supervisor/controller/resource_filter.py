@@ -56,8 +56,11 @@ class ResourceFilter:
         The very same answer while nothing of what it depends on changes.
         """
         services, models = snapshot.services or {}, snapshot.models
-        running = {key: record for key, record in records.items() if record.verdict.standing is Standing.RUN}
-        kept = {key: (record.generation, record.runtime) for key, record in running.items()}
+        kept = {
+            key: (record.generation, record.runtime)
+            for key, record in records.items()
+            if record.verdict.standing is Standing.RUN
+        }
         owners = {record.owner for record in records.values()}
         inputs = models, kept, owners, snapshot.operator, self._offered()
         if self._answer is None or self._answer[0] != inputs or not _same(self._services, services):

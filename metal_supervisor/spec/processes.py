@@ -119,7 +119,7 @@ class Observed:
     """On demand, its latest loads: UTC time at which it was asked for -> seconds until it was ready."""
 
     def to_decide_by(self, reserved_bytes: int) -> tuple[object, ...]:
-        """All of it that the controller decides by and learns from nobody else; the rest is for people.
+        """The fields that the controller decides by and has from the sidecar alone; the rest is for people.
 
         `reserved_bytes`: of its record, which count if they are more than it holds.
         """

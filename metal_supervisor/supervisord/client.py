@@ -30,7 +30,6 @@ RELOAD_TIMEOUT_S = 30.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
 UNKNOWN_METHOD = 1
 SHUTDOWN_STATE = 6
-STATES = {each.value: each for each in State}
 
 
 class Unavailable(Exception):
@@ -144,10 +143,10 @@ class Supervisord:
         try:
             now, rows = json.loads(told)
             return {
-                name: ProgramState(name, STATES[state], pid, float(start), float(stop), float(now))
+                name: ProgramState(name, State(state), pid, float(start), float(stop), float(now))
                 for name, state, pid, start, stop in rows
             }
-        except (LookupError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
 
     def _ours(self, method: str, *arguments: Any) -> Any:

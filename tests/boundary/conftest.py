@@ -1,4 +1,4 @@
-"""Fixtures of the boundary tests: an embedded API of one's own, a plain HTTP client for it, and kubectl."""
+"""Fixtures of the boundary tests: a state directory; an embedded API, a plain HTTP client for it, and kubectl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import pytest
 from apiserver_support import CRD_PATH, WIDGET_CRD, Client, Kubectl, kubectl_for, options
 
 from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.state.directory import StateDir
 from tests.support.faulty_api import FaultyApi
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDir]:
+    """An empty state directory."""
+    made = StateDir(tmp_path / "s")
+    made.create()
+    yield made
+    made.remove_link()
 
 
 @pytest.fixture

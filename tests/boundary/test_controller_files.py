@@ -1,11 +1,9 @@
-"""Files that the controller keeps for others: its report on a disk that is full, and the specs that nobody needs."""
+"""Files that the controller writes: its report on a full disk, and specs that are no longer used."""
 
 from __future__ import annotations
 
 import errno
 import select
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +17,6 @@ from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.reports import CONTROLLER_REPORT
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[StateDir]:
-    made = StateDir(tmp_path / "s")
-    made.create()
-    yield made
-    made.remove_link()
 
 
 def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(

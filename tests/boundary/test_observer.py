@@ -195,7 +195,7 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
     life.state.forget_observed(NAME)
     life.begin()
     life.look(State.FATAL, 0, 0)
-    assert rung(), "nobody else told of it"
+    assert rung(), "no launcher rings for it"
 
 
 def test_what_could_not_be_written_wakes_the_controller_once_it_can(

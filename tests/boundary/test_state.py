@@ -32,14 +32,6 @@ def record(name: str = "tiny", namespace: str = "default", spec_file: str | None
     return a_record(name, namespace, uid="uid", model="m", verdict=verdict, endpoint=None, spec_file=spec_file)
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[StateDir]:
-    made = StateDir(tmp_path / "s")
-    made.create()
-    yield made
-    made.remove_link()
-
-
 # ── write_atomic ─────────────────────────────────────────────────────────────────────────────────
 
 

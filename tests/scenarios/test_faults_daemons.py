@@ -20,7 +20,7 @@ GGUF, ONE, TWO = "words", "left", "right"
 THEIRS = "theirs"
 LIBRARY = "https://ollama.com/library/tiny:1b"
 TOKENS = 1000
-"""Of an answer that goes on for a second or more."""
+"""Length of an answer that takes a second or more."""
 
 
 def on_ollama(name: str, model: str) -> dict[str, object]:
