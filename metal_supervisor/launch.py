@@ -33,6 +33,8 @@ EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND =
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
+NOW, LATER = b".", b","
+"""Rings for news that the reader should have at once, and for news that can wait."""
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 """The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
@@ -155,12 +157,13 @@ def write_note(path: str, note: dict[str, object]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         say(f"cannot keep {path}: {error}")
-    # Nothing else tells them of a start with supervisorctl.
-    for reader in ("controller", "sidecar"):
-        ring(os.path.dirname(os.path.dirname(path)), reader)
+    # Nothing else tells them of a start with supervisorctl. The controller has mostly asked for it.
+    state = os.path.dirname(os.path.dirname(path))
+    ring(state, "sidecar")
+    ring(state, "controller", NOW if note.get("refused") else LATER)
 
 
-def ring(state: str, name: str) -> None:
+def ring(state: str, name: str, sound: bytes = NOW) -> None:
     """Wake the process of that name, if it runs; never blocks. The other end is `state.doorbell`."""
     try:
         bell = os.open(os.path.join(state, f"{name}.bell"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -168,7 +171,7 @@ def ring(state: str, name: str) -> None:
         return
     try:
         if stat.S_ISFIFO(os.fstat(bell).st_mode):
-            os.write(bell, b".")
+            os.write(bell, sound)
     except OSError:
         pass  # full, so it will wake; or it has just ended
     finally:

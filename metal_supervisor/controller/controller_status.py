@@ -27,7 +27,6 @@ from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
 from metal_supervisor.state.directory import StateDir, write_atomic
-from metal_supervisor.state.doorbell import ring
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 FORMAT = 1
@@ -118,11 +117,12 @@ class ControllerStatus:
         slots: Sequence[str] = (),
         reasons: Json | None = None,
         metal: str = "",
-    ) -> None:
-        """Write the report. `found`: services and models; `file_of`: state of a Model's file on this Mac.
+    ) -> bool:
+        """Write the report; True if the sidecar should know at once what is new in it.
 
-        `slots`: names of the store's slots that are wanted. `reasons`: see `controller.reasons`.
-        `metal`: `there`, `absent`, or "" while that is unknown or irrelevant.
+        `found`: services and models; `file_of`: state of a Model's file on this Mac. `slots`: names of the store's
+        slots that are wanted. `reasons`: see `controller.reasons`. `metal`: `there`, `absent`, or "" while that is
+        unknown or irrelevant.
         """
         (services, models), (placer, placed) = found, placing
         ours = placer.speaks_for(placed, models.keys(), services)
@@ -163,12 +163,11 @@ class ControllerStatus:
             "passes": self._passes.as_json(),
         }
         if body == self._told and time.monotonic() < self._due_at:
-            return
+            return False
         write_atomic(self._state.path / CONTROLLER_REPORT, json.dumps({**body, **counted}), durable=False)
         before, self._told = self._told, body
         self._due_at = time.monotonic() + COUNTED_S
-        if any(before.get(name) != body[name] for name in body.keys() - FOR_PEOPLE):
-            ring(self._state.path, "sidecar")
+        return any(before.get(name) != body[name] for name in body.keys() - FOR_PEOPLE)
 
 
 def _model_row(item: Json, file: ModelFile) -> Json:

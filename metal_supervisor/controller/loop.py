@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -125,6 +125,8 @@ class Controller:
         self.memory = Memory(settings, directory, self._tell)
         self._seen: tuple[object, object] = (None, None)
         self._unkept = ""
+        self._untold = False
+        """The sidecar and the gateway have not been told yet of what was written."""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -162,6 +164,8 @@ class Controller:
             except Exception:
                 log.exception("pass failed unexpectedly; it is tried again")
                 pause_s = RETRY_S
+            if self._untold:
+                self._tell_readers()
             time.sleep(throttle.pause_s())
 
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────
@@ -179,7 +183,9 @@ class Controller:
         self.records = self._admitted(proposals, before, ups, snapshot)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(self.records.values(), self.prerequisites.specs)
-        self._keep_records()
+        written = self._keep_records(self.records.values())
+        if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
+            self._tell_readers()
         complete = snapshot.complete and not self.assignment.unsure
         self.applier.write_sections(self.records.values(), complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.controller_status.quarantined)
@@ -288,21 +294,27 @@ class Controller:
         """True if a stop by hand is too recent to be kept over a restart."""
         return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
 
-    def _keep_records(self, only: Record | None = None) -> None:
-        """Write the records that changed. `only`: the one that did, if that is known."""
-        changed, problem = False, ""
-        for record in self.records.values() if only is None else (only,):
+    def _keep_records(self, records: Collection[Record]) -> set[str]:
+        """Write those of the records that changed; returns their programs."""
+        changed, problem = set[str](), ""
+        for record in records:
             try:
-                changed |= self.state.write_record(record)
+                if self.state.write_record(record):
+                    changed.add(record.program)
             except OSError as error:  # stops must work on a full disk too
                 problem = f"records cannot be kept: {error.strerror}"
         if problem and problem != self._unkept:
             log.error("records cannot be kept", extra={"error": problem})
             self.controller_status.tell("records", problem)
-        self._unkept = problem or (self._unkept if only is not None else "")
-        if changed:
-            for reader in ("sidecar", "gateway"):
-                ring(self.state.path, reader)
+        self._unkept = problem or (self._unkept if len(records) < len(self.records) else "")
+        self._untold |= bool(changed)
+        return changed
+
+    def _tell_readers(self) -> None:
+        """Wake the sidecar and the gateway, which read what was written."""
+        self._untold = False
+        for reader in ("sidecar", "gateway"):
+            ring(self.state.path, reader)
 
     def _tried(self, step: Step, snapshot: Snapshot) -> bool:
         """Carry one step out; one that supervisord refuses must not prevent the others."""
@@ -331,7 +343,8 @@ class Controller:
         for key, record in self.records.items():
             if record.program == program:
                 self.records[key] = replace(record, **changes)
-                self._keep_records(only=self.records[key])  # all of them, for each step, would be quadratic
+                self._keep_records((self.records[key],))  # all of them, for each step, would be quadratic
+                self._tell_readers()
                 return
 
     def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
@@ -343,11 +356,10 @@ class Controller:
             if kept is None:
                 self.state.forget(name)
                 del self.records[key]
-                for reader in ("sidecar", "gateway"):
-                    ring(self.state.path, reader)
+                self._untold = True
             elif kept is not record:
                 self.records[key] = kept
-                self._keep_records(only=kept)
+                self._keep_records((kept,))
         self.applier.forget_all_but(busy)
         self.prerequisites.keep(self.records.values())
 
@@ -370,4 +382,4 @@ class Controller:
         files = partial(self.model_files.state, used={(each.namespace, each.model) for each in self.records.values()})
         self.model_files.keep(snapshot.models.keys())
         told = said, slots, why, snapshot.metal.word
-        self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, *told)
+        self._untold |= self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, *told)

@@ -90,10 +90,10 @@ class Sidecar:
             settings.namespace,
         )  # fmt: skip
         limits = HangLimits(settings.llama_server_startup_timeout, settings.hang_timeout)
-        self.prober = Prober(self.wake, limits, self._key_of, self._counters.probed)
+        self.prober = Prober(self.wake, self.bell.ring_later, limits, self._key_of, self._counters.probed)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
-        self._meter = MemorySampler(self.wake)
+        self._meter = MemorySampler(self.bell.ring_later)
         self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()

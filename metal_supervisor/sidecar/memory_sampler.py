@@ -40,9 +40,10 @@ class _LastSample:
 class MemorySampler(threading.Thread):
     """Measures engines until the process ends."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        """`on_first`: called after a turn in which an engine was measured for the first time."""
         super().__init__(name="meter", daemon=True)
-        self._on_change = on_change
+        self._on_first = on_first
         self._known: dict[SampledEngine, _LastSample] = {}
         self._wake = threading.Event()
 
@@ -75,4 +76,4 @@ class MemorySampler(threading.Thread):
             known.due_at = time.monotonic() + known.pause_s
             known.pause_s = min(FACTOR * known.pause_s, LONGEST_S)
         if first:
-            self._on_change()
+            self._on_first()

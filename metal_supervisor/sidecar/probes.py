@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metal_supervisor.host import liveness, local_status
 from metal_supervisor.host import machine as host
@@ -31,8 +31,8 @@ SILENT_S = 0.5
 FIRST_LOOK_S = 0.2
 FIRST_AGAIN_S = 1.0
 FIRST_AWAITED = "its first answer is waited for"
-# (until this many seconds after the start, ask this often): quick models are noticed at once, slow ones cheaply.
-LOADING_PACE = ((3.0, 0.02), (15.0, 0.1), (120.0, 0.5), (float("inf"), 2.0))
+SOONEST_S, SHARE, LATEST_S = 0.02, 0.05, 2.0
+"""Pause between looks at an engine that loads: a share of the time that it has loaded for, within limits."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,18 @@ class _Asker:
         known: ProbeFinding,
         limits: HangLimits,
         on_change: Callable[[], None],
+        on_message: Callable[[], None],
         key: Callable[[], tuple[str, str]],
         on_probe: Callable[[float], None],
     ) -> None:
-        self.target, self._limits, self._on_change, self._key = target, limits, on_change, key
-        self._on_probe = on_probe
+        self.target, self._limits, self._key, self._on_probe = target, limits, key, on_probe
+        self._on_change, self._on_message = on_change, on_message
         self.ending = False
         """The engine is to end; a first request of the probe would only delay it."""
         self._first: FirstRequest | None = None
         self._first_failed = False
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
-        self.finding = ProbeFinding(False, "")
+        self.finding = known
         self.answered = False
         self._elsewhere, self._elsewhere_at = "", self._pulse.born
         self._asks_one = False
@@ -101,9 +102,10 @@ class _Asker:
             was = self.finding
             self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
             self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung)
-            first, self.answered = not self.answered, True
-            if (first or self.finding != was) and not self._over:
-                self._on_change()
+            self.answered = True
+            if self.finding != was and not self._over:
+                same = replace(self.finding, message=was.message) == was
+                (self._on_message if same else self._on_change)()
         if self._over:
             self._give_up_first()
             return None
@@ -202,8 +204,8 @@ class _Asker:
             return DOUBT_EVERY_S if self._pulse.failures else READY_EVERY_S
         if self._pulse.served:
             return DOUBT_EVERY_S
-        age_s = time.monotonic() - self._pulse.born
-        pause_s = next(pause_s for until_s, pause_s in LOADING_PACE if age_s < until_s)
+        loaded_s = time.monotonic() - self._pulse.born
+        pause_s = min(LATEST_S, max(SOONEST_S, SHARE * loaded_s))
         return max(pause_s, FIRST_AGAIN_S) if self._first_failed or self.ending else pause_s
 
 
@@ -233,15 +235,18 @@ class Prober:
     def __init__(
         self,
         on_change: Callable[[], None],
+        on_message: Callable[[], None],
         limits: HangLimits,
         key_of: Callable[[str], tuple[str, str]] = lambda _program: ("", ""),
         on_probe: Callable[[str, float], None] = lambda _program, _seconds: None,
     ) -> None:
-        """`key_of`: program -> result of `first_request.key_of` for its engine; called by several threads.
+        """`on_message`: called if no more than the message of a finding has changed.
 
-        `on_probe`: called with the program and the seconds of each probe, by these threads too.
+        `key_of`: program -> result of `first_request.key_of` for its engine. `on_probe`: called with the program and
+        the seconds of each probe. Several threads call them all.
         """
-        self._on_change, self._limits, self._key_of, self._on_probe = on_change, limits, key_of, on_probe
+        self._on_change, self._on_message = on_change, on_message
+        self._limits, self._key_of, self._on_probe = limits, key_of, on_probe
         self._askers: dict[str, _Asker] = {}
         self._threads = ProbeThreads()
         self._drains: dict[str, tuple[str, _Drain]] = {}
@@ -258,7 +263,9 @@ class Prober:
         for program in targets.keys() - self._askers.keys():
             key = functools.partial(self._key_of, program)
             told = functools.partial(self._on_probe, program)
-            asker = self._askers[program] = _Asker(*targets[program], self._limits, self._on_change, key, told)
+            asker = self._askers[program] = _Asker(
+                *targets[program], self._limits, self._on_change, self._on_message, key, told
+            )
             asker.ending = program in ending
             self._threads.add(asker.once)
         for program, asker in self._askers.items():

@@ -3,7 +3,7 @@
 Each process has a FIFO in the state directory. Other processes ring it after they have written something
 worth reading, its own threads when they have news, its signal handler when the process is to end. A FIFO has
 no path limit and needs no server, and a ring without a listener is simply lost: every loop also runs a pass
-by itself now and then.
+by itself now and then. News that nobody waits for rings later: a few together wake the loop once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ import contextlib
 import os
 import select
 import stat
+import time
 from pathlib import Path
 
 from metal_supervisor import launch
+from metal_supervisor.launch import LATER, NOW
+
+LATER_S = 0.5
+"""Longest delay of news that can wait."""
 
 
 def _path(state: Path, name: str) -> Path:
@@ -45,12 +50,29 @@ class Doorbell:
 
     def ring(self) -> None:
         """Ring from within the process, from any thread or a signal handler."""
+        self._ring(NOW)
+
+    def ring_later(self) -> None:
+        """Ring for news that can wait."""
+        self._ring(LATER)
+
+    def _ring(self, sound: bytes) -> None:
         with contextlib.suppress(BlockingIOError):  # full, so it will wake
-            os.write(self._descriptor, b".")
+            os.write(self._descriptor, sound)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until the next ring or the timeout; consume all waiting rings."""
-        select.select([self._descriptor], [], [], timeout_s)
+        """Sleep until a ring, until LATER_S after the first one that can wait, or the timeout; consume all rings."""
+        until = time.monotonic() + timeout_s
+        while True:
+            select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
+            rings = self._waiting()
+            if not rings or NOW in rings:
+                return
+            until = min(until, time.monotonic() + LATER_S)
+
+    def _waiting(self) -> bytes:
+        rings = b""
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._descriptor, 4096):
-                pass
+            while found := os.read(self._descriptor, 4096):
+                rings += found
+        return rings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -11,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from metal_supervisor.state.doorbell import Doorbell, ring
+from metal_supervisor.state import doorbell
+from metal_supervisor.state.doorbell import LATER_S, Doorbell, ring
 
 LONG_S = 10.0
 
@@ -73,6 +76,33 @@ def test_many_rings_wake_it_once(bell: Doorbell, tmp_path: Path) -> None:
         ring(tmp_path, "controller")
     assert woken(bell)
     assert not woken(bell, 0.1)
+
+
+def test_news_that_can_wait_wakes_it_once_and_later(bell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    look = select.select
+
+    def wait(readers: list[Any], *others: Any) -> Any:
+        slept.append(others[-1])
+        return look(readers, [], [], 0)
+
+    monkeypatch.setattr(doorbell.select, "select", wait)
+    for _ in range(3):
+        bell.ring_later()
+    bell.wait(LONG_S)
+    assert len(slept) == 2 and slept[0] == pytest.approx(LONG_S, abs=1) and 0 < slept[1] <= LATER_S
+
+
+def test_news_that_can_wait_delays_none_that_cannot(bell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorbell, "LATER_S", LONG_S)
+    bell.ring_later()
+    bell.ring()
+    assert woken(bell)
+    bell.ring_later()
+    timer = threading.Timer(0.05, bell.ring)
+    timer.start()
+    assert woken(bell)
+    timer.join()
 
 
 def test_a_full_bell_blocks_nobody_and_still_rings(bell: Doorbell, tmp_path: Path) -> None:

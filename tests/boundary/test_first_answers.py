@@ -35,7 +35,8 @@ class Asked:
         path, body = smallest(mode, "tiny")
         probe = Probe(identity="tiny", first_path=path, first_body=body)
         self.target = ProbeTarget(self.process.pid, "127.0.0.1", port, probe)
-        self.prober = Prober(lambda: None, HangLimits(60, 60), lambda program: key if program == "tiny" else ("", ""))
+        keys = {"tiny": key}
+        self.prober = Prober(lambda: None, lambda: None, HangLimits(60, 60), lambda name: keys.get(name, ("", "")))
 
     def ask(self, known: ProbeFinding = UNKNOWN, ending: bool = False) -> None:
         self.prober.ask_only({"tiny": (self.target, known)}, {"tiny"} if ending else ())

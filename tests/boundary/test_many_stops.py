@@ -96,7 +96,7 @@ def test_withdrawing_many_services_writes_each_record_once(tmp_path: Path, monke
     controller = Controller(Settings(state_dir=str(state.path)), state, kube, rpc, lambda: True)
     made = [record(f"s{number}") for number in range(500)]
     controller.records = {each.key: each for each in made}
-    controller._keep_records()
+    controller._keep_records(made)
     written: list[str] = []
     write = state.write_record
 

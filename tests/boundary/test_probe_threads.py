@@ -94,7 +94,7 @@ def test_engines_at_rest_have_no_threads_of_their_own() -> None:
     before = probing()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        prober = Prober(lambda: None, HangLimits(30.0, 0.0))
+        prober = Prober(lambda: None, lambda: None, HangLimits(30.0, 0.0))
         target = ProbeTarget(0, "127.0.0.1", server.server_address[1], Probe(shared=True))
         names = [f"engine {index}" for index in range(60)]
         prober.ask_only({name: (target, ProbeFinding(False, "")) for name in names})

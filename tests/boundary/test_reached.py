@@ -31,7 +31,7 @@ class Page(BaseHTTPRequestHandler):
 def test_a_daemon_that_listens_on_loopback_alone_is_not_ready_for_a_cluster(reached_at: str, ready: bool) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    prober = Prober(lambda: None, HangLimits(60.0, 0.0), lambda _: ("", ""))
+    prober = Prober(lambda: None, lambda: None, HangLimits(60.0, 0.0), lambda _: ("", ""))
     try:
         probe = Probe(path="/", expects="Ollama is running", shared=True)
         target = ProbeTarget(1, "127.0.0.1", server.server_address[1], probe, reached_at)

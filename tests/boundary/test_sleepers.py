@@ -88,7 +88,7 @@ def sleeps(target: ProbeTarget) -> bool:
 def test_it_falls_asleep_while_we_probe_and_stays_so_and_a_request_wakes_it(
     target: ProbeTarget, looks: list[bool]
 ) -> None:
-    prober = Prober(lambda: None, HangLimits(60, 60))
+    prober = Prober(lambda: None, lambda: None, HangLimits(60, 60))
     try:
         prober.ask_only({"tiny": (target, ProbeFinding(False, ""))})
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_it_falls_asleep_while_we_probe_and_stays_so_and_a_request_wakes_it(
 
 def test_a_drain_of_a_sleeper_ends_at_once_and_does_not_wake_it(target: ProbeTarget) -> None:
     eventually(lambda: sleeps(target), 20, "it to fall asleep")
-    prober = Prober(lambda: None, HangLimits(60, 60))
+    prober = Prober(lambda: None, lambda: None, HangLimits(60, 60))
     eventually(lambda: prober.busy("tiny", "token", target) is False, 20, "it to be idle")
     assert probing.busy(target.port, target.probe) is False
     assert probing.probe(target.port, target.probe, identify=True).ready

@@ -492,6 +492,20 @@ def test_a_start_rings_for_the_controller_and_the_sidecar_and_a_refused_one_too(
         os.close(bell.fileno())
 
 
+def test_only_a_refused_start_is_urgent_for_the_controller(place: Place, listener: int) -> None:
+    bells = {name: Doorbell(place.path, name) for name in ("controller", "sidecar")}
+
+    def heard() -> dict[str, bytes]:
+        return {name: os.read(bell.fileno(), 100) for name, bell in bells.items()}
+
+    place.run(place.spec(*ENGINE))
+    assert heard() == {"controller": launch.LATER, "sidecar": launch.NOW}
+    place.run(place.spec(*ENGINE, port=listener))
+    assert heard() == {"controller": launch.NOW, "sidecar": launch.NOW}
+    for bell in bells.values():
+        os.close(bell.fileno())
+
+
 @pytest.mark.parametrize("kind", ["no listener", "full", "file", "link"])
 def test_a_bell_that_cannot_be_rung_holds_no_start_up_and_is_left_alone(place: Place, kind: str) -> None:
     elsewhere, path = Doorbell(place.path, "elsewhere"), place.path / "sidecar.bell"
