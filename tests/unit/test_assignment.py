@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.assignment import Assignment, _charged
@@ -18,6 +20,7 @@ from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.programs import program_name
+from tests.support.effort import cases
 from tests.unit.model_supervisord import asked_for
 from tests.unit.test_manifests import record as a_record
 from tests.unit.test_report import record
@@ -25,31 +28,49 @@ from tests.unit.test_report import record
 ITEM = replace(asked_for("a", 0, False), replicas=2)
 
 
+def peers(ready: int) -> Any:
+    """A placement with so many replicas ready on other Macs; with any, they have taken over what this Mac lost."""
+    return SimpleNamespace(peers_ready=lambda *_: ready, handed_over=lambda *_: bool(ready))
+
+
 class Sharing(Assignment):
     """Shares one service out among the slots of this Mac; its engines run as they should."""
 
     def __init__(self, slots: tuple[int, ...]) -> None:
         self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], still_reads=lambda _: None)
-        self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
+        self._placement: Any = peers(0)
         self._steady, self._settled, self._unsure_until = {}, {}, 0.0
         self.placed = Placed({ITEM.key: slots})
         self.taken: list[Key] = []
         self.notes: dict[str, RunNote] = {}
+        self.down: set[str] = set()
+        """Programs without a process."""
 
     def _accepted(self, service: Any, record: Record | None, *_: Any) -> Proposal:
         self.taken.append(service.key)
         return reconcile.unchanged(record or running(service.ordinal))
 
-    def keys(self, records: Collection[Record]) -> list[Key]:
-        """Keys of the proposals of one pass."""
-        table = {each.program: ProgramState(each.program, State.RUNNING, 7, 1.0, 0.0, 100.0) for each in records}
+    def made(self, records: Collection[Record]) -> dict[Key, Proposal]:
+        """The proposals of one pass."""
+        table = {
+            each.program: ProgramState(
+                each.program, State.EXITED if each.program in self.down else State.RUNNING, 7, 1.0, 0.0, 100.0
+            )
+            for each in records
+        }
         for each in records:
             self.notes.setdefault(each.program, RunNote(7, 7, "s", each.spec_file or "", (1.0,), 0.0, "", ""))
         found: dict[Key, Proposal] = {}
         snapshot = Snapshot(100.0, {}, True, {}, table, self.notes, {})
         self._share_out(ITEM, tuple(records), found, Ports(records), {}, snapshot)
         assert all(proposal.key == key for key, proposal in found.items())
-        return list(found)
+        return found
+
+    def from_nothing(self, records: Collection[Record]) -> dict[Key, Proposal]:
+        """The same by one that has kept nothing."""
+        other = Sharing(self.placed.mine[ITEM.key])
+        other._placement, other.notes, other.down = self._placement, self.notes, self.down
+        return other.made(records)
 
 
 def running(ordinal: int) -> Record:
@@ -64,13 +85,44 @@ def running(ordinal: int) -> Record:
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_the_only_engine_that_is_left_of_a_service_keeps_its_own_key(ordinal: int) -> None:
     sharing, left = Sharing((ordinal,)), running(ordinal)
-    assert [sharing.keys([left]) for _ in range(3)] == [[left.key]] * 3
+    assert [list(sharing.made([left])) for _ in range(3)] == [[left.key]] * 3
 
 
 def test_an_engine_that_runs_as_it_should_does_not_hide_a_slot_without_one() -> None:
     sharing, first = Sharing((0, 1)), running(0)
-    assert [sharing.keys([first]) for _ in range(3)] == [[first.key, running(1).key]] * 3
+    assert [list(sharing.made([first])) for _ in range(3)] == [[first.key, running(1).key]] * 3
     assert sharing.taken.count(running(1).key) == 3
+
+
+SLOTS = (), (0,), (1,), (0, 1)
+EVENTS = "slots", "admitted", "admitted", "admitted", "lost", "leaves", "crash", "down", "up", "peers"
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=16))
+@settings(max_examples=cases(5_000), database=None, derandomize=True, deadline=None)
+def test_what_is_kept_of_two_slots_is_what_is_made_from_nothing(history: list[tuple[str, int]]) -> None:
+    sharing, records, proposals = Sharing((0, 1)), dict[Key, Record](), dict[Key, Proposal]()
+    for what, how in history:
+        key = running(how % 2).key
+        program = program_name(key)
+        if what == "slots":
+            sharing.placed = Placed({ITEM.key: SLOTS[how]})
+        elif what == "admitted":
+            fresh = {each: reconcile.recorded(proposals[each], running(0).verdict) for each in proposals}
+            records = {each: records[each] if records.get(each) == made else made for each, made in fresh.items()}
+        elif what == "lost":
+            records.pop(key, None)
+        elif what == "leaves" and key in records:
+            records[key] = reconcile.dismiss(records[key], 100.0)
+        elif what == "crash":
+            sharing.notes[program] = RunNote(7, 7, "s", f"{program}.0.json", (1.0, 2.0 + how), 0.0, "", "")
+        elif what in ("down", "up"):
+            (sharing.down.add if what == "down" else sharing.down.discard)(program)
+        elif what == "peers":
+            sharing._placement = peers(how)
+        ours = sorted(records.values(), key=lambda each: each.ordinal)
+        proposals = sharing.made(ours)
+        assert proposals == sharing.from_nothing(ours)
 
 
 def test_a_service_that_is_still_being_checked_is_not_counted_as_charged() -> None:
