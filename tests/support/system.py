@@ -414,8 +414,7 @@ class System:
         return int((self.state / "supervisord.pid").read_text() or "0")
 
     def port(self, name: str = "tiny") -> int:
-        found = self.slice(name)
-        assert found is not None
+        found = eventually(lambda: self.slice(name), what=f"a slice of {name}")
         return int(found["ports"][0]["port"])
 
     def engines(self) -> list[int]:
