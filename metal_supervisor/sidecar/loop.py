@@ -226,7 +226,8 @@ class Sidecar:
         mac = MacView(address, self.addresses.problem, self._fronts(), coming, self._leaving.is_set())
         self._rows.look(PassView(records, self._table, notes, mac))
         found = [row for row in self._rows.all if not row.record.is_daemon]
-        self._gatherer.follow(found, notes)
+        if self.settings.engine_metrics:
+            self._gatherer.follow(found, notes)
         self._counters.forget_all_but(records.keys())
         self._observer.forget_all_but(records.keys())
         self._register(found, told)
