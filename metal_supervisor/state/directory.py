@@ -218,8 +218,8 @@ class StateDir:
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""
-        with contextlib.suppress(FileNotFoundError):
-            return [name for name in os.listdir(self.path / "specs") if name.endswith(".json") and name[0] != "."]
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / "specs") as entries:
+            return [each.name for each in entries if each.name.endswith(".json") and each.name[0] != "."]
         return []
 
     def section_spec(self, program: str) -> str:
