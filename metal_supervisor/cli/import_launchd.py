@@ -70,7 +70,7 @@ def _tell_left() -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from metal_supervisor.state.directory import write_atomic
+    from metal_supervisor.state.kept_files import write_atomic
 
     try:
         write_atomic(path, text)

@@ -18,7 +18,7 @@ from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.gateway import access
 from metal_supervisor.gateway.access import AccessKey, BadKeys
 from metal_supervisor.settings import loader
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 HEAD = "# Keys of the gateway: NAME sha256:DIGEST [services=a,team/*] [per-minute=N] [at-once=N]\n"
 

@@ -111,8 +111,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _log_level(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.state.directory import write_atomic
     from metal_supervisor.state.doorbell import ring
+    from metal_supervisor.state.kept_files import write_atomic
 
     state = loader.settings_of(arguments).state_path
     path = state / LEVEL_FILE

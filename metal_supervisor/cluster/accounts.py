@@ -25,7 +25,7 @@ from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 SHORTEST_S, LONGEST_S = 600, 2**32
 """Lifetimes of a token that the API accepts."""

@@ -30,7 +30,7 @@ from metal_supervisor import __version__, launch
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
 from metal_supervisor.spec.types import Probe
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
 MODELS = Path(__file__).parent / "models"

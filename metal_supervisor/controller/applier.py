@@ -22,8 +22,10 @@ from metal_supervisor.spec.processes import LIVE, Diff, EngineUse, Observed, Pro
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.withdrawal import WithdrawalToken, withdrawal_token
 from metal_supervisor.state import programs
-from metal_supervisor.state.directory import StateDir, write_atomic
-from metal_supervisor.supervisord.client import BrokenFile, Supervisord, refusal
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.supervisord.client import BrokenFile, Supervisord
+from metal_supervisor.supervisord.section_files import refusal
 
 YOUNG_S = 1.0
 ADD_AT_ONCE = 50

@@ -30,7 +30,8 @@ from metal_supervisor.runtimes import metal_device, metal_state
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.state import own_processes, programs
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Supervisord
 

@@ -30,7 +30,8 @@ from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, Service
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.programs import DAEMONS, program_name
 
 CODE = str(Path(mlx_engine.__file__).resolve().parent)

@@ -26,7 +26,8 @@ from metal_supervisor.spec import histogram, resources
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 FORMAT = 1

@@ -37,7 +37,8 @@ from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state import programs
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 
 DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
 """Shared daemons by program name, which is that of the runtime."""

@@ -9,7 +9,7 @@ import logging
 
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.references import Holding, Source
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 DATA_KEY = "keys"
 log = logging.getLogger("controller")

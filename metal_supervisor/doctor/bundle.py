@@ -31,7 +31,7 @@ from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings.logging import entry_in, json_line
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 
 ROOT = "metal-supervisor-doctor"

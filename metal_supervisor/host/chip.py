@@ -20,7 +20,7 @@ from xml.parsers.expat import ExpatError
 from metal_supervisor.host import commands
 from metal_supervisor.host.darwin_memory import Mac
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 FILE, FORMAT = "chip.json", 1
 IOREG = "/usr/sbin/ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator"

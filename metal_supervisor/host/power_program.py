@@ -17,7 +17,8 @@ from typing import Any
 
 from metal_supervisor.host.power_meter import Alarm, NoMeter, OpenMeter, PowerError, PowerMeter, open_meter
 from metal_supervisor.host.powermetrics import FORMAT, Power
-from metal_supervisor.state.directory import POWER_FILE, write_atomic
+from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.kept_files import write_atomic
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LOOK_AGAIN_S = 300.0

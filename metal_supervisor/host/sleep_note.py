@@ -16,7 +16,7 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.host import sleep_clock
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 NOTE, ANSWER, FORMAT = "asleep.json", "withdrawn.json", 1
 LONGEST_S = 60.0

@@ -36,7 +36,8 @@ from metal_supervisor.install.steps import (
     ask_for_sudo,
 )
 from metal_supervisor.spec.processes import State
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 UP_WAIT_S, LOOK_S = 60.0, 0.1

@@ -15,7 +15,7 @@ from pathlib import Path
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Feeder
 from metal_supervisor.host.launchd import LABEL
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
 OWNER = ("-o", "root", "-g", "wheel")

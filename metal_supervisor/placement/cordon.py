@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from metal_supervisor.state.directory import CORDON_FILE, StateDir, write_atomic
+from metal_supervisor.state.directory import CORDON_FILE, StateDir
 from metal_supervisor.state.doorbell import ring
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Supervisord
 
 LOOK_EVERY_S, TELL_EVERY_S = 0.2, 30.0

@@ -18,7 +18,7 @@ from typing import Any
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama import MODELS
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 STALL_S = 120.0
 """Longest time that a pull may make no progress."""

@@ -24,7 +24,7 @@ from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import sleep_clock
 from metal_supervisor.placement import claims
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 
 STEADY_AFTER, STEADY_PAUSE_S = 1, 2.0
 log = logging.getLogger("sidecar")

@@ -26,7 +26,7 @@ from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import ring
-from metal_supervisor.supervisord.client import Exits
+from metal_supervisor.supervisord.exits import Exits
 
 MEMORY_STEP_BYTES = 16 << 20
 MOST_WAKES = 10

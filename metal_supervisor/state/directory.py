@@ -14,22 +14,16 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
 from metal_supervisor.state import programs
+from metal_supervisor.state.kept_files import KeptFiles, write_atomic
 
-T = TypeVar("T")
-Edition: TypeAlias = tuple[int, int, int]
-"""(inode, mtime, size) of a file: different once it was replaced or edited."""
-Files: TypeAlias = tuple[tuple[str, Edition], ...]
-LISTED_S, SETTLED_NS = 1.0, 100_000_000
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
     "scratch",
@@ -37,38 +31,12 @@ DIRECTORIES = (
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200
-MOST_KNOWN = 4096
 CRASH_LOG_BYTES = 1 << 18
 CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
 
 
 class StateError(Exception):
     """The state directory cannot be used; the message says what to do."""
-
-
-def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
-    """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new."""
-    content = text.encode("utf-8") if isinstance(text, str) else text
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == content:
-            return False
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return True
-
-
-def _edition(found: os.stat_result) -> Edition:
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _text_of(path: Path) -> str:
@@ -84,25 +52,6 @@ def _link_for(path: Path) -> Path:
     return Path("/tmp").resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
 
 
-@dataclass(frozen=True)
-class _Listing:
-    changed_ns: int
-    """Time of the directory's last change."""
-    until: float
-    """Monotonic time until which it counts."""
-    files: Files
-
-
-@dataclass(frozen=True)
-class _LastWrite:
-    """A file as we wrote it."""
-
-    value: Any
-    edition: Edition
-    until: float
-    """Monotonic time until which it counts as unchanged."""
-
-
 class StateDir:
     """Paths and files of one state directory.
 
@@ -115,12 +64,7 @@ class StateDir:
         plain = programs.SAFE_HOME.fullmatch(str(path)) and len(str(path)) <= LONGEST_HOME
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
-        self._known: dict[Path, tuple[Edition, Any]] = {}
-        self._written: dict[Path, _LastWrite] = {}
-        self._paths: dict[tuple[str, str], Path] = {}
-        self._listings: dict[str, _Listing] = {}
-        self._read: dict[str, tuple[Files, dict[str, Any]]] = {}
-        """Directory -> its files, and what was read from them, if all could be."""
+        self._files = KeptFiles(path)
 
     @property
     def socket(self) -> str:
@@ -189,24 +133,15 @@ class StateDir:
             word = ""
         return word if word in ("cordon", "drain") else "cordon"
 
-    def _path(self, folder: str, name: str) -> Path:
-        """Path of a file, made once: a pass asks for some twenty of each engine."""
-        found = self._paths.get((folder, name))
-        if found is None:
-            if len(self._paths) > MOST_KNOWN:
-                self._paths.clear()
-            found = self._paths[folder, name] = self.path / folder / name
-        return found
-
     def record_path(self, program: str) -> Path:
-        return self._path("records", f"{program}.json")
+        return self._files.path_of("records", f"{program}.json")
 
     def section_path(self, program: str) -> Path:
-        return self._path("models.d", f"{program}.conf")
+        return self._files.path_of("models.d", f"{program}.conf")
 
     def pending_path(self, program: str) -> Path:
         """Path of the pending section, which replaces the one in `models.d` when its engine does not run."""
-        return self._path("pending", f"{program}.conf")
+        return self._files.path_of("pending", f"{program}.conf")
 
     def section_text(self, program: str) -> str:
         """A program's section on file, "" without one that can be read."""
@@ -214,7 +149,7 @@ class StateDir:
 
     def sections_on_file(self) -> dict[str, object]:
         """File name -> edition of each section, which is another once it was replaced or edited."""
-        return dict(self._listed("models.d", ".conf"))
+        return dict(self._files.listed("models.d", ".conf"))
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""
@@ -231,105 +166,42 @@ class StateDir:
         return programs.section_spec(_text_of(self.pending_path(program)))
 
     def spec_path(self, spec_file: str) -> Path:
-        return self._path("specs", spec_file)
+        return self._files.path_of("specs", spec_file)
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
         """A spec as it is on file, {} if it cannot be read."""
         if not spec_file:
             return {}
         try:
-            found = self._parsed(self.spec_path(spec_file), json.loads)
+            found = self._files.parsed(self.spec_path(spec_file), json.loads)
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def write_spec(self, spec_file: str, text: str) -> bool:
         """Write a spec; False if the file held that already."""
-        return self._kept(self.spec_path(spec_file), text, str)
+        return self._files.write(self.spec_path(spec_file), text, str)
 
     def scratch_path(self, program: str) -> Path:
         """Path of an engine's own scratch directory."""
         return self.path / "scratch" / programs.scratch_name(program, self.home)
 
     def note_path(self, program: str) -> Path:
-        return self._path("runs", f"{program}.json")
+        return self._files.path_of("runs", f"{program}.json")
 
     def specs_of(self, program: str) -> str:
         """Common prefix of the paths of a program's specs, in the form that launchers are given."""
         return f"{self.home}/specs/{program}"
 
     def attached_path(self, program: str) -> Path:
-        return self._path("attached", f"{program}.json")
+        return self._files.path_of("attached", f"{program}.json")
 
     def log_path(self, program: str) -> Path:
-        return self._path("log", f"{program}.log")
-
-    def _read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
-        """(readable files, reasons why the others cannot be read), both by program name."""
-        files = self._listed(directory, ".json")
-        known = self._read.get(directory)
-        if known is not None and known[0] is files:
-            return dict(known[1]), {}
-        before, good = (frozenset(known[0]), dict[str, T](known[1])) if known is not None else (frozenset(), {})
-        bad: dict[str, str] = {}
-        for file_name, _ in before.difference(files):
-            good.pop(file_name[:-5], None)
-        for file_name, edition in sorted(set(files) - before):
-            name = file_name[:-5]
-            try:
-                good[name] = self._parsed(self._path(directory, file_name), parse, edition)
-            except FileNotFoundError:
-                continue
-            except (OSError, UnicodeDecodeError, programs.UnreadableRecord) as error:
-                bad[name] = str(error)
-        if not bad:
-            self._read[directory] = files, dict(good)
-        return good, bad
-
-    def _listed(self, directory: str, suffix: str) -> Files:
-        """(file name, edition) of each file there with the suffix, without those that are being written.
-
-        The very same object while none is replaced. Each directory is always asked for with one suffix. A file that is
-        edited in place changes nothing of its directory: that is seen LISTED_S later.
-        """
-        path, now, before = f"{self.path}/{directory}", time.monotonic(), time.time_ns()
-        try:
-            changed = os.stat(path).st_mtime_ns
-        except FileNotFoundError:
-            return ()
-        known = self._listings.get(directory)
-        if known is not None and known.changed_ns == changed and now < known.until:
-            return known.files
-        found = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
-            for each in entries:
-                if each.name.endswith(suffix) and each.name[0] != ".":
-                    with contextlib.suppress(FileNotFoundError):
-                        found.append((each.name, _edition(each.stat())))
-        files = tuple(sorted(found))
-        files = known.files if known is not None and known.files == files else files
-        # Within the resolution of its clock, a further change may leave the directory's time as it is.
-        until = now + LISTED_S if before - changed > SETTLED_NS else now
-        self._listings[directory] = _Listing(changed, until, files)
-        return files
-
-    def _parsed(self, path: Path, parse: Callable[[str], T], edition: Edition | None = None) -> T:
-        """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
-
-        `edition`: the file's own, if it is known. Raises OSError, and what `parse` raises.
-        """
-        edition = edition or _edition(path.stat())
-        known = self._known.get(path)
-        if known is None or known[0] != edition:
-            if len(self._known) > MOST_KNOWN:
-                self._known.clear()
-            known = self._known[path] = edition, parse(path.read_text("utf-8"))
-        value: T = known[1]
-        return value
+        return self._files.path_of("log", f"{program}.log")
 
     def records(self) -> tuple[dict[str, Record], dict[str, str]]:
         """(readable records, reasons why the others cannot be read), both by program."""
-        good, bad = self._read_all("records", programs.read_record)
+        good, bad = self._files.read_all("records", programs.read_record)
         for name in [name for name, record in good.items() if record.program != name]:
             bad[name] = f"the record of {good.pop(name).program} under another name"
         return good, bad
@@ -337,20 +209,20 @@ class StateDir:
     def record_of(self, program: str) -> Record | None:
         """The record of one program, None if there is none that can be read."""
         try:
-            return self._parsed(self.record_path(program), programs.read_record)
+            return self._files.parsed(self.record_path(program), programs.read_record)
         except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
             return None
 
     def attachment(self, program: str) -> Attachment | None:
         """The note of a model's attacher, None if there is none that can be read."""
         try:
-            return self._parsed(self.attached_path(program), programs.read_attached)
+            return self._files.parsed(self.attached_path(program), programs.read_attached)
         except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
             return None
 
     def attachments(self) -> list[Attachment]:
         """All notes of attachers."""
-        return list(self._read_all("attached", programs.read_attached)[0].values())
+        return list(self._files.read_all("attached", programs.read_attached)[0].values())
 
     def write_attached(self, attachment: Attachment) -> None:
         """Write an attacher's note, without a sync: it is made anew with every start."""
@@ -360,65 +232,43 @@ class StateDir:
 
     def observations(self) -> dict[str, Observed]:
         """The sidecar's observations, by program."""
-        return self._read_all("observed", programs.read_observed)[0]
+        return self._files.read_all("observed", programs.read_observed)[0]
 
     def run_note(self, program: str) -> RunNote | None:
         """The launcher's note of a program, None if there is none that can be read."""
         try:
-            return self._parsed(self.note_path(program), programs.read_run)
+            return self._files.parsed(self.note_path(program), programs.read_run)
         except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
             return None
 
     def report(self, name: str) -> dict[str, Any]:
         """A JSON object that another process keeps, {} if it cannot be read; the same until it is replaced."""
         try:
-            found = self._parsed(self.path / name, json.loads)
+            found = self._files.parsed(self.path / name, json.loads)
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def run_notes(self) -> dict[str, RunNote]:
         """All notes of launchers, by program."""
-        return self._read_all("runs", programs.read_run)[0]
-
-    def _kept(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
-        """Write a value to a file; False if it held that already. A file unchanged since our own write is not read.
-
-        If it was looked at within LISTED_S, it is not even looked at.
-        """
-        known, now = self._written.get(path), time.monotonic()
-        if known is not None and known.value is value and now < known.until:
-            return False
-        with contextlib.suppress(OSError):
-            if known is not None and known.value == value and known.edition == _edition(path.stat()):
-                self._written[path] = _LastWrite(value, known.edition, now + LISTED_S)
-                return False
-        changed = write_atomic(path, text_of(value), durable)
-        if len(self._written) > MOST_KNOWN:
-            self._written.clear()
-        self._written[path] = _LastWrite(value, _edition(path.stat()), now + LISTED_S)
-        return changed
-
-    def _remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._written.pop(path, None)
+        return self._files.read_all("runs", programs.read_run)[0]
 
     def remove_spec(self, spec_file: str) -> None:
         """Remove a spec that nothing names any more."""
-        self._remove(self.spec_path(spec_file))
+        self._files.remove(self.spec_path(spec_file))
 
     def write_record(self, record: Record) -> bool:
         """Write a record; False if the file held that already."""
-        return self._kept(self.record_path(record.program), record, programs.record_text)
+        return self._files.write(self.record_path(record.program), record, programs.record_text)
 
     def write_observed(self, observed: Observed) -> bool | None:
         """Write an observation; False if the file held that already, None if it cannot be written.
 
         Without a sync: it is made anew in every pass, and a full disk must not stop the pass.
         """
-        path = self._path("observed", f"{observed.program}.json")
+        path = self._files.path_of("observed", f"{observed.program}.json")
         try:
-            return self._kept(path, observed, programs.observed_text, durable=False)
+            return self._files.write(path, observed, programs.observed_text, durable=False)
         except OSError:
             return None
 
@@ -427,7 +277,7 @@ class StateDir:
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.section_path(program).unlink(missing_ok=True)
         for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
-            self._remove(path_of(program))
+            self._files.remove(path_of(program))
         for name in self.specs_on_file():
             if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:
                 self.remove_spec(name)
@@ -435,7 +285,7 @@ class StateDir:
 
     def forget_observed(self, program: str) -> None:
         """Remove the sidecar's observation."""
-        self._remove(self._path("observed", f"{program}.json"))
+        self._files.remove(self._files.path_of("observed", f"{program}.json"))
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Move a file aside, with a note of the reason beside it; never deletes it."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
 FILE, FORMAT = "gateway.json", 1

@@ -16,7 +16,7 @@ from metal_supervisor import launch
 from metal_supervisor.spec.processes import UNUSED, EngineUse
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
 FOLDER, FORMAT = "use", 1

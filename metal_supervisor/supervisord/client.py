@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import json
-import os
 import re
 import socket
 import threading
@@ -261,65 +259,6 @@ def _row(row: Mapping[str, Any]) -> ProgramState:
         stop=float(row["stop"]),
         now=float(row["now"]),
     )
-
-
-NOT_NOW = "exit status 75"
-
-
-class Exits:
-    """Last exits of programs, from supervisord's log, which is read again only when it has changed."""
-
-    def __init__(self, log: Path, most_bytes: int = 65536) -> None:
-        self._log, self._most_bytes = log, most_bytes
-        self._edition: tuple[int, int, int] | None = None
-        self._known: Mapping[str, str] = {}
-
-    def last(self, program: str) -> str:
-        """The program's last exit in the log's words: `exit status 1`, `terminated by SIGKILL`, or "" if unknown.
-
-        The launcher's exit code for "not now" does not count as an exit of the engine.
-        """
-        try:
-            found = os.stat(self._log)
-            edition = found.st_ino, found.st_size, found.st_mtime_ns
-            if edition != self._edition:
-                with self._log.open("rb") as file:
-                    file.seek(max(0, os.fstat(file.fileno()).st_size - self._most_bytes))
-                    tail = file.read().decode("utf-8", "replace")
-                ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
-                self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
-        except OSError:
-            return ""
-        return self._known.get(program, "")
-
-
-ALLOWED_SECTIONS = frozenset({"program", "group", "eventlistener", "fcgi-program"})
-
-
-def refusal(path: Path) -> str | None:
-    """Reason why supervisord would refuse an included file, from its own parser where possible; None if it would not.
-
-    One such file blocks every reload, and keeps supervisord from starting at all.
-    """
-    from supervisor.options import ServerOptions, UnhosedConfigParser
-
-    options = ServerOptions()
-    options.here = str(path.parent)
-    try:
-        text = path.read_text("utf-8")
-        parser = UnhosedConfigParser()
-        parser.read_string(text, str(path))
-        for name in parser.sections():
-            if not re.fullmatch(r"[!-~]+", name):
-                return f"[{name!r:.80}] has characters that supervisord cannot report"
-            if name.partition(":")[0] not in ALLOWED_SECTIONS:
-                return f"[{name}] belongs into supervisord.conf, not here"
-        options.read_config(io.StringIO(f"{text}\n[supervisord]\nnodaemon=true\n"))
-    except (OSError, UnicodeDecodeError) as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001 - whatever its parser raises, supervisord would die of it
-        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return None
 
 
 def daemon() -> None:

@@ -20,7 +20,8 @@ from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.types import Endpoint
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.directory import StateDir, write_atomic
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from tests.support.records import a_record
 

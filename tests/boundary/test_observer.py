@@ -24,7 +24,7 @@ from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, Sta
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.spec.withdrawal import withdrawal_token
-from metal_supervisor.state import directory
+from metal_supervisor.state import kept_files
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
 from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
@@ -207,7 +207,7 @@ def test_what_could_not_be_written_wakes_the_controller_once_it_can(
     bell.wait(0)
     life.quiet.found = ProbeFinding(True, "", True)
     with monkeypatch.context() as full:
-        full.setattr(directory, "write_atomic", no_space)
+        full.setattr(kept_files, "write_atomic", no_space)
         assert life.look(State.RUNNING, 1000, 1000).ready
     assert not life.state.observations()[NAME].ready
     assert life.look(State.RUNNING, 1000, 1000).ready

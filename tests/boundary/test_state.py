@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
-from metal_supervisor.state.directory import StateDir, StateError, write_atomic
+from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.kept_files import write_atomic
 from tests.support.records import a_record
 from tests.support.system import eventually
 

@@ -23,15 +23,9 @@ from supervisor.states import ProcessStates, SupervisorStates
 from metal_supervisor.spec.processes import Diff, State
 from metal_supervisor.supervisord import client as supervisord_module
 from metal_supervisor.supervisord import poller as poller_module
-from metal_supervisor.supervisord.client import (
-    BrokenFile,
-    Exits,
-    Refused,
-    ShuttingDown,
-    Supervisord,
-    Unavailable,
-    refusal,
-)
+from metal_supervisor.supervisord.client import BrokenFile, Refused, ShuttingDown, Supervisord, Unavailable
+from metal_supervisor.supervisord.exits import Exits
+from metal_supervisor.supervisord.section_files import refusal
 from tests.support.system import eventually
 
 CONF = """
@@ -406,7 +400,7 @@ def test_what_would_change_supervisord_itself_or_cannot_be_read_is_refused(tmp_p
 
 LOOKS = """
 import os, pathlib, sys
-from metal_supervisor.supervisord.client import refusal
+from metal_supervisor.supervisord.section_files import refusal
 path = pathlib.Path(sys.argv[1])
 assert refusal(path) is None
 before = os.listdir("/dev/fd")

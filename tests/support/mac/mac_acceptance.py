@@ -28,7 +28,7 @@ from typing import Any
 from metal_supervisor import __version__
 from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.memory import machine_memory
-from metal_supervisor.state.directory import write_atomic
+from metal_supervisor.state.kept_files import write_atomic
 from tests.support.mac import mac_report
 from tests.support.mac.mac_checks import CHECKS, Check, listing
 from tests.support.mac.mac_kit import Kit, Options, Password, workplace

@@ -1,0 +1,171 @@
+"""Small files that are read and written in every pass: looked at and parsed again only once they have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from metal_supervisor.state.programs import UnreadableRecord
+
+T = TypeVar("T")
+Edition: TypeAlias = tuple[int, int, int]
+"""(inode, mtime, size) of a file: different once it was replaced or edited."""
+Files: TypeAlias = tuple[tuple[str, Edition], ...]
+LISTED_S, SETTLED_NS = 1.0, 100_000_000
+MOST_KNOWN = 4096
+
+
+def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
+    """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new."""
+    content = text.encode("utf-8") if isinstance(text, str) else text
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return False
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _edition(found: os.stat_result) -> Edition:
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@dataclass(frozen=True)
+class _Listing:
+    changed_ns: int
+    """Time of the directory's last change."""
+    until: float
+    """Monotonic time until which it counts."""
+    files: Files
+
+
+@dataclass(frozen=True)
+class _LastWrite:
+    """A file as we wrote it."""
+
+    value: Any
+    edition: Edition
+    until: float
+    """Monotonic time until which it counts as unchanged."""
+
+
+class KeptFiles:
+    """The files of one directory's folders, of which each has one writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[Path, tuple[Edition, Any]] = {}
+        self._written: dict[Path, _LastWrite] = {}
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._listings: dict[str, _Listing] = {}
+        self._read: dict[str, tuple[Files, dict[str, Any]]] = {}
+        """Directory -> its files, and what was read from them, if all could be."""
+
+    def path_of(self, folder: str, name: str) -> Path:
+        """Path of a file, made once: a pass asks for some twenty of each engine."""
+        found = self._paths.get((folder, name))
+        if found is None:
+            if len(self._paths) > MOST_KNOWN:
+                self._paths.clear()
+            found = self._paths[folder, name] = self._path / folder / name
+        return found
+
+    def listed(self, directory: str, suffix: str) -> Files:
+        """(file name, edition) of each file there with the suffix, without those that are being written.
+
+        The very same object while none is replaced. Each directory is always asked for with one suffix. A file that is
+        edited in place changes nothing of its directory: that is seen LISTED_S later.
+        """
+        path, now, before = f"{self._path}/{directory}", time.monotonic(), time.time_ns()
+        try:
+            changed = os.stat(path).st_mtime_ns
+        except FileNotFoundError:
+            return ()
+        known = self._listings.get(directory)
+        if known is not None and known.changed_ns == changed and now < known.until:
+            return known.files
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for each in entries:
+                if each.name.endswith(suffix) and each.name[0] != ".":
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((each.name, _edition(each.stat())))
+        files = tuple(sorted(found))
+        files = known.files if known is not None and known.files == files else files
+        # Within the resolution of its clock, a further change may leave the directory's time as it is.
+        until = now + LISTED_S if before - changed > SETTLED_NS else now
+        self._listings[directory] = _Listing(changed, until, files)
+        return files
+
+    def parsed(self, path: Path, parse: Callable[[str], T], edition: Edition | None = None) -> T:
+        """Parsed content of a file, cached until it is replaced. Our files are always replaced, never edited in place.
+
+        `edition`: the file's own, if it is known. Raises OSError, and what `parse` raises.
+        """
+        edition = edition or _edition(path.stat())
+        known = self._known.get(path)
+        if known is None or known[0] != edition:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            known = self._known[path] = edition, parse(path.read_text("utf-8"))
+        value: T = known[1]
+        return value
+
+    def read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
+        """(readable files, reasons why the others cannot be read), both by program name."""
+        files = self.listed(directory, ".json")
+        known = self._read.get(directory)
+        if known is not None and known[0] is files:
+            return dict(known[1]), {}
+        before, good = (frozenset(known[0]), dict[str, T](known[1])) if known is not None else (frozenset(), {})
+        bad: dict[str, str] = {}
+        for file_name, _ in before.difference(files):
+            good.pop(file_name[:-5], None)
+        for file_name, edition in sorted(set(files) - before):
+            name = file_name[:-5]
+            try:
+                good[name] = self.parsed(self.path_of(directory, file_name), parse, edition)
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeDecodeError, UnreadableRecord) as error:
+                bad[name] = str(error)
+        if not bad:
+            self._read[directory] = files, dict(good)
+        return good, bad
+
+    def write(self, path: Path, value: T, text_of: Callable[[T], str], durable: bool = True) -> bool:
+        """Write a value to a file; False if it held that already. A file unchanged since our own write is not read.
+
+        If it was looked at within LISTED_S, it is not even looked at.
+        """
+        known, now = self._written.get(path), time.monotonic()
+        if known is not None and known.value is value and now < known.until:
+            return False
+        with contextlib.suppress(OSError):
+            if known is not None and known.value == value and known.edition == _edition(path.stat()):
+                self._written[path] = _LastWrite(value, known.edition, now + LISTED_S)
+                return False
+        changed = write_atomic(path, text_of(value), durable)
+        if len(self._written) > MOST_KNOWN:
+            self._written.clear()
+        self._written[path] = _LastWrite(value, _edition(path.stat()), now + LISTED_S)
+        return changed
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._written.pop(path, None)
