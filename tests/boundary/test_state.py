@@ -77,7 +77,7 @@ def test_a_reader_never_sees_half_of_a_file_that_is_rewritten_all_the_time(tmp_p
     path = tmp_path / "f"
     write_atomic(path, "a" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.state.directory import write_atomic\n"
+        "import sys; from pathlib import Path; from metal_supervisor.state.kept_files import write_atomic\n"
         "for n in range(300): write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 100_000, durable=False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
@@ -94,7 +94,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new(tmp_path: Path) 
     path = tmp_path / "f"
     write_atomic(path, "a" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.state.directory import write_atomic\n"
+        "import sys; from pathlib import Path; from metal_supervisor.state.kept_files import write_atomic\n"
         "print(flush=True)\n"
         "n = 0\n"
         "while True: n += 1; write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 100_000)\n"
