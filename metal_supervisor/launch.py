@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 REVOKED, UNCONFINED = "Revoked", "ConfinementFailed"
-SAYS, CRASHED = "metal-supervisor: ", "crashed "
+SAYS, CRASHED, ADOPTS = "metal-supervisor: ", "crashed ", "outlived supervisord; standing in for it"
 EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
@@ -438,7 +438,7 @@ def main(path: str) -> int:
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
-        say(f"engine pid {pid} outlived supervisord; standing in for it")
+        say(f"engine pid {pid} {ADOPTS}")
         wait_for_exit(pid, started)
         return 0
     try:

@@ -15,7 +15,8 @@ LINES = 20
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
 USAGE = re.compile(r"usage\b|-|\s|to show", re.IGNORECASE)
 LLAMA_ERROR = re.compile(r"[0-9.]+ E ")
-HELD = f"{launch.SAYS}{launch.CRASHED}"
+NO_CAUSE = re.compile(rf"{launch.SAYS}({launch.CRASHED}|engine pid \d+ {launch.ADOPTS})")
+"""Lines of the launcher about the backoff and about an adoption."""
 
 
 def manner(last_exit: str, crashed: bool) -> str:
@@ -33,9 +34,9 @@ def exits(before: Observed | None, reason: str) -> dict[str, int]:
 
 
 def last_lines(state: StateDir, program: str) -> list[str]:
-    """The last lines of an engine's log, without the launcher's lines about the backoff."""
+    """The last lines of an engine's log, without those of the launcher that tell of no fault."""
     lines = state.log_tail(program, 2 * LINES)
-    return [line for line in lines if not line.startswith(HELD)][-LINES:]
+    return [line for line in lines if not NO_CAUSE.match(line)][-LINES:]
 
 
 def cause(lines: Sequence[str]) -> str:

@@ -20,6 +20,8 @@ from metal_supervisor.launch import LATER, NOW
 
 LATER_S = 0.5
 """Longest delay of news that can wait."""
+MANY = 4096
+"""Rings that wake at once whatever they are. A FIFO that is full takes no further one, which may be urgent."""
 
 
 def _path(state: Path, name: str) -> Path:
@@ -66,13 +68,13 @@ class Doorbell:
         while True:
             select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
             rings = self._waiting()
-            if not rings or NOW in rings:
+            if not rings or NOW in rings or len(rings) >= MANY:
                 return
             until = min(until, time.monotonic() + LATER_S)
 
     def _waiting(self) -> bytes:
         rings = b""
         with contextlib.suppress(BlockingIOError):
-            while found := os.read(self._descriptor, 4096):
+            while found := os.read(self._descriptor, MANY):
                 rings += found
         return rings

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor import launch
 from metal_supervisor.state import doorbell
 from metal_supervisor.state.doorbell import LATER_S, Doorbell, ring
 
@@ -105,10 +106,14 @@ def test_news_that_can_wait_delays_none_that_cannot(bell: Doorbell, monkeypatch:
     timer.join()
 
 
-def test_a_full_bell_blocks_nobody_and_still_rings(bell: Doorbell, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sound", [launch.NOW, launch.LATER])
+def test_a_full_bell_blocks_nobody_and_still_rings(
+    bell: Doorbell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: bytes
+) -> None:
+    monkeypatch.setattr(doorbell, "LATER_S", LONG_S)
     with pytest.raises(BlockingIOError):
         while True:
-            os.write(bell._descriptor, b"x" * 4096)
+            os.write(bell._descriptor, sound * 4096)
     ring(tmp_path, "controller")
     bell.ring()
     assert woken(bell)

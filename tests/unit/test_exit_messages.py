@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from metal_supervisor.sidecar.exit_messages import cause
+from metal_supervisor import launch
+from metal_supervisor.sidecar.exit_messages import cause, last_lines
+from metal_supervisor.state.directory import StateDir
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,17 @@ from metal_supervisor.sidecar.exit_messages import cause
 )  # fmt: skip
 def test_the_cause_is_the_last_error_and_not_the_usage_text(lines: list[str], told: str) -> None:
     assert cause(lines) == told
+
+
+def test_what_the_launcher_says_of_an_adopted_engine_is_none_of_its_last_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, does in {"read_note": {"started": "s"}, "survivor": 7, "represent": None, "wait_for_exit": None}.items():
+        monkeypatch.setattr(launch, name, lambda *_, does=does: does)
+    monkeypatch.setattr(launch, "write_note", lambda *_: None)
+    assert launch.main(str(tmp_path / "specs" / "a.b.1.json")) == 0
+    state = StateDir(tmp_path)
+    log = state.log_path("a.b")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("its last line\n" + capsys.readouterr().err)
+    assert last_lines(state, "a.b") == ["its last line"]
