@@ -165,41 +165,39 @@ class Collector:
     def sweep(self, now_s: float) -> bool:
         """One pass over everything. True when it changed something, so another may find more."""
         with self._store.lock:
-            changed, problem = False, ""
+            before, problem = self._store.version, ""
             for kind, name, obj in self._store.everything():
                 try:
-                    if self._store.get(kind, name) is obj and self._collect(kind, name, obj, now_s):
-                        changed = True
+                    if self._store.get(kind, name) is obj:
+                        self._collect(kind, name, obj, now_s)
                 except ApiError as error:  # as on a full disk; the others are collected all the same
                     problem = error.message
             if problem and problem != self._problem:
                 log.error("objects cannot be collected; they are looked at again", extra={"error": problem})
             self._problem = problem
-            return changed
+            return self._store.version != before
 
-    def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:
+    def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> None:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
+        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
+        finalizers = listed(own.get("finalizers"))
         if expired and not deleted:
             self.deleter.begin(kind, name)
-            return True
-        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
-        if len(alive) < len(owners) and (alive or not deleted):
+        elif len(alive) < len(owners) and (alive or not deleted):
             self._leave_owners(kind, name, obj, alive)
-            return True
-        if not deleted:
-            return False
-        finalizers = listed(own.get("finalizers"))
-        if _ORPHAN in finalizers:
+        elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
                 others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
                 self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
             self.deleter.release(kind, name, _ORPHAN)
-            return True
-        if _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"]):
-            return True
-        return self._finish_contents(kind, name, obj)
+        elif deleted and _FOREGROUND in finalizers and self._dependents(own["uid"]):
+            self._leave_waiting_owners(own["uid"])
+        elif deleted and _FOREGROUND in finalizers:
+            self.deleter.release(kind, name, _FOREGROUND)
+        elif deleted and kind in (NAMESPACES, crds.KIND):
+            self._finish_contents(kind, name, obj)
 
     def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
         """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
@@ -214,12 +212,12 @@ class Collector:
 
     def _owner(self, namespace: str, reference: Json) -> Json | None:
         """The metadata of an owner, None if it is gone; empty if it is of a kind that this server does not know."""
-        if self._registry.of_kind(str(reference.get("apiVersion", "")), str(reference.get("kind", ""))) is None:
+        resource = self._registry.of_kind(reference["apiVersion"], reference["kind"])
+        if resource is None:
             return {}
-        found = self._store.by_uid(str(reference.get("uid", "")))
-        own: Json = found["metadata"] if found else {}
-        named = own.get("name") == reference.get("name") and own.get("namespace", "") in ("", namespace)
-        return own if found and named else None
+        place = (namespace if resource.namespaced else "", reference["name"])
+        own = section(self._store.get(resource.storage_key, place), "metadata")
+        return own if own.get("uid") == reference["uid"] else None
 
     def _owner_stays(self, namespace: str, reference: Json) -> bool:
         """True if an owner exists, and is not itself waiting for its dependents to go."""
@@ -233,37 +231,23 @@ class Collector:
 
         return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
 
-    def _finish_foreground(self, kind: str, name: Name, uid: str) -> bool:
-        changed = False
-        for inner_kind, inner_name, obj in self._dependents(uid):
-            if obj["metadata"].get("deletionTimestamp"):
-                continue
-            owners = obj["metadata"]["ownerReferences"]
-            staying = [owner for owner in owners if self._owner_stays(inner_name[0], owner)]
-            self._leave_owners(inner_kind, inner_name, obj, staying)
-            changed = True
-        if not self._dependents(uid):
-            self.deleter.release(kind, name, _FOREGROUND)
-            return True
-        return changed
+    def _leave_waiting_owners(self, uid: str) -> None:
+        """Keep only those owners of an owner's dependents that do not wait for them to go."""
+        for kind, name, obj in self._dependents(uid):
+            if not obj["metadata"].get("deletionTimestamp"):
+                owners = obj["metadata"]["ownerReferences"]
+                staying = [owner for owner in owners if self._owner_stays(name[0], owner)]
+                self._leave_owners(kind, name, obj, staying)
 
-    def _finish_contents(self, kind: str, name: Name, obj: Json) -> bool:
+    def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
-        if kind not in (NAMESPACES, crds.KIND):
-            return False
         finalizer = crds.CLEANUP if kind == crds.KIND else _KUBERNETES
         plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == crds.KIND else ""
-        changed = left = False
+        left = False
         for inner_kind, inner_name, inner in self._store.everything():
-            if inner_kind != plural and (plural or inner_name[0] != name[1]):
-                continue
-            if inner["metadata"].get("deletionTimestamp"):
-                left = True
-                continue
-            gone = self.deleter.begin(inner_kind, inner_name)[1]
-            changed, left = True, left or not gone
+            if inner_kind == plural or (not plural and inner_name[0] == name[1]):
+                held = inner["metadata"].get("deletionTimestamp") or not self.deleter.begin(inner_kind, inner_name)[1]
+                left = left or held
         finalizers = finalizers_of(kind, obj)
-        if left or (finalizers and finalizer not in finalizers):
-            return changed
-        self.deleter.release(kind, name, finalizer)
-        return True
+        if not left and (finalizer in finalizers or not finalizers):
+            self.deleter.release(kind, name, finalizer)

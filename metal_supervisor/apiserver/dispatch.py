@@ -14,7 +14,6 @@ from .reads import Form, form_of, selection
 from .routes import Request
 from .targets import RequestTarget
 from .views import scale_of
-from .watch import check_query
 
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
@@ -83,28 +82,28 @@ class Dispatcher:
         return Response(200, encode(self._document_body(request.path, request)))
 
     def _document_body(self, path: str, request: Request) -> Json:
-        registry, parts = self._kernel.registry, path.strip("/").split("/")
-        if path == "/version":
-            return discovery.VERSION
-        if path == "/":
-            return {
-                "paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
-            }
-        if path == "/api":
-            return discovery.core_versions(request.headers.get("host", ""))
-        if path == "/apis":
-            return discovery.group_list(registry)
-        if path == "/openapi/v3":
-            return openapi.index(registry)
-        if parts[:2] == ["openapi", "v3"] and len(parts) in (4, 5):
-            group = parts[3] if len(parts) == 5 else ""
-            return openapi.document(registry, group, parts[-1])
-        if parts[0] == "api" and len(parts) == 2:
-            return discovery.resource_list(registry, "", parts[1])
-        if parts[0] == "apis" and len(parts) == 2:
-            return discovery.group(registry, parts[1])
-        if parts[0] == "apis" and len(parts) == 3:
-            return discovery.resource_list(registry, parts[1], parts[2])
+        registry = self._kernel.registry
+        match path.strip("/").split("/"):
+            case [""]:
+                return {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
+            case ["version"]:
+                return discovery.VERSION
+            case ["api"]:
+                return discovery.core_versions(request.headers.get("host", ""))
+            case ["apis"]:
+                return discovery.group_list(registry)
+            case ["apis", group]:
+                return discovery.group(registry, group)
+            case ["api", version]:
+                return discovery.resource_list(registry, "", version)
+            case ["apis", group, version]:
+                return discovery.resource_list(registry, group, version)
+            case ["openapi", "v3"]:
+                return openapi.index(registry)
+            case ["openapi", "v3", "api", version]:
+                return openapi.document(registry, "", version)
+            case ["openapi", "v3", "apis", group, version]:
+                return openapi.document(registry, group, version)
         raise no_such_path()
 
     # ---- resources -----------------------------------------------------------------------------
@@ -133,10 +132,9 @@ class Dispatcher:
 
     def _watch(self, request: Request, target: RequestTarget) -> Stream:
         form = form_of(request.headers.get("accept", ""), request.query)
-        check_query(target, request.query)
         watcher = self._kernel.watcher
-        subscription = watcher.open(target)
-        return Stream(partial(watcher.run, subscription, request.query, form), partial(watcher.close, subscription))
+        subscription = watcher.open(target, request.query, form)
+        return Stream(partial(watcher.run, subscription), partial(watcher.close, subscription))
 
     def _write(self, request: Request, target: RequestTarget) -> Response:
         writer = self._kernel.writer

@@ -11,7 +11,7 @@ from typing import Any
 from . import errors, tables
 from .codec import encode, whole_number
 from .errors import Json
-from .resources import Registry, Resource
+from .resources import Resource
 from .selectors import Test, selector
 from .storage import ObjectStore
 from .targets import RequestTarget
@@ -93,9 +93,8 @@ def selection(target: RequestTarget, query: Mapping[str, str]) -> Test:
 class ObjectReader:
     """Performs get and list."""
 
-    def __init__(self, store: ObjectStore, registry: Registry) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._registry = registry
 
     def get(self, target: RequestTarget) -> Json:
         """One object in the form of its resource. Raises ApiError 404."""

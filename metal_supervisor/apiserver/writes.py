@@ -13,15 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import builtins, cel, crds, errors, lastapplied, metadata, steps, typed
-from .apply import (
-    Entries,
-    Manager,
-    apply,
-    read_entries,
-    same_apart_from_bookkeeping,
-    track_update,
-    write_entries,
-)
+from .apply import Entries, Manager, apply, read_entries, same_apart_from_bookkeeping, track_update, write_entries
 from .codec import clone, section
 from .deletes import NAMESPACES, finalizers_of
 from .errors import ApiError, Json, Problem
@@ -210,7 +202,7 @@ class Writer:
         others = self._others(resource, new) if resource.kind == "Service" else []
         is_crd = resource.storage_key == crds.KIND
         before = section(previous or {}, "metadata")
-        problems = metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service")
+        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service"))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
         else:
