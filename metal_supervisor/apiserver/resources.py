@@ -20,11 +20,12 @@ _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 @dataclass(frozen=True)
 class Scale:
-    """Places of a kind's replica counts, as paths like `.spec.replicas`."""
+    """Places of a kind's replica counts, as the names that lead to them, e.g. `("spec", "replicas")`."""
 
-    spec_path: str
-    status_path: str
-    selector_path: str
+    spec: tuple[str, ...]
+    status: tuple[str, ...]
+    selector: tuple[str, ...]
+    """That of its labels as text; empty if it has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,36 +127,32 @@ BUILT_IN = (
 
 def from_crd(crd: Json) -> list[Resource]:
     """The resources that a stored CRD defines, one per served version."""
-    spec, names = section(crd, "spec"), section(crd, "spec", "names")
-    found = []
-    for version in listed(spec.get("versions")):
-        if not version.get("served", True):
-            continue
-        subresources, scale = section(version, "subresources"), section(version, "subresources", "scale")
-        places = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
-        found.append(
-            Resource(
-                group=spec["group"],
-                version=version["name"],
-                plural=names["plural"],
-                kind=names["kind"],
-                schema=section(version, "schema", "openAPIV3Schema") or {"x-kubernetes-preserve-unknown-fields": True},
-                namespaced=spec.get("scope") == "Namespaced",
-                singular=names.get("singular") or "",
-                short_names=tuple(listed(names.get("shortNames"))),
-                categories=tuple(listed(names.get("categories"))),
-                list_kind=names.get("listKind") or "",
-                status="status" in subresources,
-                scale=Scale(*places) if "scale" in subresources else None,
-                columns=tuple(listed(version.get("additionalPrinterColumns"))),
-                custom=True,
-                generation=True,
-                selectable=tuple(
-                    str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
-                ),
-            )
-        )
-    return found
+    return [_of_version(crd["spec"], version) for version in crd["spec"]["versions"] if version["served"]]
+
+
+def _of_version(spec: Json, version: Json) -> Resource:
+    names, subresources = spec["names"], section(version, "subresources")
+    scale, selectable = section(subresources, "scale"), listed(version.get("selectableFields"))
+    paths = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
+    places = [tuple(name for name in path.split(".") if name) for path in paths]
+    return Resource(
+        group=spec["group"],
+        version=version["name"],
+        plural=names["plural"],
+        kind=names["kind"],
+        schema=version["schema"]["openAPIV3Schema"],
+        namespaced=spec["scope"] == "Namespaced",
+        singular=names["singular"],
+        short_names=tuple(listed(names.get("shortNames"))),
+        categories=tuple(listed(names.get("categories"))),
+        list_kind=names["listKind"],
+        status="status" in subresources,
+        scale=Scale(*places) if "scale" in subresources else None,
+        columns=tuple(listed(version.get("additionalPrinterColumns"))),
+        custom=True,
+        generation=True,
+        selectable=tuple(str(entry.get("jsonPath", "")).lstrip(".") for entry in selectable),
+    )
 
 
 def version_rank(version: str) -> tuple[int, int, int, str]:
