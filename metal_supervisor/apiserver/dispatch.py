@@ -10,10 +10,10 @@ from . import discovery, openapi, protobuf, routes
 from .codec import decode_body, decode_object, encode
 from .errors import Json, no_such_path, unknown_format
 from .kernel import Kernel
-from .reads import Form, form_of, selection
+from .reads import Form, form_of, list_objects, selected, selection
 from .routes import Request
 from .targets import RequestTarget
-from .views import scale_of
+from .views import scale_of, view
 
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
@@ -124,8 +124,8 @@ class Dispatcher:
     def _read(self, request: Request, target: RequestTarget) -> Response:
         form = form_of(request.headers.get("accept", ""), request.query)
         if not target.name:
-            return Response(200, encode(self._kernel.reader.list(target, request.query, form)))
-        obj = self._kernel.reader.get(target)
+            return Response(200, encode(list_objects(self._kernel.store, target, request.query, form)))
+        obj = view(target.resource, target.stored(self._kernel.store))
         if target.subresource == "scale":
             return Response(200, encode(scale_of(target.resource, obj)))
         return Response(200, encode(form.one(target.resource, obj)))
@@ -157,7 +157,7 @@ class Dispatcher:
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         with self._kernel.store.lock:
-            chosen = self._kernel.reader.selected(target, selection(target, request.query))
+            chosen = selected(self._kernel.store, target, selection(target, request.query))
             # All are tried first: none is deleted if one does not meet the preconditions.
             for each in (replace(options, dry_run=True), options):
                 for obj in chosen:

@@ -8,7 +8,6 @@ from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import Json
 from .options import Options
 from .patch import APPLY
-from .reads import ObjectReader
 from .resources import Registry
 from .storage import ObjectStore
 from .targets import RequestTarget, WriteOptions
@@ -25,8 +24,7 @@ class Kernel:
         self.options = options
         self.store = ObjectStore(options.data_file)
         self.registry = Registry()
-        self.reader = ObjectReader(self.store)
-        self.watcher = Watcher(self.store, self.registry, self.reader, options.bookmark_s)
+        self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
         self.deleter = self.collector.deleter
         self.writer = Writer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import schemas
 from .codec import listed, section
@@ -164,13 +164,10 @@ def version_rank(version: str) -> tuple[int, int, int, str]:
     return (0, maturity, -int(match[1]) * 1000 - int(match[3] or 0), version)
 
 
-@dataclass
 class Registry:
     """The resources that exist now. Replaced as a whole on change, so readers need no lock."""
 
-    _by_address: dict[tuple[str, str, str], Resource] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self._by_address = {(r.group, r.version, r.plural): r for r in BUILT_IN}
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .codec import encode
 from .errors import ApiError, Json, forbidden_value, invalid_options
-from .reads import Form, ObjectReader, flag, number, selection
+from .reads import Form, flag, number, selected, selection
 from .resources import Registry
 from .selectors import Test
 from .storage import ObjectStore, StoredChange
@@ -83,10 +83,9 @@ class Subscription:
 class Watcher:
     """Produces the lines of watch streams."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, reader: ObjectReader, bookmark_s: float) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, bookmark_s: float) -> None:
         self._store = store
         self._registry = registry
-        self._reader = reader
         self._bookmark_s = bookmark_s
         self._open: set[Subscription] = set()
 
@@ -136,14 +135,15 @@ class Watcher:
             if lines := self._present(subscription):
                 send(b"".join(lines))
             bookmark_due_s = self._next_bookmark(subscription)
-            while not self._over(subscription, subscription.ends_s):
-                changes = self._changes(subscription, bookmark_due_s)
-                lines = list(subscription.lines(changes))
+            over = False
+            while not over:
+                lines = list(subscription.lines(self._changes(subscription, bookmark_due_s)))
                 if time.monotonic() >= bookmark_due_s:
                     lines.append(subscription.bookmark())
                     bookmark_due_s = self._next_bookmark(subscription)
                 if lines:
                     send(b"".join(lines))
+                over = self._over(subscription, subscription.ends_s)
         except ApiError as problem:
             send(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
         finally:
@@ -162,7 +162,7 @@ class Watcher:
         if subscription.version:
             return []
         with self._store.lock:
-            found = self._reader.selected(subscription.target, subscription.test) if subscription.initial else []
+            found = selected(self._store, subscription.target, subscription.test) if subscription.initial else []
             subscription.version = self._store.version
         lines = [subscription.line("ADDED", obj) for obj in found]
         return [*lines, subscription.bookmark(initial_end=True)] if subscription.marked else lines
