@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from .codec import listed, timestamp
 from .errors import ApiError, Json
-from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show
+from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, show, without
 
 _MISSING: Any = object()
 
@@ -131,7 +131,9 @@ def apply(
     previous = entries.get(manager.identity)
     others = frozenset().union(*(e.paths for e in entries.values() if e.manager.identity != manager.identity))
     if previous:
-        merged = _without(schema, merged, previous.paths - set(declared), others, frozenset(declared))
+        # What another manager owns stays, and so does a container of what is owned.
+        kept = {path[:length] for path in others.union(declared) for length in range(1, len(path) + 1)}
+        merged = without(schema, merged, previous.paths - kept, others.union(declared))
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
 
@@ -183,20 +185,6 @@ def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
     return ApiError(409, "Conflict", f"Apply failed with {text}", details={"causes": causes})
 
 
-def _without(
-    schema: Json, merged: Json, dropped: frozenset[Path], others: frozenset[Path], declared: frozenset[Path]
-) -> Json:
-    """`merged` without the paths that a manager gave up, except those that another manager owns."""
-    kept = others | declared
-    # Items before their fields: an item that lost its key first could not be found again.
-    for path in sorted(dropped, key=len):
-        owned_here = path in kept
-        owned_below = any(len(other) > len(path) and other[: len(path)] == path for other in kept)
-        if not owned_here and not owned_below:
-            merged = remove(schema, merged, path, kept)
-    return merged
-
-
 def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Path]) -> FieldsEntry:
     """The manager's entry; its time stays when nothing about it changed."""
     if previous and previous.paths == paths and previous.manager == manager:
@@ -230,9 +218,9 @@ def track_update(
 
 def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
     """True if two versions of an object differ in nothing but managedFields and resourceVersion."""
-    return _plain(left) == _plain(right)
 
+    def plain(obj: Json) -> Json:
+        ignored = ("managedFields", "resourceVersion")
+        return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name not in ignored}}
 
-def _plain(obj: Json) -> Json:
-    metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if k not in ("managedFields", "resourceVersion")}
-    return {**obj, "metadata": metadata}
+    return plain(left) == plain(right)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from . import discovery, openapi, protobuf, routes
-from .codec import decode_body, decode_object, encode
-from .errors import Json, no_such_path, unknown_format
+from .codec import decode_body, encode
+from .errors import Json, bad_request, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, list_objects, selected, selection
 from .routes import Request
@@ -173,7 +173,10 @@ def _object(request: Request) -> Json:
         return protobuf.decode(request.body)
     if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
         raise unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
-    return decode_object(request.body)
+    value: Json = decode_body(request.body)
+    if not isinstance(value, dict):
+        raise bad_request("the object provided is unrecognized: an object is expected")
+    return value
 
 
 def _deleted(target: RequestTarget, last: Json) -> Json:

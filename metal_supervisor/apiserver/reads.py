@@ -17,6 +17,8 @@ from .storage import ObjectStore
 from .targets import RequestTarget
 from .views import outgoing, partial, view
 
+_FORMS = {"Table": "table", "PartialObjectMetadata": "partial", "PartialObjectMetadataList": "partial"}
+
 
 @dataclass(frozen=True)
 class Form:
@@ -38,7 +40,7 @@ class Form:
         """A list of objects in this form."""
         if self.kind == "table":
             return tables.table(resource, objects, metadata, include=self.include, header=True)
-        kind, version = resource.list_kind_name, resource.group_version
+        kind, version = resource.list_kind or f"{resource.kind}List", resource.group_version
         if self.kind == "partial":
             kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
         items = [self.one(resource, obj) for obj in objects]
@@ -57,12 +59,7 @@ def form_of(accept: str, query: Mapping[str, str]) -> Form:
         wanted = dict(part.partition("=")[::2] for part in parameters)
         if media not in ("application/json", "*/*", "application/*"):
             continue
-        kind = wanted.get("as", "")
-        if kind == "Table":
-            return Form("table", query.get("includeObject", "Metadata"))
-        if kind in ("PartialObjectMetadata", "PartialObjectMetadataList"):
-            return Form("partial")
-        return Form()
+        return Form(_FORMS.get(wanted.get("as", ""), "object"), query.get("includeObject", "Metadata"))
     return Form()
 
 

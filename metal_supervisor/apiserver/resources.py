@@ -41,9 +41,11 @@ class Resource:
     """Structural schema of the whole object."""
     namespaced: bool = True
     singular: str = ""
+    """Name of one; empty if it is the kind in lower case."""
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     list_kind: str = ""
+    """Kind of a list; empty if it is the kind and `List`."""
     status: bool = False
     """`/status` is a subresource of its own."""
     scale: Scale | None = None
@@ -73,16 +75,6 @@ class Resource:
     def subresources(self) -> list[str]:
         """Names of its subresources."""
         return [name for name, has in (("status", self.status), ("scale", self.scale is not None)) if has]
-
-    @property
-    def singular_name(self) -> str:
-        """`service`."""
-        return self.singular or self.kind.lower()
-
-    @property
-    def list_kind_name(self) -> str:
-        """`ServiceList`."""
-        return self.list_kind or f"{self.kind}List"
 
 
 EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)

@@ -235,9 +235,10 @@ EVENT_NAMES = {
 """Names of the fields of `v1` in `events.k8s.io/v1`, where they differ."""
 EVENT = {**EVENT_CORE, "properties": {EVENT_NAMES.get(name, name): f for name, f in EVENT_CORE["properties"].items()}}
 
-CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=mapping(), immutable=flag())
+_BYTES: Json = {"type": "object", "additionalProperties": {"type": "string", "format": "byte"}}
+CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=_BYTES, immutable=flag())
 SECRET = _root(
-    "Settings not to be shown.", data=mapping(), stringData=mapping(), type=text(default="Opaque"), immutable=flag()
+    "Settings not to be shown.", data=_BYTES, stringData=mapping(), type=text(default="Opaque"), immutable=flag()
 )
 
 _LABEL = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -299,5 +300,17 @@ CRD = _root(
     status=fields({"acceptedNames": anything(), "conditions": CONDITIONS, "storedVersions": texts()}),
 ) | {"required": ["spec"]}
 
-ACCESS_REVIEW = _root("Asks whether I may do something.", spec=anything(), status=anything())
-RULES_REVIEW = _root("Asks what I may do.", spec=anything(), status=anything())
+_ATTRIBUTES = fields(plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
+ACCESS_REVIEW = _root(
+    "Asks whether I may do something.", spec=fields({"resourceAttributes": _ATTRIBUTES}), status=anything()
+)
+RULES_REVIEW = _root("Asks what I may do.", spec=fields({"namespace": text()}), status=anything())
+DELETE_OPTIONS = fields(
+    {
+        "dryRun": texts(),
+        "gracePeriodSeconds": {"type": "integer"},
+        "orphanDependents": flag(),
+        "preconditions": fields(plain("resourceVersion", "uid")),
+        "propagationPolicy": text(),
+    }
+)
