@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 from . import crds
 from .codec import clone, listed, section, timestamp
@@ -32,13 +31,32 @@ PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
 
-class Deleter:
-    """Performs delete requests. Hold the store's lock around none of them; it is taken here."""
+class Collector:
+    """Performs delete requests, and finishes deletions in a background thread."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, on_removed: Callable[[], None]) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
-        self._on_removed = on_removed
+        self._work = threading.Event()
+        self._stopping = False
+        self._problem = ""
+        """Of the last sweep: it is told once."""
+        self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, which finishes what an earlier server left."""
+        self.wake()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for a sweep under way."""
+        self._stopping = True
+        self._work.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Notify the collector that an owner, a dependent or a deletion mark has changed."""
+        self._work.set()
 
     def delete(self, target: RequestTarget, options: DeleteOptions) -> tuple[Json, bool]:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
@@ -50,10 +68,10 @@ class Deleter:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
                 return view(resource, stored), True
-            last, gone = self.begin(*target.place, options.policy)
+            last, gone = self._begin(*target.place, options.policy)
             return view(resource, last), gone
 
-    def begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
+    def _begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
         """Removes an object, or marks it as being deleted. (last state, gone?)
 
         A policy replaces an earlier one; without one, the finalizers that the object has say it.
@@ -68,7 +86,7 @@ class Deleter:
         finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
         if not finalizers and kind != NAMESPACES:
-            return self._remove(kind, name), True
+            return self.remove(kind, name), True
         if stored["metadata"].get("deletionTimestamp") and finalizers == before:
             return stored, False
         marked = clone(stored)
@@ -83,18 +101,19 @@ class Deleter:
         elif "generation" in own:
             own["generation"] += 1
         written = self._store.put(kind, name, marked)
-        self._on_removed()
+        self.wake()
         return written, False
 
-    def _remove(self, kind: str, name: Name) -> Json:
+    def remove(self, kind: str, name: Name) -> Json:
+        """Removes an object that nothing holds; returns its last state."""
         removed = self._store.remove(kind, name)
-        self._on_removed()
+        self.wake()
         if kind == crds.KIND:
             self._registry.install(removed["spec"]["group"], removed["spec"]["names"]["plural"], ())
             self._store.wake_all()
         return removed
 
-    def release(self, kind: str, name: Name, finalizer: str) -> None:
+    def _release(self, kind: str, name: Name, finalizer: str) -> None:
         """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
         freed = clone(self._store.get(kind, name))
         for place in (freed["metadata"], section(freed, "spec") if kind == NAMESPACES else {}):
@@ -102,55 +121,9 @@ class Deleter:
         if finalizers_of(kind, freed):
             self._store.put(kind, name, freed)
         else:
-            self._remove(kind, name)
+            self.remove(kind, name)
 
-
-def finalizers_of(kind: str, obj: Json) -> list[str]:
-    """The finalizers that hold an object of a stored kind once it is deleted; a namespace has some in its spec too."""
-    own = listed(obj["metadata"].get("finalizers"))
-    return own + listed(section(obj, "spec").get("finalizers")) if kind == NAMESPACES else own
-
-
-def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
-    own = stored["metadata"]
-    for field, label, happened in (
-        ("uid", "UID", "deleted and then recreated"),
-        ("resourceVersion", "ResourceVersion", "modified"),
-    ):
-        if wanted.get(field) not in (None, own[field]):
-            why = (
-                f"the {label} in the precondition ({wanted[field]}) does not match the {label} in record "
-                f"({own[field]}). The object might have been {happened}"
-            )
-            raise conflict(resource.group, resource.kind, own["name"], why)
-
-
-class Collector:
-    """The background thread that finishes deletions."""
-
-    def __init__(self, store: ObjectStore, registry: Registry) -> None:
-        self._store = store
-        self._registry = registry
-        self._work = threading.Event()
-        self._stopping = False
-        self._problem = ""
-        """Of the last sweep: it is told once."""
-        self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
-        self.deleter = Deleter(store, registry, self.wake)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread; waits for a sweep under way."""
-        self._stopping = True
-        self._work.set()
-        self._thread.join()
-
-    def wake(self) -> None:
-        """Notify the collector that an owner, a dependent or a deletion mark has changed."""
-        self._work.set()
+    # ---- in the background ------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
@@ -184,25 +157,25 @@ class Collector:
         alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
         finalizers = listed(own.get("finalizers"))
         if expired and not deleted:
-            self.deleter.begin(kind, name)
+            self._begin(kind, name)
         elif len(alive) < len(owners) and (alive or not deleted):
             self._leave_owners(kind, name, obj, alive)
         elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
                 others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
                 self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
-            self.deleter.release(kind, name, _ORPHAN)
+            self._release(kind, name, _ORPHAN)
         elif deleted and _FOREGROUND in finalizers and self._dependents(own["uid"]):
             self._leave_waiting_owners(own["uid"])
         elif deleted and _FOREGROUND in finalizers:
-            self.deleter.release(kind, name, _FOREGROUND)
+            self._release(kind, name, _FOREGROUND)
         elif deleted and kind in (NAMESPACES, crds.KIND):
             self._finish_contents(kind, name, obj)
 
     def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
         """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
         if not owners and not orphan:
-            self.deleter.begin(kind, name)
+            self._begin(kind, name)
             return
         freed = clone(obj)
         freed["metadata"]["ownerReferences"] = owners
@@ -246,8 +219,28 @@ class Collector:
         left = False
         for inner_kind, inner_name, inner in self._store.everything():
             if inner_kind == plural or (not plural and inner_name[0] == name[1]):
-                held = inner["metadata"].get("deletionTimestamp") or not self.deleter.begin(inner_kind, inner_name)[1]
+                held = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1]
                 left = left or held
         finalizers = finalizers_of(kind, obj)
         if not left and (finalizer in finalizers or not finalizers):
-            self.deleter.release(kind, name, finalizer)
+            self._release(kind, name, finalizer)
+
+
+def finalizers_of(kind: str, obj: Json) -> list[str]:
+    """The finalizers that hold an object of a stored kind once it is deleted; a namespace has some in its spec too."""
+    own = listed(obj["metadata"].get("finalizers"))
+    return own + listed(section(obj, "spec").get("finalizers")) if kind == NAMESPACES else own
+
+
+def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
+    own = stored["metadata"]
+    for field, label, happened in (
+        ("uid", "UID", "deleted and then recreated"),
+        ("resourceVersion", "ResourceVersion", "modified"),
+    ):
+        if wanted.get(field) not in (None, own[field]):
+            why = (
+                f"the {label} in the precondition ({wanted[field]}) does not match the {label} in record "
+                f"({own[field]}). The object might have been {happened}"
+            )
+            raise conflict(resource.group, resource.kind, own["name"], why)

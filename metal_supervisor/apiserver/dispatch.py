@@ -152,7 +152,7 @@ class Dispatcher:
     def _delete(self, request: Request, target: RequestTarget) -> Response:
         options = routes.delete_options(request, _object(request) if request.body.strip() else {})
         if target.name:
-            last, gone = self._kernel.deleter.delete(target, options)
+            last, gone = self._kernel.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
@@ -163,7 +163,7 @@ class Dispatcher:
                 for obj in chosen:
                     own = obj["metadata"]
                     one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
-                    self._kernel.deleter.delete(one, each)
+                    self._kernel.collector.delete(one, each)
             metadata = {"resourceVersion": str(self._kernel.store.version)}
         return Response(200, encode(Form().many(target.resource, chosen, metadata)))
 

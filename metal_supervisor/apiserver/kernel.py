@@ -26,13 +26,7 @@ class Kernel:
         self.registry = Registry()
         self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
-        self.deleter = self.collector.deleter
-        self.writer = Writer(
-            self.store,
-            self.registry,
-            allow_loopback=options.allow_loopback_endpoints,
-            on_owners_changed=self.collector.wake,
-        )
+        self.writer = Writer(self.store, self.registry, self.collector, allow_loopback=options.allow_loopback_endpoints)
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
@@ -44,11 +38,9 @@ class Kernel:
         for document in documents:
             self._apply(document)  # nothing changes if it is there already
         self.collector.start()
-        self.collector.wake()
 
     def stop(self) -> None:
-        """Ends all watches and the collector, and closes the store."""
-        self.watcher.close_all()
+        """Ends the collector, and closes the store."""
         self.collector.stop()
         self.store.close()
 
