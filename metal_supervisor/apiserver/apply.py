@@ -37,12 +37,9 @@ class Manager:
         return (self.name, self.operation, self.subresource, version)
 
     def __str__(self) -> str:
-        text = f'"{self.name}"'
-        if self.subresource:
-            text += f' with subresource "{self.subresource}"'
-        if self.operation == "Update":
-            text += f" using {self.api_version}"
-        return text
+        part = f' with subresource "{self.subresource}"' if self.subresource else ""
+        version = f" using {self.api_version}" if self.operation == "Update" else ""
+        return f'"{self.name}"{part}{version}'
 
 
 @dataclass(frozen=True)
@@ -87,17 +84,15 @@ def write_entries(obj: Json, entries: Entries) -> None:
 
 
 def _encoded(entry: FieldsEntry) -> Json:
-    encoded: Json = {
+    return {
         "apiVersion": entry.manager.api_version,
         "fieldsType": "FieldsV1",
         "fieldsV1": encode_set(entry.paths),
         "manager": entry.manager.name,
         "operation": entry.manager.operation,
         "time": entry.time,
+        **({"subresource": entry.manager.subresource} if entry.manager.subresource else {}),
     }
-    if entry.manager.subresource:
-        encoded["subresource"] = entry.manager.subresource
-    return encoded
 
 
 def apply(
@@ -169,19 +164,17 @@ def _differs(before: Any, wanted: Any) -> bool:
 
 
 def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
+    named = [(str(entry.manager), show(path)) for entry, path in contested]
     causes = [
-        {"reason": "FieldManagerConflict", "message": f"conflict with {entry.manager}", "field": show(path)}
-        for entry, path in contested
+        {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": field}
+        for manager, field in named
     ]
-    if len(contested) == 1:
-        entry, path = contested[0]
-        text = f"1 conflict: conflict with {entry.manager}: {show(path)}"
-    else:
+    text = f"1 conflict: conflict with {named[0][0]}: {named[0][1]}"
+    if len(named) > 1:
         lines: list[str] = []
-        for manager in sorted({str(entry.manager) for entry, _ in contested}):
-            lines.append(f"conflicts with {manager}:")
-            lines += [f"- {show(path)}" for entry, path in contested if str(entry.manager) == manager]
-        text = f"{len(contested)} conflicts: " + "\n".join(lines)
+        for manager in sorted({manager for manager, _ in named}):
+            lines += [f"conflicts with {manager}:", *(f"- {field}" for owner, field in named if owner == manager)]
+        text = f"{len(named)} conflicts: " + "\n".join(lines)
     return ApiError(409, "Conflict", f"Apply failed with {text}", details={"causes": causes})
 
 

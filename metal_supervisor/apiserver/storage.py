@@ -129,50 +129,43 @@ class ObjectStore:
 
     def put(self, kind: str, name: Name, obj: Json) -> Json:
         """Stores an object under the next resourceVersion and returns it with that version in it."""
-        previous = self.get(kind, name)
-        version = self.version + 1
-        stored = self._save(kind, name, obj, version, time.time())
+        previous, written_s = self.get(kind, name), time.time()
+        with self._transaction() as version:
+            stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+            row = (kind, *name, written_s, encode(stored))
+            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+        self._keep(kind, name, stored, written_s)
         self._remember(kind, StoredChange(version, "MODIFIED" if previous else "ADDED", stored, previous))
         return stored
 
     def remove(self, kind: str, name: Name) -> Json:
         """Removes an object; returns its last state with the resourceVersion of the removal."""
         previous = self._objects[kind][name]
-        version = self.version + 1
-        with self._transaction():
+        with self._transaction() as version:
             self._db.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, *name))
-            self._save_version(version)
-        self.version = version
         del self._objects[kind][name]
         del self._written_s[kind, name]
         last = {**previous, "metadata": {**previous["metadata"], "resourceVersion": str(version)}}
         self._remember(kind, StoredChange(version, "DELETED", last, previous))
         return last
 
-    def _save(self, kind: str, name: Name, obj: Json, version: int, written_s: float) -> Json:
-        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
-        with self._transaction():
-            row = (kind, *name, written_s, encode(stored))
-            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-            self._save_version(version)
-        self.version = version
-        self._keep(kind, name, stored, written_s)
-        return stored
-
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit what is written within, or nothing. Raises ApiError 507 if the disk is full, 500 if it fails."""
+    def _transaction(self) -> Iterator[int]:
+        """Commit what is written within, as the version that it yields, or nothing.
+
+        Raises ApiError 507 if the disk is full, 500 if it fails.
+        """
+        version = self.version + 1
         try:
             with self._db:
-                yield
+                yield version
+                self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
         except sqlite3.DatabaseError as problem:
             full = "is full" in str(problem)
             fix = "make room on its disk" if full else "see whether its disk is in order"
             why = f"{self._data_file} cannot be written ({problem}), and nothing was changed: {fix}, and try again"
             raise ApiError(507 if full else 500, "InsufficientStorage" if full else "InternalError", why) from problem
-
-    def _save_version(self, version: int) -> None:
-        self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
+        self.version = version
 
     def _remember(self, kind: str, change: StoredChange) -> None:
         history = self._history.setdefault(kind, deque())
