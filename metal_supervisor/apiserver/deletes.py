@@ -44,7 +44,7 @@ class Collector:
         self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread, which finishes what an earlier server left."""
+        """Starts the thread, which first finishes the deletions of an earlier server."""
         self.wake()
         self._thread.start()
 

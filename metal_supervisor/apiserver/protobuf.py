@@ -1,8 +1,8 @@
 """Decoder of the few protobuf bodies that kubectl insists on sending.
 
 `kubectl create namespace`, `create configmap|secret|service` and `auth can-i` send protobuf whatever
-the server prefers. Those kinds are read here: their schemas say what a field is, and a table says which number it has.
-Answers are JSON, which the same clients accept.
+the server prefers. Those kinds are read here: their schemas have the types of the fields, and a table has their
+numbers. Answers are JSON, which the same clients accept.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .errors import Json
 
 
 def _builder(form: Json) -> Callable[..., Json]:
-    """Makes fields of one form: `builder(description, **further keywords of the schema)`."""
+    """A function that makes fields of one form: `build(description, **further keywords of the schema)`."""
 
     def build(description: str = "", **more: Any) -> Json:
         return {**form, **more, **({"description": description} if description else {})}

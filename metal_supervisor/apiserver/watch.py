@@ -34,18 +34,18 @@ class Subscription:
     test: Test
     form: Form
     version: int
-    """All changes up to this one have been sent; 0 before the client has been told what is there."""
+    """The latest one that the client has seen; 0 before it has been sent the present state."""
     ends_s: float
     """Time of the monotonic clock."""
     bookmarks: bool
     initial: bool
-    """What is there is sent first, if there is no version to start from."""
+    """Send the present state first, if there is no version to start from."""
     marked: bool
-    """A bookmark tells where that ends."""
+    """Mark the end of the present state with a bookmark."""
     closed: bool = False
     """Set it to end the watch, then wake the condition of its kind."""
     _header: bool = True
-    """The next line tells the columns, if it is a table."""
+    """Name the columns in the next line, if it is a table."""
 
     def lines(self, changes: Iterable[StoredChange]) -> Iterator[bytes]:
         """Lines for the changes that concern this client."""
@@ -181,7 +181,7 @@ class Watcher:
                 condition.wait(due_s - time.monotonic())
 
     def _over(self, subscription: Subscription, due_s: float) -> bool:
-        """True if a watch, or the time until its next line, has ended."""
+        """True if a watch is closed, its kind is gone, or it is past a time of the monotonic clock."""
         resource = subscription.target.resource
         served = self._registry.find(resource.group, resource.version, resource.plural)
         return subscription.closed or served is None or time.monotonic() >= due_s
