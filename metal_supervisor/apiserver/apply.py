@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from .codec import listed, timestamp
 from .errors import ApiError, Json
-from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, remove, show
+from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, show, without
 
 _MISSING: Any = object()
 
@@ -37,12 +37,9 @@ class Manager:
         return (self.name, self.operation, self.subresource, version)
 
     def __str__(self) -> str:
-        text = f'"{self.name}"'
-        if self.subresource:
-            text += f' with subresource "{self.subresource}"'
-        if self.operation == "Update":
-            text += f" using {self.api_version}"
-        return text
+        part = f' with subresource "{self.subresource}"' if self.subresource else ""
+        version = f" using {self.api_version}" if self.operation == "Update" else ""
+        return f'"{self.name}"{part}{version}'
 
 
 @dataclass(frozen=True)
@@ -87,17 +84,15 @@ def write_entries(obj: Json, entries: Entries) -> None:
 
 
 def _encoded(entry: FieldsEntry) -> Json:
-    encoded: Json = {
+    return {
         "apiVersion": entry.manager.api_version,
         "fieldsType": "FieldsV1",
         "fieldsV1": encode_set(entry.paths),
         "manager": entry.manager.name,
         "operation": entry.manager.operation,
         "time": entry.time,
+        **({"subresource": entry.manager.subresource} if entry.manager.subresource else {}),
     }
-    if entry.manager.subresource:
-        encoded["subresource"] = entry.manager.subresource
-    return encoded
 
 
 def apply(
@@ -131,7 +126,9 @@ def apply(
     previous = entries.get(manager.identity)
     others = frozenset().union(*(e.paths for e in entries.values() if e.manager.identity != manager.identity))
     if previous:
-        merged = _without(schema, merged, previous.paths - set(declared), others, frozenset(declared))
+        # What another manager owns stays, and so does a container of what is owned.
+        kept = {path[:length] for path in others.union(declared) for length in range(1, len(path) + 1)}
+        merged = without(schema, merged, previous.paths - kept, others.union(declared))
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
 
@@ -167,34 +164,18 @@ def _differs(before: Any, wanted: Any) -> bool:
 
 
 def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
+    named = [(str(entry.manager), show(path)) for entry, path in contested]
     causes = [
-        {"reason": "FieldManagerConflict", "message": f"conflict with {entry.manager}", "field": show(path)}
-        for entry, path in contested
+        {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": field}
+        for manager, field in named
     ]
-    if len(contested) == 1:
-        entry, path = contested[0]
-        text = f"1 conflict: conflict with {entry.manager}: {show(path)}"
-    else:
+    text = f"1 conflict: conflict with {named[0][0]}: {named[0][1]}"
+    if len(named) > 1:
         lines: list[str] = []
-        for manager in sorted({str(entry.manager) for entry, _ in contested}):
-            lines.append(f"conflicts with {manager}:")
-            lines += [f"- {show(path)}" for entry, path in contested if str(entry.manager) == manager]
-        text = f"{len(contested)} conflicts: " + "\n".join(lines)
+        for manager in sorted({manager for manager, _ in named}):
+            lines += [f"conflicts with {manager}:", *(f"- {field}" for owner, field in named if owner == manager)]
+        text = f"{len(named)} conflicts: " + "\n".join(lines)
     return ApiError(409, "Conflict", f"Apply failed with {text}", details={"causes": causes})
-
-
-def _without(
-    schema: Json, merged: Json, dropped: frozenset[Path], others: frozenset[Path], declared: frozenset[Path]
-) -> Json:
-    """`merged` without the paths that a manager gave up, except those that another manager owns."""
-    kept = others | declared
-    # Items before their fields: an item that lost its key first could not be found again.
-    for path in sorted(dropped, key=len):
-        owned_here = path in kept
-        owned_below = any(len(other) > len(path) and other[: len(path)] == path for other in kept)
-        if not owned_here and not owned_below:
-            merged = remove(schema, merged, path, kept)
-    return merged
 
 
 def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Path]) -> FieldsEntry:
@@ -230,9 +211,9 @@ def track_update(
 
 def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
     """True if two versions of an object differ in nothing but managedFields and resourceVersion."""
-    return _plain(left) == _plain(right)
 
+    def plain(obj: Json) -> Json:
+        ignored = ("managedFields", "resourceVersion")
+        return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name not in ignored}}
 
-def _plain(obj: Json) -> Json:
-    metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if k not in ("managedFields", "resourceVersion")}
-    return {**obj, "metadata": metadata}
+    return plain(left) == plain(right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from . import events, services
 from .codec import listed, section
@@ -19,7 +19,7 @@ _IPV4_NETWORK_MULTICAST = ipaddress.ip_network("224.0.0.0/24")
 _IPV6_LINK_MULTICAST = ipaddress.ip_network("ff02::/16")
 
 
-def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json]) -> None:
+def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: list[Json]) -> None:
     """Defaults of built-in kinds, in place. `others` are the stored objects of the same kind."""
     if resource.kind == "Service":
         services.default_service(obj, previous, others)
@@ -69,8 +69,8 @@ def _encode_secret(obj: Json) -> None:
 
 
 def validate_builtin(
-    resource: Resource, obj: Json, previous: Json | None, others: Iterable[Json], *, allow_loopback: bool
-) -> list[Problem]:
+    resource: Resource, obj: Json, previous: Json | None, others: list[Json], *, allow_loopback: bool
+) -> Iterable[Problem]:
     """Problems of an object of a built-in kind, in its stored form."""
     if resource.kind == "Service":
         return services.validate_service(obj, previous, others)
@@ -78,36 +78,31 @@ def validate_builtin(
         return _endpoint_slice(obj, previous, allow_loopback)
     if resource.kind == "Event":
         return events.validate_event(obj, previous, newer=bool(resource.group))
-    if resource.kind in ("ConfigMap", "Secret") and previous and previous.get("immutable"):
-        return _immutable_data(obj, previous)
+    if resource.kind in _BYTES and previous and previous.get("immutable"):
+        changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
+        return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
     if resource.kind == "Namespace":
         return dns_label_problems("metadata.name", section(obj, "metadata").get("name", ""))
     return []
 
 
-def _immutable_data(obj: Json, previous: Json) -> list[Problem]:
-    changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
-    return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
-
-
 # ---- EndpointSlice -----------------------------------------------------------------------------
 
 
-def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> list[Problem]:
-    problems: list[Problem] = []
+def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> Iterator[Problem]:
     kind = obj["addressType"]
     if previous and previous.get("addressType") != kind:
-        problems.append(invalid_value("addressType", kind, "field is immutable"))
+        yield invalid_value("addressType", kind, "field is immutable")
     for index, endpoint in enumerate(listed(obj.get("endpoints"))):
         addresses = listed(endpoint.get("addresses"))
         path = f"endpoints[{index}].addresses"
         if not addresses:
-            problems.append(required(path, "must contain at least 1 address"))
+            yield required(path, "must contain at least 1 address")
         if hostname := endpoint.get("hostname"):
-            problems += dns_label_problems(f"endpoints[{index}].hostname", hostname)
+            yield from dns_label_problems(f"endpoints[{index}].hostname", hostname)
         for place, address in enumerate(addresses):
-            problems += _address_problems(f"{path}[{place}]", str(address), kind, allow_loopback)
-    return problems + _slice_ports(listed(obj.get("ports")))
+            yield from _address_problems(f"{path}[{place}]", str(address), kind, allow_loopback)
+    yield from _slice_ports(listed(obj.get("ports")))
 
 
 def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) -> list[Problem]:
@@ -126,28 +121,24 @@ def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) 
         return [invalid_value(path.rpartition("[")[0], address, f"must be an {kind} address")]
     if str(parsed) != address:
         return [invalid_value(path, address, f'must be in canonical form ("{parsed}")')]
-    if parsed.is_unspecified:
-        return [invalid_value(path, address, f"may not be unspecified ({address})")]
-    if parsed.is_loopback and not allow_loopback:
-        return [invalid_value(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)")]
-    if parsed.is_link_local:
-        return [invalid_value(path, address, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")]
-    if parsed in _IPV4_NETWORK_MULTICAST or parsed in _IPV6_LINK_MULTICAST:
-        detail = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
-        return [invalid_value(path, address, detail)]
+    multicast = parsed in _IPV4_NETWORK_MULTICAST or parsed in _IPV6_LINK_MULTICAST
+    for barred, detail in (
+        (parsed.is_unspecified, f"may not be unspecified ({address})"),
+        (parsed.is_loopback and not allow_loopback, "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+        (parsed.is_link_local, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+        (multicast, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
+    ):
+        if barred:
+            return [invalid_value(path, address, detail)]
     return []
 
 
-def _slice_ports(ports: list[Json]) -> list[Problem]:
-    problems: list[Problem] = []
-    names: set[str] = set()
-    for index, port in enumerate(ports):
-        path, name = f"ports[{index}]", port.get("name", "")
+def _slice_ports(ports: list[Json]) -> Iterator[Problem]:
+    names = [port.get("name", "") for port in ports]
+    for index, (port, name) in enumerate(zip(ports, names, strict=True)):
         if name:
-            problems += dns_label_problems(f"{path}.name", name)
-        if name in names:
-            problems.append(duplicate_value(f"{path}.name", name))
-        names.add(name)
+            yield from dns_label_problems(f"ports[{index}].name", name)
+        if name in names[:index]:
+            yield duplicate_value(f"ports[{index}].name", name)
         if port.get("port") is not None:
-            problems += services.number_problems(f"{path}.port", port["port"])
-    return problems
+            yield from services.number_problems(f"ports[{index}].port", port["port"])

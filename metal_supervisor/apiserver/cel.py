@@ -1,30 +1,30 @@
 """Evaluation of the rules that CRDs write in CEL (`x-kubernetes-validations`), for the usual subset of CEL.
 
-LLMKube's definitions have a dozen of them, and a real cluster refuses an object that breaks one. The subset is
-comparisons, logic, `in`, `has`, `size`, conversions, a few methods of strings, and `all`, `exists` and `exists_one`
-over lists. A rule that needs more (arithmetic, `?:`, `oldSelf`, extension libraries) is not applied: a rule left out is
-enforced later by the real cluster, while a misread one would wrongly refuse objects here.
+LLMKube's definitions have a dozen of them, and a real cluster refuses an object that breaks one. The subset is what
+those need and a little more: comparisons, logic, `in`, `has`, `size`, conversions, and a few methods of strings. A rule
+that needs more (macros such as `all`, indexes, arithmetic, `?:`, `oldSelf`, extension libraries) is not applied: a rule
+left out is enforced later by the real cluster, while a misread one would wrongly refuse objects here.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import lru_cache, reduce
-from operator import eq, ge, gt, le, lt, ne, neg, not_
+from operator import eq, ge, gt, le, lt, ne, not_
 from typing import Any, TypeAlias
 
 from .codec import listed
 from .errors import Json, Problem, json_type, shown
 from .schema import children
 
-Scope: TypeAlias = Mapping[str, Any]
-Node: TypeAlias = Callable[[Scope], Any]
+Node: TypeAlias = Callable[[Any], Any]
+"""An expression as a function of `self`, the value that a rule is about."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<mark>&&|\|\||==|!=|<=|>=|[!<>()\[\],.-]))"
+    r"|(?P<mark>&&|\|\||==|!=|<=|>=|[!<>()\[\],.]))"
 )
 _BLOCKING = ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
 _UNCHECKED = (
@@ -36,9 +36,7 @@ _PREFIX = "cel_"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.In: lambda a, b: a in b,
 }  # fmt: skip
-_MACROS: dict[str, Callable[[list[bool]], bool]] = {
-    "all": all, "exists": any, "exists_one": lambda hits: sum(hits) == 1,
-}  # fmt: skip
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"double": float, "int": int, "string": str}
 _TEXT_METHODS: dict[str, Callable[[str, str], bool]] = {
     "startsWith": str.startswith,
     "endsWith": str.endswith,
@@ -96,7 +94,7 @@ def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:
 def evaluate(rule: str, value: Any) -> bool:
     """True if a value satisfies a rule. Raises Unsupported and Failed."""
     try:
-        return bool(_compiled(rule)({"self": value}))
+        return bool(_compiled(rule)(value))
     except (TypeError, ValueError, re.error):
         raise Failed("no such overload") from None
     except RecursionError:
@@ -128,84 +126,66 @@ def _python(rule: str) -> str:
 @lru_cache(maxsize=512)
 def _compiled(rule: str) -> Node:
     try:
-        return _node(ast.parse(_python(rule).strip(), mode="eval").body, frozenset({"self"}))
+        return _node(ast.parse(_python(rule).strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError) as problem:
         raise Unsupported(str(problem)) from None
 
 
-def _node(tree: ast.AST, names: frozenset[str]) -> Node:
-    """An expression as a function of its scope. Raises Unsupported for anything but the subset."""
-
-    def inner(part: ast.AST) -> Node:
-        return _node(part, names)
-
+def _node(tree: ast.AST) -> Node:
+    """The function that an expression stands for. Raises Unsupported for anything but the subset."""
     match tree:
         case ast.Constant(value=value):
             return lambda _: value
-        case ast.Name(id=name) if name.removeprefix(_PREFIX) in names:
-            return lambda scope: scope[name.removeprefix(_PREFIX)]
+        case ast.Name(id="cel_self"):
+            return lambda this: this
         case ast.List(elts=elements):
-            items = [inner(element) for element in elements]
-            return lambda scope: [item(scope) for item in items]
+            items = [_node(element) for element in elements]
+            return lambda this: [item(this) for item in items]
         case ast.BoolOp(op=operator, values=values):
             decisive = isinstance(operator, ast.Or)
-            return reduce(lambda left, right: _logic(left, right, decisive=decisive), map(inner, values))
+            return reduce(lambda left, right: _logic(left, right, decisive=decisive), map(_node, values))
         case ast.Compare(left=first, ops=operators, comparators=others):
-            return reduce(_relation, zip(operators, map(inner, others), strict=True), inner(first))
-        case ast.UnaryOp(op=ast.Invert() | ast.USub() as operator, operand=operand):
-            change: Callable[[Any], Any] = not_ if isinstance(operator, ast.Invert) else neg
-            return _called(change, inner(operand))
+            return reduce(_relation, zip(operators, map(_node, others), strict=True), _node(first))
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            return _called(not_, _node(operand))
         case ast.Attribute(value=whole, attr=name):
-            return _selected(inner(whole), lambda _: name.removeprefix(_PREFIX))
-        case ast.Subscript(value=whole, slice=index):
-            return _selected(inner(whole), inner(index))
+            return _selected(_node(whole), name.removeprefix(_PREFIX))
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
-            return _function(name.removeprefix(_PREFIX), inner(argument))
-        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=arguments, keywords=[]):
-            return _method(inner(whole), name.removeprefix(_PREFIX), arguments, names)
+            return _function(name.removeprefix(_PREFIX), _node(argument))
+        case ast.Call(func=ast.Attribute(value=whole, attr="cel_size"), args=[], keywords=[]):
+            return _called(len, _node(whole))
+        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=[argument], keywords=[]):
+            if method := _TEXT_METHODS.get(name.removeprefix(_PREFIX)):
+                return _called(method, _node(whole), _node(argument))
     raise Unsupported(type(tree).__name__)
 
 
 def _called(function: Callable[..., Any], *arguments: Node) -> Node:
-    return lambda scope: function(*[argument(scope) for argument in arguments])
+    return lambda this: function(*[argument(this) for argument in arguments])
 
 
 def _function(name: str, argument: Node) -> Node:
     if name == "has":
-        return lambda scope: _present(argument, scope)
+        return lambda this: _present(argument, this)
     if name == "size":
         return _called(len, argument)
-    conversions: dict[str, Callable[[Any], Any]] = {"double": float, "int": int, "string": str}
-    if name not in conversions:
+    if name not in _CONVERSIONS:
         raise Unsupported(name)
-    return lambda scope: _converted(conversions[name], name, argument(scope))
-
-
-def _method(whole: Node, name: str, arguments: list[ast.expr], names: frozenset[str]) -> Node:
-    match arguments:
-        case [] if name == "size":
-            return _called(len, whole)
-        case [argument] if name in _TEXT_METHODS:
-            return _called(_TEXT_METHODS[name], whole, _node(argument, names))
-        case [ast.Name(id=variable), test] if name in _MACROS:
-            variable = variable.removeprefix(_PREFIX)
-            holds = _node(test, names | {variable})
-            return lambda scope: _MACROS[name]([bool(holds({**scope, variable: item})) for item in whole(scope)])
-    raise Unsupported(name)
+    return lambda this: _converted(name, argument(this))
 
 
 def _logic(left: Node, right: Node, *, decisive: bool) -> Node:
     """`||` or `&&`: the decisive answer of either side counts, even if the other side has none."""
 
-    def decided(scope: Scope) -> bool:
+    def decided(this: Any) -> bool:
         try:
-            if bool(left(scope)) is decisive:
+            if bool(left(this)) is decisive:
                 return decisive
         except Failed:
-            if bool(right(scope)) is decisive:
+            if bool(right(this)) is decisive:
                 return decisive
             raise
-        return bool(right(scope))
+        return bool(right(this))
 
     return decided
 
@@ -218,25 +198,25 @@ def _relation(left: Node, comparison: tuple[ast.cmpop, Node]) -> Node:
     return _called(compare, left, right)
 
 
-def _present(inner: Node, scope: Scope) -> bool:
+def _present(field: Node, this: Any) -> bool:
     try:
-        return inner(scope) is not None
+        return field(this) is not None
     except Failed:
         return False
 
 
-def _converted(convert: Callable[[Any], Any], name: str, value: Any) -> Any:
+def _converted(name: str, value: Any) -> Any:
     try:
-        return convert(value)
+        return _CONVERSIONS[name](value)
     except (TypeError, ValueError):
         raise Failed(f"type conversion error from '{json_type(value)}' to '{name}'") from None
 
 
-def _selected(node: Node, key: Node) -> Node:
-    def select(scope: Scope) -> Any:
+def _selected(whole: Node, name: str) -> Node:
+    def select(this: Any) -> Any:
         try:
-            return node(scope)[key(scope)]
-        except (KeyError, IndexError, TypeError):
-            raise Failed(f"no such key: {key(scope)}") from None
+            return whole(this)[name]
+        except (KeyError, TypeError):
+            raise Failed(f"no such key: {name}") from None
 
     return select

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from . import schemas
 from .codec import listed, section, timestamp
@@ -37,11 +37,9 @@ _SCHEMA["properties"] |= {
 
 def default_crd(crd: Json, previous: Json | None) -> None:
     """Derived names and the status, in place."""
-    spec = section(crd, "spec")
-    names = section(spec, "names")
-    if names.get("kind"):
-        names.setdefault("singular", str(names["kind"]).lower())
-        names.setdefault("listKind", f"{names['kind']}List")
+    spec, names = crd["spec"], crd["spec"]["names"]
+    names.setdefault("singular", names["kind"].lower())
+    names.setdefault("listKind", f"{names['kind']}List")
     old = section(previous or {}, "status")
     stored = [version["name"] for version in spec["versions"] if version["storage"]]
     kept = [name for name in listed(old.get("storedVersions")) if name not in stored]
@@ -56,32 +54,21 @@ def _condition(kind: str, reason: str, message: str) -> Json:
     return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": timestamp()}
 
 
-def validate_crd(crd: Json, previous: Json | None) -> list[Problem]:
+def validate_crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
     """Problems of a CRD that has its defaults."""
-    spec, names = section(crd, "spec"), section(crd, "spec", "names")
-    problems: list[Problem] = []
-    name, wanted = section(crd, "metadata").get("name"), f"{names.get('plural')}.{spec.get('group')}"
-    if name != wanted:
-        detail = 'must be spec.names.plural+"."+spec.group'
-        problems.append(invalid_value("metadata.name", name, detail))
-    problems += _version_problems(spec["versions"])
-    old = section(previous or {}, "spec")
-    if old and old.get("scope") != spec.get("scope"):
-        problems.append(invalid_value("spec.scope", spec.get("scope"), "field is immutable"))
-    if section(spec, "conversion").get("strategy") == "Webhook":
-        problems.append(unsupported_value("spec.conversion.strategy", "Webhook", ["None"]))
-    return problems
-
-
-def _version_problems(versions: list[Any]) -> list[Problem]:
-    problems: list[Problem] = []
-    if sum(version["storage"] for version in versions) != 1:
+    spec, name = crd["spec"], crd["metadata"]["name"]
+    if name != f"{spec['names']['plural']}.{spec['group']}":
+        yield invalid_value("metadata.name", name, 'must be spec.names.plural+"."+spec.group')
+    if sum(version["storage"] for version in spec["versions"]) != 1:
         detail = "must have exactly one version marked as storage version"
-        problems.append(invalid_value("spec.versions", [version["name"] for version in versions], detail))
-    for index, version in enumerate(versions):
+        yield invalid_value("spec.versions", [version["name"] for version in spec["versions"]], detail)
+    for index, version in enumerate(spec["versions"]):
         schema, where = version["schema"]["openAPIV3Schema"], f"spec.versions[{index}].schema.openAPIV3Schema"
         if section(schema).get("type") != "object":
-            problems.append(invalid_value(f"{where}.type", section(schema).get("type"), "must be object at the root"))
+            yield invalid_value(f"{where}.type", section(schema).get("type"), "must be object at the root")
         else:
-            problems += validate(_SCHEMA, schema, where)
-    return problems
+            yield from validate(_SCHEMA, schema, where)
+    if previous and previous["spec"]["scope"] != spec["scope"]:
+        yield invalid_value("spec.scope", spec["scope"], "field is immutable")
+    if section(spec, "conversion").get("strategy") == "Webhook":
+        yield unsupported_value("spec.conversion.strategy", "Webhook", ["None"])

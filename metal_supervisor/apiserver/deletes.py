@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 from . import crds
 from .codec import clone, listed, section, timestamp
@@ -32,13 +31,32 @@ PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
 
-class Deleter:
-    """Performs delete requests. Hold the store's lock around none of them; it is taken here."""
+class Collector:
+    """Performs delete requests, and finishes deletions in a background thread."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, on_removed: Callable[[], None]) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
-        self._on_removed = on_removed
+        self._work = threading.Event()
+        self._stopping = False
+        self._problem = ""
+        """Of the last sweep: it is told once."""
+        self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, which first finishes the deletions of an earlier server."""
+        self.wake()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for a sweep under way."""
+        self._stopping = True
+        self._work.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Notify the collector that an owner, a dependent or a deletion mark has changed."""
+        self._work.set()
 
     def delete(self, target: RequestTarget, options: DeleteOptions) -> tuple[Json, bool]:
         """Deletes one object. Returns it as it was last, and whether it is gone already."""
@@ -50,10 +68,10 @@ class Deleter:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
                 return view(resource, stored), True
-            last, gone = self.begin(*target.place, options.policy)
+            last, gone = self._begin(*target.place, options.policy)
             return view(resource, last), gone
 
-    def begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
+    def _begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
         """Removes an object, or marks it as being deleted. (last state, gone?)
 
         A policy replaces an earlier one; without one, the finalizers that the object has say it.
@@ -68,7 +86,7 @@ class Deleter:
         finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
         if not finalizers and kind != NAMESPACES:
-            return self._remove(kind, name), True
+            return self.remove(kind, name), True
         if stored["metadata"].get("deletionTimestamp") and finalizers == before:
             return stored, False
         marked = clone(stored)
@@ -83,18 +101,19 @@ class Deleter:
         elif "generation" in own:
             own["generation"] += 1
         written = self._store.put(kind, name, marked)
-        self._on_removed()
+        self.wake()
         return written, False
 
-    def _remove(self, kind: str, name: Name) -> Json:
+    def remove(self, kind: str, name: Name) -> Json:
+        """Removes an object that nothing holds; returns its last state."""
         removed = self._store.remove(kind, name)
-        self._on_removed()
+        self.wake()
         if kind == crds.KIND:
             self._registry.install(removed["spec"]["group"], removed["spec"]["names"]["plural"], ())
             self._store.wake_all()
         return removed
 
-    def release(self, kind: str, name: Name, finalizer: str) -> None:
+    def _release(self, kind: str, name: Name, finalizer: str) -> None:
         """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
         freed = clone(self._store.get(kind, name))
         for place in (freed["metadata"], section(freed, "spec") if kind == NAMESPACES else {}):
@@ -102,7 +121,109 @@ class Deleter:
         if finalizers_of(kind, freed):
             self._store.put(kind, name, freed)
         else:
-            self._remove(kind, name)
+            self.remove(kind, name)
+
+    # ---- in the background ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._work.wait(_LOOK_AT_EVENTS_S)
+            self._work.clear()
+            try:
+                while not self._stopping and self.sweep(time.time()):
+                    pass
+            except Exception:
+                log.exception("collection failed")
+
+    def sweep(self, now_s: float) -> bool:
+        """One pass over everything. True when it changed something, so another may find more."""
+        with self._store.lock:
+            before, problem = self._store.version, ""
+            for kind, name, obj in self._store.everything():
+                try:
+                    if self._store.get(kind, name) is obj:
+                        self._collect(kind, name, obj, now_s)
+                except ApiError as error:  # as on a full disk; the others are collected all the same
+                    problem = error.message
+            if problem and problem != self._problem:
+                log.error("objects cannot be collected; they are looked at again", extra={"error": problem})
+            self._problem = problem
+            return self._store.version != before
+
+    def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> None:
+        own = obj["metadata"]
+        deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
+        expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
+        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
+        finalizers = listed(own.get("finalizers"))
+        if expired and not deleted:
+            self._begin(kind, name)
+        elif len(alive) < len(owners) and (alive or not deleted):
+            self._leave_owners(kind, name, obj, alive)
+        elif deleted and _ORPHAN in finalizers:
+            for inner_kind, inner_name, inner in self._dependents(own["uid"]):
+                others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
+                self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
+            self._release(kind, name, _ORPHAN)
+        elif deleted and _FOREGROUND in finalizers and self._dependents(own["uid"]):
+            self._leave_waiting_owners(own["uid"])
+        elif deleted and _FOREGROUND in finalizers:
+            self._release(kind, name, _FOREGROUND)
+        elif deleted and kind in (NAMESPACES, crds.KIND):
+            self._finish_contents(kind, name, obj)
+
+    def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
+        """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
+        if not owners and not orphan:
+            self._begin(kind, name)
+            return
+        freed = clone(obj)
+        freed["metadata"]["ownerReferences"] = owners
+        if not owners:
+            del freed["metadata"]["ownerReferences"]
+        self._store.put(kind, name, freed)
+
+    def _owner(self, namespace: str, reference: Json) -> Json | None:
+        """The metadata of an owner, None if it is gone; empty if it is of a kind that this server does not know."""
+        resource = self._registry.of_kind(reference["apiVersion"], reference["kind"])
+        if resource is None:
+            return {}
+        place = (namespace if resource.namespaced else "", reference["name"])
+        own = section(self._store.get(resource.storage_key, place), "metadata")
+        return own if own.get("uid") == reference["uid"] else None
+
+    def _owner_stays(self, namespace: str, reference: Json) -> bool:
+        """True if an owner exists, and is not itself waiting for its dependents to go."""
+        own = self._owner(namespace, reference)
+        waits = own and own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
+        return own is not None and not waits
+
+    def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
+        def depends(obj: Json) -> bool:
+            return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
+
+        return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
+
+    def _leave_waiting_owners(self, uid: str) -> None:
+        """Keep only those owners of an owner's dependents that do not wait for them to go."""
+        for kind, name, obj in self._dependents(uid):
+            if not obj["metadata"].get("deletionTimestamp"):
+                owners = obj["metadata"]["ownerReferences"]
+                staying = [owner for owner in owners if self._owner_stays(name[0], owner)]
+                self._leave_owners(kind, name, obj, staying)
+
+    def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
+        """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
+        finalizer = crds.CLEANUP if kind == crds.KIND else _KUBERNETES
+        plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == crds.KIND else ""
+        left = False
+        for inner_kind, inner_name, inner in self._store.everything():
+            if inner_kind == plural or (not plural and inner_name[0] == name[1]):
+                held = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1]
+                left = left or held
+        finalizers = finalizers_of(kind, obj)
+        if not left and (finalizer in finalizers or not finalizers):
+            self._release(kind, name, finalizer)
 
 
 def finalizers_of(kind: str, obj: Json) -> list[str]:
@@ -123,147 +244,3 @@ def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None
                 f"({own[field]}). The object might have been {happened}"
             )
             raise conflict(resource.group, resource.kind, own["name"], why)
-
-
-class Collector:
-    """The background thread that finishes deletions."""
-
-    def __init__(self, store: ObjectStore, registry: Registry) -> None:
-        self._store = store
-        self._registry = registry
-        self._work = threading.Event()
-        self._stopping = False
-        self._problem = ""
-        """Of the last sweep: it is told once."""
-        self._thread = threading.Thread(target=self._run, name="apiserver-collector", daemon=True)
-        self.deleter = Deleter(store, registry, self.wake)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread; waits for a sweep under way."""
-        self._stopping = True
-        self._work.set()
-        self._thread.join()
-
-    def wake(self) -> None:
-        """Notify the collector that an owner, a dependent or a deletion mark has changed."""
-        self._work.set()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._work.wait(_LOOK_AT_EVENTS_S)
-            self._work.clear()
-            try:
-                while not self._stopping and self.sweep(time.time()):
-                    pass
-            except Exception:
-                log.exception("collection failed")
-
-    def sweep(self, now_s: float) -> bool:
-        """One pass over everything. True when it changed something, so another may find more."""
-        with self._store.lock:
-            changed, problem = False, ""
-            for kind, name, obj in self._store.everything():
-                try:
-                    if self._store.get(kind, name) is obj and self._collect(kind, name, obj, now_s):
-                        changed = True
-                except ApiError as error:  # as on a full disk; the others are collected all the same
-                    problem = error.message
-            if problem and problem != self._problem:
-                log.error("objects cannot be collected; they are looked at again", extra={"error": problem})
-            self._problem = problem
-            return changed
-
-    def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> bool:
-        own = obj["metadata"]
-        deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
-        expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        if expired and not deleted:
-            self.deleter.begin(kind, name)
-            return True
-        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
-        if len(alive) < len(owners) and (alive or not deleted):
-            self._leave_owners(kind, name, obj, alive)
-            return True
-        if not deleted:
-            return False
-        finalizers = listed(own.get("finalizers"))
-        if _ORPHAN in finalizers:
-            for inner_kind, inner_name, inner in self._dependents(own["uid"]):
-                others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
-                self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
-            self.deleter.release(kind, name, _ORPHAN)
-            return True
-        if _FOREGROUND in finalizers and self._finish_foreground(kind, name, own["uid"]):
-            return True
-        return self._finish_contents(kind, name, obj)
-
-    def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
-        """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
-        if not owners and not orphan:
-            self.deleter.begin(kind, name)
-            return
-        freed = clone(obj)
-        freed["metadata"]["ownerReferences"] = owners
-        if not owners:
-            del freed["metadata"]["ownerReferences"]
-        self._store.put(kind, name, freed)
-
-    def _owner(self, namespace: str, reference: Json) -> Json | None:
-        """The metadata of an owner, None if it is gone; empty if it is of a kind that this server does not know."""
-        if self._registry.of_kind(str(reference.get("apiVersion", "")), str(reference.get("kind", ""))) is None:
-            return {}
-        found = self._store.by_uid(str(reference.get("uid", "")))
-        own: Json = found["metadata"] if found else {}
-        named = own.get("name") == reference.get("name") and own.get("namespace", "") in ("", namespace)
-        return own if found and named else None
-
-    def _owner_stays(self, namespace: str, reference: Json) -> bool:
-        """True if an owner exists, and is not itself waiting for its dependents to go."""
-        own = self._owner(namespace, reference)
-        waits = own and own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
-        return own is not None and not waits
-
-    def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
-        def depends(obj: Json) -> bool:
-            return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
-
-        return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
-
-    def _finish_foreground(self, kind: str, name: Name, uid: str) -> bool:
-        changed = False
-        for inner_kind, inner_name, obj in self._dependents(uid):
-            if obj["metadata"].get("deletionTimestamp"):
-                continue
-            owners = obj["metadata"]["ownerReferences"]
-            staying = [owner for owner in owners if self._owner_stays(inner_name[0], owner)]
-            self._leave_owners(inner_kind, inner_name, obj, staying)
-            changed = True
-        if not self._dependents(uid):
-            self.deleter.release(kind, name, _FOREGROUND)
-            return True
-        return changed
-
-    def _finish_contents(self, kind: str, name: Name, obj: Json) -> bool:
-        """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
-        if kind not in (NAMESPACES, crds.KIND):
-            return False
-        finalizer = crds.CLEANUP if kind == crds.KIND else _KUBERNETES
-        plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == crds.KIND else ""
-        changed = left = False
-        for inner_kind, inner_name, inner in self._store.everything():
-            if inner_kind != plural and (plural or inner_name[0] != name[1]):
-                continue
-            if inner["metadata"].get("deletionTimestamp"):
-                left = True
-                continue
-            gone = self.deleter.begin(inner_kind, inner_name)[1]
-            changed, left = True, left or not gone
-        finalizers = finalizers_of(kind, obj)
-        if left or (finalizers and finalizer not in finalizers):
-            return changed
-        self.deleter.release(kind, name, finalizer)
-        return True

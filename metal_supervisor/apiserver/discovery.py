@@ -52,7 +52,12 @@ def resource_list(registry: Registry, group_name: str, version: str) -> Json:
     entries: list[Json] = []
     for resource in members:
         common = {"namespaced": resource.namespaced, "kind": resource.kind}
-        own = {"name": resource.plural, "singularName": resource.singular_name, **common, "verbs": resource.verbs}
+        own = {
+            "name": resource.plural,
+            "singularName": resource.singular or resource.kind.lower(),
+            **common,
+            "verbs": resource.verbs,
+        }
         other_names = {"shortNames": resource.short_names, "categories": resource.categories}
         entries.append(own | {field: names for field, names in other_names.items() if names})
         for name in resource.subresources:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from . import discovery, openapi, protobuf, routes
-from .codec import decode_body, decode_object, encode
-from .errors import Json, no_such_path, unknown_format
+from .codec import decode_body, encode
+from .errors import Json, bad_request, no_such_path, unknown_format
 from .kernel import Kernel
-from .reads import Form, form_of, selection
+from .reads import Form, form_of, list_objects, selected, selection
 from .routes import Request
 from .targets import RequestTarget
-from .views import scale_of
-from .watch import check_query
+from .views import scale_of, view
 
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
@@ -83,28 +82,28 @@ class Dispatcher:
         return Response(200, encode(self._document_body(request.path, request)))
 
     def _document_body(self, path: str, request: Request) -> Json:
-        registry, parts = self._kernel.registry, path.strip("/").split("/")
-        if path == "/version":
-            return discovery.VERSION
-        if path == "/":
-            return {
-                "paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
-            }
-        if path == "/api":
-            return discovery.core_versions(request.headers.get("host", ""))
-        if path == "/apis":
-            return discovery.group_list(registry)
-        if path == "/openapi/v3":
-            return openapi.index(registry)
-        if parts[:2] == ["openapi", "v3"] and len(parts) in (4, 5):
-            group = parts[3] if len(parts) == 5 else ""
-            return openapi.document(registry, group, parts[-1])
-        if parts[0] == "api" and len(parts) == 2:
-            return discovery.resource_list(registry, "", parts[1])
-        if parts[0] == "apis" and len(parts) == 2:
-            return discovery.group(registry, parts[1])
-        if parts[0] == "apis" and len(parts) == 3:
-            return discovery.resource_list(registry, parts[1], parts[2])
+        registry = self._kernel.registry
+        match path.strip("/").split("/"):
+            case [""]:
+                return {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
+            case ["version"]:
+                return discovery.VERSION
+            case ["api"]:
+                return discovery.core_versions(request.headers.get("host", ""))
+            case ["apis"]:
+                return discovery.group_list(registry)
+            case ["apis", group]:
+                return discovery.group(registry, group)
+            case ["api", version]:
+                return discovery.resource_list(registry, "", version)
+            case ["apis", group, version]:
+                return discovery.resource_list(registry, group, version)
+            case ["openapi", "v3"]:
+                return openapi.index(registry)
+            case ["openapi", "v3", "api", version]:
+                return openapi.document(registry, "", version)
+            case ["openapi", "v3", "apis", group, version]:
+                return openapi.document(registry, group, version)
         raise no_such_path()
 
     # ---- resources -----------------------------------------------------------------------------
@@ -125,18 +124,17 @@ class Dispatcher:
     def _read(self, request: Request, target: RequestTarget) -> Response:
         form = form_of(request.headers.get("accept", ""), request.query)
         if not target.name:
-            return Response(200, encode(self._kernel.reader.list(target, request.query, form)))
-        obj = self._kernel.reader.get(target)
+            return Response(200, encode(list_objects(self._kernel.store, target, request.query, form)))
+        obj = view(target.resource, target.stored(self._kernel.store))
         if target.subresource == "scale":
             return Response(200, encode(scale_of(target.resource, obj)))
         return Response(200, encode(form.one(target.resource, obj)))
 
     def _watch(self, request: Request, target: RequestTarget) -> Stream:
         form = form_of(request.headers.get("accept", ""), request.query)
-        check_query(target, request.query)
         watcher = self._kernel.watcher
-        subscription = watcher.open(target)
-        return Stream(partial(watcher.run, subscription, request.query, form), partial(watcher.close, subscription))
+        subscription = watcher.open(target, request.query, form)
+        return Stream(partial(watcher.run, subscription), partial(watcher.close, subscription))
 
     def _write(self, request: Request, target: RequestTarget) -> Response:
         writer = self._kernel.writer
@@ -154,18 +152,18 @@ class Dispatcher:
     def _delete(self, request: Request, target: RequestTarget) -> Response:
         options = routes.delete_options(request, _object(request) if request.body.strip() else {})
         if target.name:
-            last, gone = self._kernel.deleter.delete(target, options)
+            last, gone = self._kernel.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         with self._kernel.store.lock:
-            chosen = self._kernel.reader.selected(target, selection(target, request.query))
+            chosen = selected(self._kernel.store, target, selection(target, request.query))
             # All are tried first: none is deleted if one does not meet the preconditions.
             for each in (replace(options, dry_run=True), options):
                 for obj in chosen:
                     own = obj["metadata"]
                     one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
-                    self._kernel.deleter.delete(one, each)
+                    self._kernel.collector.delete(one, each)
             metadata = {"resourceVersion": str(self._kernel.store.version)}
         return Response(200, encode(Form().many(target.resource, chosen, metadata)))
 
@@ -175,7 +173,10 @@ def _object(request: Request) -> Json:
         return protobuf.decode(request.body)
     if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
         raise unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
-    return decode_object(request.body)
+    value: Json = decode_body(request.body)
+    if not isinstance(value, dict):
+        raise bad_request("the object provided is unrecognized: an object is expected")
+    return value
 
 
 def _deleted(target: RequestTarget, last: Json) -> Json:

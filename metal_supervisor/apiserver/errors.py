@@ -8,7 +8,7 @@ a value with those parts, and the HTTP layer only prints it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -37,33 +37,20 @@ class Problem:
 class ApiError(Exception):
     """A request that ends in a `Status` of kind Failure."""
 
-    def __init__(
-        self,
-        code: int,
-        reason: str,
-        message: str,
-        *,
-        details: Json | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, code: int, reason: str, message: str, *, details: Json | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
         self.message = message
         self.details = details
         """None to have no details in the answer; a generic refusal has an empty object."""
-        self.headers = dict(headers or {})
+        self.headers: dict[str, str] = {}
 
     def status(self) -> Json:
         """The `Status` object for the body of the response."""
         body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        body["message"] = self.message
-        if self.reason:
-            body["reason"] = self.reason
-        if self.details is not None:
-            body["details"] = self.details
-        body["code"] = self.code
-        return body
+        known = {"message": self.message, "reason": self.reason or None, "details": self.details, "code": self.code}
+        return body | {name: value for name, value in known.items() if value is not None}
 
 
 # ---- problems of single fields -----------------------------------------------------------------
@@ -211,7 +198,9 @@ def too_large_version(wanted: int, current: int) -> ApiError:
         "retryAfterSeconds": 1,
     }
     message = f"Timeout: Too large resource version: {wanted}, current: {current}"
-    return ApiError(504, "Timeout", message, details=details, headers={"Retry-After": "1"})
+    problem = ApiError(504, "Timeout", message, details=details)
+    problem.headers["Retry-After"] = "1"
+    return problem
 
 
 def method_not_allowed() -> ApiError:

@@ -6,6 +6,8 @@ series, an Event of the newer group never changes, and it must say who reports a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .codec import section
 from .errors import Json, Problem, invalid_value, required
 from .metadata import qualified_problems
@@ -42,55 +44,42 @@ def with_absent(event: Json, *, newer: bool) -> Json:
     return {**absent, "reportingComponent": "", "reportingInstance": "", **event}
 
 
-def validate_event(event: Json, previous: Json | None, *, newer: bool) -> list[Problem]:
+def validate_event(event: Json, previous: Json | None, *, newer: bool) -> Iterator[Problem]:
     """Problems of an Event in its stored form, whose field names the real server uses for both forms."""
-    problems: list[Problem] = []
     namespace = section(event, "metadata").get("namespace", "")
     about = section(event, "involvedObject").get("namespace", "")
     # With an eventTime, only an Event about an object without a namespace must be in a well-known one.
     fitting = about or namespace in ("default", "kube-system") if event.get("eventTime") else about == namespace
     if not fitting and (about or "default") != namespace:
-        problems.append(invalid_value("involvedObject.namespace", about, "does not match event.namespace"))
-    if not newer:
-        return problems
-    if not event.get("eventTime"):
-        return [*problems, required("eventTime")]
-    problems += _reporter_problems(event)
-    for name in ("action", "reason"):
-        text = event.get(name) or ""
-        if not text:
-            problems.append(required(name))
-        if len(text.encode()) > _WORD_BYTES:
-            problems.append(invalid_value(name, "", f"can have at most {_WORD_BYTES} characters"))
-    if len(str(event.get("message", "")).encode()) > NOTE_BYTES:
-        problems.append(invalid_value("message", "", f"can have at most {NOTE_BYTES} characters"))
+        yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
+    if newer and not event.get("eventTime"):
+        yield required("eventTime")
+    elif newer:
+        yield from _newer_problems(event, previous)
+
+
+def _newer_problems(event: Json, previous: Json | None) -> Iterator[Problem]:
+    reporter = event.get("reportingComponent") or ""
+    if not reporter:
+        yield required("reportingController")
+    yield from qualified_problems("reportingController", reporter)
+    for name in ("reportingInstance", "action", "reason"):
+        if not event.get(name):
+            yield required(name)
+    for name, most in (("action", _WORD_BYTES), ("reason", _WORD_BYTES), ("message", NOTE_BYTES)):
+        if len((event.get(name) or "").encode()) > most:
+            yield invalid_value(name, "", f"can have at most {most} characters")
     kind = event.get("type", "")
     if kind not in ("Normal", "Warning"):
-        problems.append(invalid_value("type", "", f"has invalid value: {kind}"))
+        yield invalid_value("type", "", f"has invalid value: {kind}")
     for name in ("source", "firstTimestamp", "lastTimestamp", "count"):
         if event.get(name) and not (previous and previous.get(name) == event.get(name)):
-            problems.append(invalid_value(name, "", "needs to be unset"))
-    for name in _IMMUTABLE if previous else ():
+            yield invalid_value(name, "", "needs to be unset")
+    for name in _IMMUTABLE:
         if previous and previous.get(name) != event.get(name):
-            problems.append(invalid_value(name, event.get(name), "field is immutable"))
-    return problems + _series_problems(event.get("series"))
-
-
-def _reporter_problems(event: Json) -> list[Problem]:
-    reporter = event.get("reportingComponent") or ""
-    problems = [] if reporter else [required("reportingController")]
-    problems += qualified_problems("reportingController", reporter)
-    if not event.get("reportingInstance"):
-        problems.append(required("reportingInstance"))
-    return problems
-
-
-def _series_problems(series: object) -> list[Problem]:
-    if not isinstance(series, dict):
-        return []
-    problems: list[Problem] = []
-    if int(series.get("count") or 0) < 2:
-        problems.append(invalid_value("series.count", "", "should be at least 2"))
-    if not series.get("lastObservedTime"):
-        problems.append(required("series.lastObservedTime"))
-    return problems
+            yield invalid_value(name, event.get(name), "field is immutable")
+    series = section(event, "series")
+    if series and int(series.get("count") or 0) < 2:
+        yield invalid_value("series.count", "", "should be at least 2")
+    if series and not series.get("lastObservedTime"):
+        yield required("series.lastObservedTime")

@@ -129,30 +129,22 @@ def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -
     ]  # fmt: skip
 
 
-def remove(schema: Json, obj: Any, path: Path, kept: Collection[Path], walked: Path = ()) -> Any:
-    """`obj` without what is at `path`; containers that this leaves empty go with it, unless they are in `kept`."""
-    head, rest = path[0], path[1:]
-    if head.startswith("f:") and isinstance(obj, dict):
-        name = head[2:]
-        if name not in obj:
-            return obj
-        without = {key: value for key, value in obj.items() if key != name}
-        if not rest:
-            return without
-        here = (*walked, head)
-        inner = remove(inner_schema(schema, name, walked), obj[name], rest, kept, here)
-        if inner in ({}, []) and here not in kept:
-            return without
-        return {key: (inner if key == name else value) for key, value in obj.items()}
-    if isinstance(obj, list) and list_kind(schema) != "atomic":
-        kept_items: list[Any] = []
-        for item in obj:
-            if item_key(schema, item) != head:
-                kept_items.append(item)
-            elif rest:
-                kept_items.append(remove(schema.get("items") or {}, item, rest, kept, (*walked, head)))
-        return kept_items
-    return obj
+def without(schema: Json, value: Any, doomed: Collection[Path], kept: Collection[Path], path: Path = ()) -> Any:
+    """`value` without what is at `doomed` paths; containers that this leaves empty go with it, unless in `kept`."""
+    if isinstance(value, dict) and not is_atomic_map(schema):
+        left: Json = {}
+        for name, item in value.items():
+            here = (*path, "f:" + name)
+            inner = without(inner_schema(schema, name, path), item, doomed, kept, here)
+            emptied = inner in ({}, []) and inner != item and here not in kept
+            if here not in doomed and not emptied:
+                left[name] = inner
+        return left
+    if isinstance(value, list) and list_kind(schema) != "atomic":
+        items = schema.get("items") or {}
+        places = [((*path, item_key(schema, item)), item) for item in value]
+        return [without(items, item, doomed, kept, here) for here, item in places if here not in doomed]
+    return value
 
 
 def show(path: Path) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from . import crds
 from .codec import load_yaml_file, section
-from .deletes import NAMESPACES, PERMANENT_NAMESPACES, Collector
+from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import Json
 from .options import Options
 from .patch import APPLY
-from .reads import ObjectReader
 from .resources import Registry
 from .storage import ObjectStore
 from .targets import RequestTarget, WriteOptions
@@ -27,41 +24,25 @@ class Kernel:
         self.options = options
         self.store = ObjectStore(options.data_file)
         self.registry = Registry()
-        self.reader = ObjectReader(self.store, self.registry)
-        self.watcher = Watcher(self.store, self.registry, self.reader, options.bookmark_s)
+        self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
-        self.deleter = self.collector.deleter
-        self.writer = Writer(
-            self.store,
-            self.registry,
-            allow_loopback=options.allow_loopback_endpoints,
-            on_owners_changed=self.collector.wake,
-        )
+        self.writer = Writer(self.store, self.registry, self.collector, allow_loopback=options.allow_loopback_endpoints)
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
         for crd in self.store.items(crds.KIND):
             self.writer.install(crd)
-        for name in PERMANENT_NAMESPACES:
-            if self.store.get(NAMESPACES, ("", name)) is None:
-                namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-                self._apply(namespace)
-        for path in self.options.crd_paths:
-            self.install_crds(path)
+        kind = {"apiVersion": "v1", "kind": "Namespace"}
+        documents: list[Json] = [{**kind, "metadata": {"name": name}} for name in PERMANENT_NAMESPACES]
+        documents += [document for path in self.options.crd_paths for document in load_yaml_file(path)]
+        for document in documents:
+            self._apply(document)  # nothing changes if it is there already
         self.collector.start()
-        self.collector.wake()
 
     def stop(self) -> None:
-        """Ends all watches and the collector, and closes the store."""
-        self.watcher.close_all()
+        """Ends the collector, and closes the store."""
         self.collector.stop()
         self.store.close()
-
-    def install_crds(self, path: Path) -> None:
-        """Applies the CRDs of a YAML file; nothing changes when they are installed already."""
-        for document in load_yaml_file(path):
-            if document.get("kind") == "CustomResourceDefinition":
-                self._apply(document)
 
     def _apply(self, body: Json) -> None:
         resource = self.registry.of_kind(body["apiVersion"], body["kind"])

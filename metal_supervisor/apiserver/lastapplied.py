@@ -13,7 +13,7 @@ from typing import Any
 from .codec import clone, section
 from .errors import ApiError, Json
 from .fields import Path, leaves
-from .metadata import MAX_ANNOTATIONS_BYTES
+from .metadata import annotations_too_long
 from .resources import Resource
 from .typed import check
 
@@ -47,5 +47,5 @@ def follow(merged: Json, declaration: Json) -> None:
     applied = clone(declaration)
     section(applied, "metadata", "annotations").pop(ANNOTATION, None)
     annotations[ANNOTATION] = json.dumps(applied, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
-    if sum(len(name.encode()) + len(value.encode()) for name, value in annotations.items()) > MAX_ANNOTATIONS_BYTES:
+    if annotations_too_long(annotations):
         del annotations[ANNOTATION]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 
 from .codec import clone, listed, section, timestamp
 from .errors import Json, Problem, forbidden_value, invalid_value, required, too_long
@@ -47,8 +48,7 @@ def readable(sent: Json) -> tuple[Json, list[str]]:
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-MAX_ANNOTATIONS_BYTES = 256 * 1024
-"""Limit on all keys and values together."""
+_MAX_ANNOTATIONS_BYTES = 256 * 1024
 SUBDOMAIN_DETAIL = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
@@ -71,35 +71,38 @@ QUALIFIED_DETAIL = (
 )
 
 
-def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> list[Problem]:
+def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> Iterator[Problem]:
     """Problems of the name, labels, annotations, finalizers and owners of an object.
 
     `named_elsewhere`: its kind has its own rules for the name, which are checked elsewhere.
     """
-    problems: list[Problem] = []
     name = metadata.get("name") or ""
     if not name:
-        problems.append(required("metadata.name", "name or generateName is required"))
+        yield required("metadata.name", "name or generateName is required")
     elif not named_elsewhere:
         if not SUBDOMAIN.fullmatch(name):
-            problems.append(invalid_value("metadata.name", name, SUBDOMAIN_DETAIL))
+            yield invalid_value("metadata.name", name, SUBDOMAIN_DETAIL)
         if len(name) > 253:
-            problems.append(invalid_value("metadata.name", name, "must be no more than 253 characters"))
-    problems += label_problems("metadata.labels", section(metadata, "labels"))
-    annotations = section(metadata, "annotations")
+            yield invalid_value("metadata.name", name, "must be no more than 253 characters")
+    yield from label_problems("metadata.labels", section(metadata, "labels"))
+    annotations, finalizers = section(metadata, "annotations"), listed(metadata.get("finalizers"))
     for key in annotations:
-        problems += qualified_problems("metadata.annotations", key.lower())
-    if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > MAX_ANNOTATIONS_BYTES:
-        problems.append(too_long("metadata.annotations", MAX_ANNOTATIONS_BYTES))
-    for finalizer in listed(metadata.get("finalizers")):
-        problems += qualified_problems("metadata.finalizers", finalizer)
-    if before.get("deletionTimestamp"):
-        added = [name for name in listed(metadata.get("finalizers")) if name not in listed(before.get("finalizers"))]
-        if added:
-            detail = "no new finalizers can be added if the object is being deleted, found new finalizers "
-            shown_names = ", ".join(f'"{name}"' for name in added)
-            problems.append(forbidden_value("metadata.finalizers", f"{detail}[]string{{{shown_names}}}"))
-    return problems + _owner_problems(listed(metadata.get("ownerReferences")))
+        yield from qualified_problems("metadata.annotations", key.lower())
+    if annotations_too_long(annotations):
+        yield too_long("metadata.annotations", _MAX_ANNOTATIONS_BYTES)
+    for finalizer in finalizers:
+        yield from qualified_problems("metadata.finalizers", finalizer)
+    added = [f'"{name}"' for name in finalizers if name not in listed(before.get("finalizers"))]
+    if added and before.get("deletionTimestamp"):
+        detail = "no new finalizers can be added if the object is being deleted, found new finalizers "
+        yield forbidden_value("metadata.finalizers", f"{detail}[]string{{{', '.join(added)}}}")
+    yield from _owner_problems(listed(metadata.get("ownerReferences")))
+
+
+def annotations_too_long(annotations: Json) -> bool:
+    """True if all keys and values together are over the limit."""
+    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    return size_bytes > _MAX_ANNOTATIONS_BYTES
 
 
 def dns_label_problems(path: str, text: str) -> list[Problem]:
@@ -107,16 +110,14 @@ def dns_label_problems(path: str, text: str) -> list[Problem]:
     return [] if len(text) <= 63 and DNS_LABEL.fullmatch(text) else [invalid_value(path, text, DNS_LABEL_DETAIL)]
 
 
-def label_problems(path: str, labels: Json) -> list[Problem]:
+def label_problems(path: str, labels: Json) -> Iterator[Problem]:
     """Problems of labels, or of a selector for them."""
-    problems: list[Problem] = []
     for key, value in labels.items():
-        problems += qualified_problems(path, key)
+        yield from qualified_problems(path, key)
         if len(value) > 63:
-            problems.append(invalid_value(path, value, "must be no more than 63 characters"))
+            yield invalid_value(path, value, "must be no more than 63 characters")
         if value and not QUALIFIED.fullmatch(value):
-            problems.append(invalid_value(path, value, LABEL_VALUE_DETAIL))
-    return problems
+            yield invalid_value(path, value, LABEL_VALUE_DETAIL)
 
 
 def qualified_problems(path: str, text: str) -> list[Problem]:
@@ -131,15 +132,11 @@ def qualified_problems(path: str, text: str) -> list[Problem]:
     return [] if QUALIFIED.fullmatch(name) else [invalid_value(path, text, QUALIFIED_DETAIL)]
 
 
-def _owner_problems(owners: list[Json]) -> list[Problem]:
-    problems: list[Problem] = []
+def _owner_problems(owners: list[Json]) -> Iterator[Problem]:
     for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
                 what = "version must not be empty" if name == "apiVersion" else "must not be empty"
-                problems.append(invalid_value(f"metadata.ownerReferences.{name}", owner.get(name, ""), what))
-    controllers = [owner for owner in owners if owner.get("controller")]
-    if len(controllers) > 1:
-        detail = "Only one reference can have Controller set to true"
-        problems.append(invalid_value("metadata.ownerReferences", owners, detail))
-    return problems
+                yield invalid_value(f"metadata.ownerReferences.{name}", owner.get(name, ""), what)
+    if sum(bool(owner.get("controller")) for owner in owners) > 1:
+        yield invalid_value("metadata.ownerReferences", owners, "Only one reference can have Controller set to true")

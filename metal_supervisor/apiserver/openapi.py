@@ -11,7 +11,7 @@ from .codec import clone, encode
 from .errors import Json
 from .patch import APPLY, JSON, MERGE, STRATEGIC
 from .resources import Registry, Resource
-from .schemas import METADATA
+from .schemas import METADATA, text
 
 _OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _INFO: Json = {"title": "metal-supervisor", "version": "v1.36.0"}
@@ -46,13 +46,11 @@ def _kind(resource: Resource) -> Json:
 def _object_schema(resource: Resource) -> Json:
     schema: Json = clone(resource.schema)
     schema.setdefault("type", "object")
-    properties = schema.setdefault("properties", {})
-    properties["apiVersion"] = {"type": "string", "description": "Group and version of this representation."}
-    properties["kind"] = {"type": "string", "description": "What this object is."}
-    properties["metadata"] = {
-        "allOf": [{"$ref": f"#/components/schemas/{_OBJECT_META}"}],
-        "default": {},
-        "description": "Name, labels, owners and versions.",
+    metadata = {"allOf": [{"$ref": f"#/components/schemas/{_OBJECT_META}"}], "default": {}}
+    schema["properties"] = schema.get("properties", {}) | {
+        "apiVersion": text("Group and version of this representation."),
+        "kind": text("What this object is."),
+        "metadata": {**metadata, "description": "Name, labels, owners and versions."},
     }
     schema["x-kubernetes-group-version-kind"] = [_kind(resource)]
     return schema

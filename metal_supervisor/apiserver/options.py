@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,10 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of one API server. Raises ValueError for an address others could reach, or a bad prefix."""
+    """Settings of one API server, which listens on loopback only, for it has no authentication.
+
+    Raises ValueError for a bad prefix.
+    """
 
     data_file: Path
     """SQLite file with all objects; created, 0600, when missing."""
@@ -20,8 +22,6 @@ class Options:
     """Unguessable first part of every path, e.g. `/k-3f…`; clients that do not know it see only 404."""
     port: int = 0
     """TCP port; 0 lets the system choose one."""
-    host: str = "127.0.0.1"
-    """Address to listen on; only loopback is accepted, because there is no authentication."""
     crd_paths: tuple[Path, ...] = ()
     """YAML files with CRDs, applied at every start."""
     allow_loopback_endpoints: bool = False
@@ -30,7 +30,5 @@ class Options:
     """Pause between bookmarks on a quiet watch."""
 
     def __post_init__(self) -> None:
-        if self.host != "localhost" and not ipaddress.ip_address(self.host).is_loopback:
-            raise ValueError(f"host {self.host}: only a loopback address is allowed")
         if not _PREFIX.fullmatch(self.prefix):
             raise ValueError("prefix: must be / and then letters, digits, dots, dashes or underscores")

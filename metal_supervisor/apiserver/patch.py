@@ -69,26 +69,22 @@ def _unfitting(why: str) -> ApiError:
 
 
 def _operate(document: Any, operation: Json) -> Any:
-    kind, path = operation.get("op"), _pointer(operation["path"])
-    if kind in ("add", "replace", "test") and "value" not in operation:
-        raise bad_request(f"error decoding patch: {kind} needs a value")
-    if kind == "add":
-        return _put(document, path, clone(operation["value"]), adding=True)
-    if kind == "replace":
-        return _put(document, path, clone(operation["value"]), adding=False)
-    if kind == "remove":
-        return _take(document, path)
-    if kind == "test":
-        if _look(document, path) != operation["value"]:
-            raise _unfitting(f"testing value {operation['path']} failed: test failed")
-        return document
-    if kind in ("move", "copy"):
-        source = _pointer(str(operation.get("from", "")))
-        value = clone(_look(document, source))
-        if kind == "move":
-            document = _take(document, source)
-        return _put(document, path, value, adding=True)
-    raise _unfitting(f"unexpected kind: {kind}")
+    path, source = _pointer(operation["path"]), _pointer(str(operation.get("from", "")))
+    match operation:
+        case {"op": "add" | "replace" as kind, "value": value}:
+            return _put(document, path, clone(value), adding=kind == "add")
+        case {"op": "test", "value": value}:
+            if _look(document, path) != value:
+                raise _unfitting(f"testing value {operation['path']} failed: test failed")
+            return document
+        case {"op": "add" | "replace" | "test" as kind}:
+            raise bad_request(f"error decoding patch: {kind} needs a value")
+        case {"op": "remove"}:
+            return _take(document, path)
+        case {"op": "move" | "copy" as kind}:
+            value = clone(_look(document, source))
+            return _put(_take(document, source) if kind == "move" else document, path, value, adding=True)
+    raise _unfitting(f"unexpected kind: {operation.get('op')}")
 
 
 def _pointer(text: str) -> list[str]:
@@ -140,10 +136,7 @@ def _take(document: Any, path: list[str]) -> Any:
         raise _unfitting("an object cannot be removed by a patch")
     parent, token = _look(document, path[:-1]), path[-1]
     _step(parent, token)
-    if isinstance(parent, list):
-        del parent[int(token)]
-    else:
-        del parent[token]
+    del parent[int(token) if isinstance(parent, list) else token]
     return document
 
 

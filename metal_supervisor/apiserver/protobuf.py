@@ -1,8 +1,8 @@
 """Decoder of the few protobuf bodies that kubectl insists on sending.
 
 `kubectl create namespace`, `create configmap|secret|service` and `auth can-i` send protobuf whatever
-the server prefers. Those kinds are read here, by a table of their field numbers; answers are JSON, which
-the same clients accept.
+the server prefers. Those kinds are read here: their schemas have the types of the fields, and a table has their
+numbers. Answers are JSON, which the same clients accept.
 """
 
 from __future__ import annotations
@@ -11,64 +11,49 @@ import base64
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from . import schemas
 from .errors import ApiError, Json, bad_request
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+"""Types of fields."""
 
-Shape: TypeAlias = "dict[int, tuple[str, Any]]"
-"""Field number → (name, how to read it): one of the words below, or the shape of a message.
+Numbers: TypeAlias = "dict[int, str | tuple[str, Numbers]]"
+"""Names of the fields of a message by their numbers; with the numbers of its own where a field is a message."""
 
-`text`, `number`, `flag`, `map`, `bytesmap`, `port`; a list holds how to read its items.
-"""
-
-_OWNER: Shape = {
-    1: ("kind", "text"), 3: ("name", "text"), 4: ("uid", "text"), 5: ("apiVersion", "text"),
-    6: ("controller", "flag"), 7: ("blockOwnerDeletion", "flag"),
+_OWNER: Numbers = {1: "kind", 3: "name", 4: "uid", 5: "apiVersion", 6: "controller", 7: "blockOwnerDeletion"}
+_METADATA: Numbers = {
+    1: "name", 2: "generateName", 3: "namespace", 5: "uid", 6: "resourceVersion", 11: "labels", 12: "annotations",
+    13: ("ownerReferences", _OWNER), 14: "finalizers",
 }  # fmt: skip
-_METADATA: Shape = {
-    1: ("name", "text"), 2: ("generateName", "text"), 3: ("namespace", "text"), 5: ("uid", "text"),
-    6: ("resourceVersion", "text"), 11: ("labels", "map"), 12: ("annotations", "map"),
-    13: ("ownerReferences", [_OWNER]), 14: ("finalizers", ["text"]),
+_PORT: Numbers = {1: "name", 2: "protocol", 3: "port", 4: "targetPort", 5: "nodePort", 6: "appProtocol"}
+_SERVICE: Numbers = {
+    1: ("ports", _PORT), 2: "selector", 3: "clusterIP", 4: "type", 5: "externalIPs", 7: "sessionAffinity",
+    8: "loadBalancerIP", 10: "externalName", 11: "externalTrafficPolicy", 17: "ipFamilyPolicy", 18: "clusterIPs",
+    19: "ipFamilies", 22: "internalTrafficPolicy",
 }  # fmt: skip
-_SERVICE_PORT: Shape = {
-    1: ("name", "text"), 2: ("protocol", "text"), 3: ("port", "number"), 4: ("targetPort", "port"),
-    5: ("nodePort", "number"), 6: ("appProtocol", "text"),
+_ATTRIBUTES: Numbers = {
+    1: "namespace", 2: "verb", 3: "group", 4: "version", 5: "resource", 6: "subresource", 7: "name",
 }  # fmt: skip
-_SERVICE_SPEC: Shape = {
-    1: ("ports", [_SERVICE_PORT]), 2: ("selector", "map"), 3: ("clusterIP", "text"), 4: ("type", "text"),
-    5: ("externalIPs", ["text"]), 7: ("sessionAffinity", "text"), 8: ("loadBalancerIP", "text"),
-    10: ("externalName", "text"), 11: ("externalTrafficPolicy", "text"), 17: ("ipFamilyPolicy", "text"),
-    18: ("clusterIPs", ["text"]), 19: ("ipFamilies", ["text"]), 22: ("internalTrafficPolicy", "text"),
+_OBJECT: Numbers = {1: ("metadata", _METADATA)}
+_DELETE: Numbers = {
+    1: "gracePeriodSeconds", 2: ("preconditions", {1: "uid", 2: "resourceVersion"}), 3: "orphanDependents",
+    4: "propagationPolicy", 5: "dryRun",
 }  # fmt: skip
-_RESOURCE_ATTRIBUTES: Shape = {
-    1: ("namespace", "text"), 2: ("verb", "text"), 3: ("group", "text"), 4: ("version", "text"),
-    5: ("resource", "text"), 6: ("subresource", "text"), 7: ("name", "text"),
-}  # fmt: skip
-
-_KINDS: dict[tuple[str, str], Shape] = {
-    ("v1", "Namespace"): {1: ("metadata", _METADATA), 2: ("spec", {1: ("finalizers", ["text"])})},
-    ("v1", "ConfigMap"): {
-        1: ("metadata", _METADATA), 2: ("data", "map"), 3: ("binaryData", "bytesmap"), 4: ("immutable", "flag"),
-    },
-    ("v1", "Secret"): {
-        1: ("metadata", _METADATA), 2: ("data", "bytesmap"), 3: ("type", "text"), 4: ("stringData", "map"),
-        5: ("immutable", "flag"),
-    },
-    ("v1", "Service"): {1: ("metadata", _METADATA), 2: ("spec", _SERVICE_SPEC)},
-    ("v1", "DeleteOptions"): {
-        1: ("gracePeriodSeconds", "number"),
-        2: ("preconditions", {1: ("uid", "text"), 2: ("resourceVersion", "text")}),
-        3: ("orphanDependents", "flag"), 4: ("propagationPolicy", "text"), 5: ("dryRun", ["text"]),
-    },
-    ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): {
-        1: ("metadata", _METADATA), 2: ("spec", {1: ("resourceAttributes", _RESOURCE_ATTRIBUTES)}),
-    },
-    ("authorization.k8s.io/v1", "SelfSubjectRulesReview"): {
-        1: ("metadata", _METADATA), 2: ("spec", {1: ("namespace", "text")}),
-    },
-}  # fmt: skip
+_REVIEWS = "authorization.k8s.io/v1"
+_KINDS: dict[tuple[str, str], tuple[Json, Numbers]] = {
+    ("v1", "Namespace"): (schemas.NAMESPACE, {**_OBJECT, 2: ("spec", {1: "finalizers"})}),
+    ("v1", "ConfigMap"): (schemas.CONFIG_MAP, {**_OBJECT, 2: "data", 3: "binaryData", 4: "immutable"}),
+    ("v1", "Secret"): (schemas.SECRET, {**_OBJECT, 2: "data", 3: "type", 4: "stringData", 5: "immutable"}),
+    ("v1", "Service"): (schemas.SERVICE, {**_OBJECT, 2: ("spec", _SERVICE)}),
+    ("v1", "DeleteOptions"): (schemas.DELETE_OPTIONS, _DELETE),
+    (_REVIEWS, "SelfSubjectAccessReview"): (
+        schemas.ACCESS_REVIEW,
+        {2: ("spec", {1: ("resourceAttributes", _ATTRIBUTES)})},
+    ),
+    (_REVIEWS, "SelfSubjectRulesReview"): (schemas.RULES_REVIEW, {2: ("spec", {1: "namespace"})}),
+}
 
 
 def decode(body: bytes) -> Json:
@@ -77,11 +62,10 @@ def decode(body: bytes) -> Json:
         envelope = dict(_fields(body[len(_MAGIC) :])) if body.startswith(_MAGIC) else {}
         types = dict(_fields(envelope[1]))
         api_version, kind = types[1].decode(), types.get(2, b"").decode()
-        shape = _KINDS.get((api_version, kind))
-        if shape is None:
+        if (api_version, kind) not in _KINDS:
             message = f"{api_version} {kind} is understood only as JSON or YAML here"
             raise ApiError(415, "UnsupportedMediaType", message)
-        return {"apiVersion": api_version, "kind": kind, **_message(envelope.get(2, b""), shape)}
+        return {"apiVersion": api_version, "kind": kind, **_message(envelope.get(2, b""), *_KINDS[api_version, kind])}
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         raise bad_request("the object provided is not valid protobuf") from None
 
@@ -101,10 +85,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
                 raise ValueError("truncated")
             yield number, data[place : place + size]
             place += size
-        elif wire in (_FIXED64, _FIXED32):
-            place += 8 if wire == _FIXED64 else 4
         else:
-            raise ValueError("unknown wire type")
+            raise ValueError("no field of these kinds has another type")
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -120,37 +102,40 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             raise ValueError("number too long")
 
 
-def _message(data: bytes, shape: Shape) -> Json:
+def _message(data: bytes, schema: Json, numbers: Numbers) -> Json:
     result: Json = {}
     for number, raw in _fields(data):
-        if number not in shape:
+        named = numbers.get(number)
+        if named is None:
             continue
-        name, how = shape[number]
-        if isinstance(how, list):
-            result.setdefault(name, []).append(_scalar(raw, how[0]))
-        elif how in ("map", "bytesmap"):
+        name, inner = named if isinstance(named, tuple) else (named, {})
+        field: Json = schemas.METADATA if name == "metadata" else schema["properties"][name]
+        if field.get("type") == "array":
+            result.setdefault(name, []).append(_value(raw, field["items"], inner))
+        elif values := field.get("additionalProperties"):
             entry = dict(_fields(raw))
-            value = entry.get(2, b"")
-            text = base64.b64encode(value) if how == "bytesmap" else value
-            result.setdefault(name, {})[entry.get(1, b"").decode()] = text.decode()
+            result.setdefault(name, {})[entry.get(1, b"").decode()] = _value(entry.get(2, b""), values, {})
         else:
-            value = _scalar(raw, how)
+            value = _value(raw, field, inner)
             # Go's protobuf writes unset texts and numbers as empty ones; JSON leaves them out.
             if value not in ("", 0, None) or value is False:
                 result[name] = value
     return result
 
 
-def _scalar(raw: Any, how: Any) -> Any:
-    if isinstance(how, dict):
-        return _message(raw, how)
-    if how == "text":
-        return raw.decode()
-    if how == "flag":
-        return bool(raw)
-    if how == "port":
-        parts = dict(_fields(raw))
-        return parts.get(3, b"").decode() if parts.get(1) else _signed(parts.get(2, 0))
+def _value(raw: Any, schema: Json, numbers: Numbers) -> Any:
+    match schema:
+        case {"type": "object"}:
+            return _message(raw, schema, numbers)
+        case {"type": "string", "format": "byte"}:
+            return base64.b64encode(raw).decode()
+        case {"type": "string"}:
+            return raw.decode()
+        case {"type": "boolean"}:
+            return bool(raw)
+        case {"x-kubernetes-int-or-string": True}:
+            parts = dict(_fields(raw))
+            return parts.get(3, b"").decode() if parts.get(1) else _signed(parts.get(2, 0))
     return _signed(raw)
 
 

@@ -11,11 +11,13 @@ from typing import Any
 from . import errors, tables
 from .codec import encode, whole_number
 from .errors import Json
-from .resources import Registry, Resource
+from .resources import Resource
 from .selectors import Test, selector
 from .storage import ObjectStore
 from .targets import RequestTarget
 from .views import outgoing, partial, view
+
+_FORMS = {"Table": "table", "PartialObjectMetadata": "partial", "PartialObjectMetadataList": "partial"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Form:
         """A list of objects in this form."""
         if self.kind == "table":
             return tables.table(resource, objects, metadata, include=self.include, header=True)
-        kind, version = resource.list_kind_name, resource.group_version
+        kind, version = resource.list_kind or f"{resource.kind}List", resource.group_version
         if self.kind == "partial":
             kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
         items = [self.one(resource, obj) for obj in objects]
@@ -57,12 +59,7 @@ def form_of(accept: str, query: Mapping[str, str]) -> Form:
         wanted = dict(part.partition("=")[::2] for part in parameters)
         if media not in ("application/json", "*/*", "application/*"):
             continue
-        kind = wanted.get("as", "")
-        if kind == "Table":
-            return Form("table", query.get("includeObject", "Metadata"))
-        if kind in ("PartialObjectMetadata", "PartialObjectMetadataList"):
-            return Form("partial")
-        return Form()
+        return Form(_FORMS.get(wanted.get("as", ""), "object"), query.get("includeObject", "Metadata"))
     return Form()
 
 
@@ -90,81 +87,72 @@ def selection(target: RequestTarget, query: Mapping[str, str]) -> Test:
     return selector(target.resource, query.get("labelSelector", ""), query.get("fieldSelector", ""))
 
 
-class ObjectReader:
-    """Performs get and list."""
+def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json]:
+    """All objects of a collection that pass a test."""
+    objects = store.items(target.resource.storage_key, target.namespace or None)
+    return [obj for obj in (view(target.resource, stored) for stored in objects) if test(obj)]
 
-    def __init__(self, store: ObjectStore, registry: Registry) -> None:
-        self._store = store
-        self._registry = registry
 
-    def get(self, target: RequestTarget) -> Json:
-        """One object in the form of its resource. Raises ApiError 404."""
-        with self._store.lock:
-            return view(target.resource, target.stored(self._store))
+def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
+    """A collection, whole or in chunks of `limit`."""
+    test, limit = selection(target, query), number(query, "limit")
+    with store.lock:
+        token = query.get("continue", "")
+        version, after = _continued(store, target, token) if token else (store.version, None)
+        _check_version(store, query, token)
+        objects = _as_of(store, target, test, version) if token else selected(store, target, test)
+    if after is not None:
+        objects = [obj for obj in objects if _place(obj) > after]
+    metadata: dict[str, Any] = {"resourceVersion": str(version)}
+    if limit and len(objects) > limit:
+        rest = len(objects) - limit
+        objects = objects[:limit]
+        place = encode({"rv": version, "after": _place(objects[-1])})
+        metadata["continue"] = base64.urlsafe_b64encode(place).decode().rstrip("=")
+        metadata["remainingItemCount"] = rest
+    return form.many(target.resource, objects, metadata)
 
-    def selected(self, target: RequestTarget, test: Test) -> list[Json]:
-        """All objects of a collection that pass a test."""
-        objects = self._store.items(target.resource.storage_key, target.namespace or None)
-        return [obj for obj in (view(target.resource, stored) for stored in objects) if test(obj)]
 
-    def list(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
-        """A collection, whole or in chunks of `limit`."""
-        test, limit = selection(target, query), number(query, "limit")
-        with self._store.lock:
-            token = query.get("continue", "")
-            version, after = self._continued(target, token) if token else (self._store.version, None)
-            self._check_version(query, token)
-            objects = _as_of(self._store, target, test, version) if token else self.selected(target, test)
-        if after is not None:
-            objects = [obj for obj in objects if _place(obj) > after]
-        metadata: dict[str, Any] = {"resourceVersion": str(version)}
-        if limit and len(objects) > limit:
-            rest = len(objects) - limit
-            objects = objects[:limit]
-            place = encode({"rv": version, "after": _place(objects[-1])})
-            metadata["continue"] = base64.urlsafe_b64encode(place).decode().rstrip("=")
-            metadata["remainingItemCount"] = rest
-        return form.many(target.resource, objects, metadata)
+def _continued(store: ObjectStore, target: RequestTarget, token: str) -> tuple[int, tuple[str, str]]:
+    """Where a chunked list continues: (version of the first chunk, last place in the previous one).
 
-    def _continued(self, target: RequestTarget, token: str) -> tuple[int, tuple[str, str]]:
-        """Where a chunked list continues: (version of the first chunk, last place in the previous one).
+    Raises ApiError 400 for a bad token, 410 for one too old.
+    """
+    try:
+        value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, RecursionError):
+        value = None
+    match value:
+        case {"rv": int(version), "after": [namespace, name]}:
+            pass
+        case _:
+            raise errors.bad_request("continue key is not valid: invalid token")
+    if version < store.floor(target.resource.storage_key):
+        raise errors.expired(
+            "The provided continue parameter is too old to display a consistent list result. "
+            "You must start a new list without the continue parameter."
+        )
+    return version, (str(namespace), str(name))
 
-        Raises ApiError 400 for a bad token, 410 for one too old.
-        """
-        try:
-            value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        except (ValueError, RecursionError):
-            value = None
-        match value:
-            case {"rv": int(version), "after": [namespace, name]}:
-                pass
-            case _:
-                raise errors.bad_request("continue key is not valid: invalid token")
-        if version < self._store.floor(target.resource.storage_key):
-            raise errors.expired(
-                "The provided continue parameter is too old to display a consistent list result. "
-                "You must start a new list without the continue parameter."
-            )
-        return version, (str(namespace), str(name))
 
-    def _check_version(self, query: Mapping[str, str], token: str) -> None:
-        text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
-        if match and not text:
-            detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
-        if match not in ("", "Exact", "NotOlderThan"):
-            problem = errors.unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
-            raise errors.invalid_options("ListOptions", problem)
-        if not text:
-            return
-        if token:
-            raise errors.bad_request("specifying resource version is not allowed when using continue")
-        wanted = number(query, "resourceVersion")
-        if wanted > self._store.version:
-            raise errors.too_large_version(wanted, self._store.version)
-        if match == "Exact" and wanted != self._store.version:
-            why = f"The resourceVersion for the provided list is too old: {wanted} ({self._store.version})"
-            raise errors.expired(why)
+def _check_version(store: ObjectStore, query: Mapping[str, str], token: str) -> None:
+    text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+    if match and not text:
+        detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+        raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
+    if match not in ("", "Exact", "NotOlderThan"):
+        problem = errors.unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
+        raise errors.invalid_options("ListOptions", problem)
+    if not text:
+        return
+    if token:
+        raise errors.bad_request("specifying resource version is not allowed when using continue")
+    wanted = number(query, "resourceVersion")
+    if wanted > store.version:
+        raise errors.too_large_version(wanted, store.version)
+    if match == "Exact" and wanted != store.version:
+        why = f"The resourceVersion for the provided list is too old: {wanted} ({store.version})"
+        raise errors.expired(why)
 
 
 def _place(obj: Json) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import schemas
 from .codec import listed, section
@@ -20,11 +20,12 @@ _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 @dataclass(frozen=True)
 class Scale:
-    """Places of a kind's replica counts, as paths like `.spec.replicas`."""
+    """Places of a kind's replica counts, as the names that lead to them, e.g. `("spec", "replicas")`."""
 
-    spec_path: str
-    status_path: str
-    selector_path: str
+    spec: tuple[str, ...]
+    status: tuple[str, ...]
+    selector: tuple[str, ...]
+    """That of its labels as text; empty if it has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,11 @@ class Resource:
     """Structural schema of the whole object."""
     namespaced: bool = True
     singular: str = ""
+    """Name of one; empty if it is the kind in lower case."""
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     list_kind: str = ""
+    """Kind of a list; empty if it is the kind and `List`."""
     status: bool = False
     """`/status` is a subresource of its own."""
     scale: Scale | None = None
@@ -72,16 +75,6 @@ class Resource:
     def subresources(self) -> list[str]:
         """Names of its subresources."""
         return [name for name, has in (("status", self.status), ("scale", self.scale is not None)) if has]
-
-    @property
-    def singular_name(self) -> str:
-        """`service`."""
-        return self.singular or self.kind.lower()
-
-    @property
-    def list_kind_name(self) -> str:
-        """`ServiceList`."""
-        return self.list_kind or f"{self.kind}List"
 
 
 EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)
@@ -126,36 +119,32 @@ BUILT_IN = (
 
 def from_crd(crd: Json) -> list[Resource]:
     """The resources that a stored CRD defines, one per served version."""
-    spec, names = section(crd, "spec"), section(crd, "spec", "names")
-    found = []
-    for version in listed(spec.get("versions")):
-        if not version.get("served", True):
-            continue
-        subresources, scale = section(version, "subresources"), section(version, "subresources", "scale")
-        places = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
-        found.append(
-            Resource(
-                group=spec["group"],
-                version=version["name"],
-                plural=names["plural"],
-                kind=names["kind"],
-                schema=section(version, "schema", "openAPIV3Schema") or {"x-kubernetes-preserve-unknown-fields": True},
-                namespaced=spec.get("scope") == "Namespaced",
-                singular=names.get("singular") or "",
-                short_names=tuple(listed(names.get("shortNames"))),
-                categories=tuple(listed(names.get("categories"))),
-                list_kind=names.get("listKind") or "",
-                status="status" in subresources,
-                scale=Scale(*places) if "scale" in subresources else None,
-                columns=tuple(listed(version.get("additionalPrinterColumns"))),
-                custom=True,
-                generation=True,
-                selectable=tuple(
-                    str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
-                ),
-            )
-        )
-    return found
+    return [_of_version(crd["spec"], version) for version in crd["spec"]["versions"] if version["served"]]
+
+
+def _of_version(spec: Json, version: Json) -> Resource:
+    names, subresources = spec["names"], section(version, "subresources")
+    scale, selectable = section(subresources, "scale"), listed(version.get("selectableFields"))
+    paths = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
+    places = [tuple(name for name in path.split(".") if name) for path in paths]
+    return Resource(
+        group=spec["group"],
+        version=version["name"],
+        plural=names["plural"],
+        kind=names["kind"],
+        schema=version["schema"]["openAPIV3Schema"],
+        namespaced=spec["scope"] == "Namespaced",
+        singular=names["singular"],
+        short_names=tuple(listed(names.get("shortNames"))),
+        categories=tuple(listed(names.get("categories"))),
+        list_kind=names["listKind"],
+        status="status" in subresources,
+        scale=Scale(*places) if "scale" in subresources else None,
+        columns=tuple(listed(version.get("additionalPrinterColumns"))),
+        custom=True,
+        generation=True,
+        selectable=tuple(str(entry.get("jsonPath", "")).lstrip(".") for entry in selectable),
+    )
 
 
 def version_rank(version: str) -> tuple[int, int, int, str]:
@@ -167,13 +156,10 @@ def version_rank(version: str) -> tuple[int, int, int, str]:
     return (0, maturity, -int(match[1]) * 1000 - int(match[3] or 0), version)
 
 
-@dataclass
 class Registry:
     """The resources that exist now. Replaced as a whole on change, so readers need no lock."""
 
-    _by_address: dict[tuple[str, str, str], Resource] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self._by_address = {(r.group, r.version, r.plural): r for r in BUILT_IN}
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:

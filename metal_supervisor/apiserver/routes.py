@@ -6,24 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
-from . import errors, schemas
+from . import errors
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .reads import flag
 from .resources import Registry
 from .schema import settle
+from .schemas import DELETE_OPTIONS
 from .steps import mistyped
 from .targets import DeleteOptions, RequestTarget, WriteOptions
 
 _POLICIES = ("Foreground", "Background", "Orphan")
-_DELETE_OPTIONS = schemas.fields(
-    {
-        "dryRun": schemas.texts(),
-        "orphanDependents": schemas.flag(),
-        "preconditions": schemas.fields({"resourceVersion": schemas.text(), "uid": schemas.text()}),
-        "propagationPolicy": schemas.text(),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -134,8 +127,8 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
 
     Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
     """
-    settle(_DELETE_OPTIONS, body)
-    if complaint := mistyped(_DELETE_OPTIONS, body, "DeleteOptions"):
+    settle(DELETE_OPTIONS, body)
+    if complaint := mistyped(DELETE_OPTIONS, body, "DeleteOptions"):
         raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:

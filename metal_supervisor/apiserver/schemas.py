@@ -6,14 +6,30 @@ explain` need no second mechanism. Only rules that such schemas cannot express a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .errors import Json
 
 
-def text(description: str = "", **more: Any) -> Json:
-    """A string field."""
-    return _described({"type": "string", **more}, description)
+def _builder(form: Json) -> Callable[..., Json]:
+    """A function that makes fields of one form: `build(description, **further keywords of the schema)`."""
+
+    def build(description: str = "", **more: Any) -> Json:
+        return {**form, **more, **({"description": description} if description else {})}
+
+    return build
+
+
+text = _builder({"type": "string"})
+whole = _builder({"type": "integer", "format": "int32"})
+flag = _builder({"type": "boolean"})
+texts = _builder({"type": "array", "items": {"type": "string"}})
+"""A list of strings, owned whole."""
+mapping = _builder({"type": "object", "additionalProperties": {"type": "string"}})
+"""Strings by name."""
+anything = _builder({"x-kubernetes-preserve-unknown-fields": True})
+"""A field without a declared type."""
 
 
 def plain(*names: str) -> Json:
@@ -21,34 +37,14 @@ def plain(*names: str) -> Json:
     return {name: text() for name in names}
 
 
-def whole(description: str = "", **more: Any) -> Json:
-    """A 32-bit integer field."""
-    return _described({"type": "integer", "format": "int32", **more}, description)
-
-
-def flag(description: str = "", **more: Any) -> Json:
-    """A boolean field."""
-    return _described({"type": "boolean", **more}, description)
-
-
 def choice(values: list[str], description: str = "", **more: Any) -> Json:
     """A string field with a fixed list of values."""
-    return _described({"type": "string", "enum": values, **more}, description)
-
-
-def texts(description: str = "", **more: Any) -> Json:
-    """A list of strings, owned whole."""
-    return _described({"type": "array", "items": {"type": "string"}, **more}, description)
-
-
-def mapping(description: str = "", **more: Any) -> Json:
-    """Strings by name."""
-    return _described({"type": "object", "additionalProperties": {"type": "string"}, **more}, description)
+    return text(description, enum=values, **more)
 
 
 def fields(properties: Json, description: str = "", **more: Any) -> Json:
     """An object with declared fields."""
-    return _described({"type": "object", "properties": properties, **more}, description)
+    return _builder({"type": "object", "properties": properties})(description, **more)
 
 
 def items(item: Json, description: str = "", keys: list[str] | None = None, merge_key: str = "") -> Json:
@@ -58,16 +54,7 @@ def items(item: Json, description: str = "", keys: list[str] | None = None, merg
         schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys}
     if merge_key:
         schema |= {"x-kubernetes-patch-merge-key": merge_key, "x-kubernetes-patch-strategy": "merge"}
-    return _described(schema, description)
-
-
-def anything(description: str = "") -> Json:
-    """A field without a declared type."""
-    return _described({"x-kubernetes-preserve-unknown-fields": True}, description)
-
-
-def _described(schema: Json, description: str) -> Json:
-    return {**schema, "description": description} if description else schema
+    return _builder(schema)(description)
 
 
 def _root(description: str, **properties: Json) -> Json:
@@ -149,7 +136,7 @@ SERVICE = _root(
                         "protocol": choice(["SCTP", "TCP", "UDP"], default="TCP"),
                         "appProtocol": text("Application protocol, e.g. http."),
                         "nodePort": whole("Port on every node, for NodePort and LoadBalancer."),
-                    },
+                    }
                 ),
                 "The ports of the Service.",
                 keys=["port", "protocol"],
@@ -222,8 +209,6 @@ LEASE = _root(
     ),
 )
 
-_SERIES = fields({"count": whole(), "lastObservedTime": text()})
-_SOURCE = fields({"component": text(), "host": text()})
 EVENT_CORE = _root(
     "A report that something happened.",
     involvedObject=REFERENCE,
@@ -250,9 +235,10 @@ EVENT_NAMES = {
 """Names of the fields of `v1` in `events.k8s.io/v1`, where they differ."""
 EVENT = {**EVENT_CORE, "properties": {EVENT_NAMES.get(name, name): f for name, f in EVENT_CORE["properties"].items()}}
 
-CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=mapping(), immutable=flag())
+_BYTES: Json = {"type": "object", "additionalProperties": {"type": "string", "format": "byte"}}
+CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=_BYTES, immutable=flag())
 SECRET = _root(
-    "Settings not to be shown.", data=mapping(), stringData=mapping(), type=text(default="Opaque"), immutable=flag()
+    "Settings not to be shown.", data=_BYTES, stringData=mapping(), type=text(default="Opaque"), immutable=flag()
 )
 
 _LABEL = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -279,10 +265,7 @@ _VERSION = fields(
         ),
         "additionalPrinterColumns": items(
             fields(
-                {
-                    **plain("name", "type", "format", "description", "jsonPath"),
-                    "priority": whole(),
-                },
+                {**plain("name", "type", "format", "description", "jsonPath"), "priority": whole()},
                 required=["name", "type", "jsonPath"],
             )
         ),
@@ -317,5 +300,17 @@ CRD = _root(
     status=fields({"acceptedNames": anything(), "conditions": CONDITIONS, "storedVersions": texts()}),
 ) | {"required": ["spec"]}
 
-ACCESS_REVIEW = _root("Asks whether I may do something.", spec=anything(), status=anything())
-RULES_REVIEW = _root("Asks what I may do.", spec=anything(), status=anything())
+_ATTRIBUTES = fields(plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
+ACCESS_REVIEW = _root(
+    "Asks whether I may do something.", spec=fields({"resourceAttributes": _ATTRIBUTES}), status=anything()
+)
+RULES_REVIEW = _root("Asks what I may do.", spec=fields({"namespace": text()}), status=anything())
+DELETE_OPTIONS = fields(
+    {
+        "dryRun": texts(),
+        "gracePeriodSeconds": {"type": "integer"},
+        "orphanDependents": flag(),
+        "preconditions": fields(plain("resourceVersion", "uid")),
+        "propagationPolicy": text(),
+    }
+)

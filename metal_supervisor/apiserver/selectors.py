@@ -12,6 +12,8 @@ from .resources import Resource
 
 Test: TypeAlias = Callable[[Json], bool]
 
+_BETWEEN_TERMS = re.compile(r",(?![^()]*\))")
+"""A comma that is not inside parentheses."""
 _SET_TERM = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _EQUALITY_TERM = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
 _LABEL_KEY = re.compile(r"([a-z0-9A-Z.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -25,18 +27,7 @@ def selector(resource: Resource, labels: str, fields: str) -> Test:
 
 
 def _split_terms(text: str) -> list[str]:
-    """Splits at the commas that are not inside parentheses."""
-    terms, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
-        if letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            terms.append(text[start:place])
-            start = place + 1
-    terms.append(text[start:])
-    return [term.strip() for term in terms if term.strip()]
+    return [term.strip() for term in _BETWEEN_TERMS.split(text) if term.strip()]
 
 
 def _label_test(term: str) -> Test:

@@ -28,6 +28,7 @@ from .routes import Request, split_url
 
 log = logging.getLogger(__name__)
 
+_HOST = "127.0.0.1"
 _IDLE_S = 600.0
 """Time that a connection may be silent between requests, and that a client may refuse to take data."""
 
@@ -43,14 +44,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = _IDLE_S
+    server_version, sys_version = "metal-supervisor", ""
     server: _HttpServer
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: requests are many, and their paths hold the prefix."""
-
-    def version_string(self) -> str:
-        """Server header."""
-        return "metal-supervisor"
 
     def _serve(self) -> None:
         try:
@@ -234,7 +232,7 @@ class ApiServer:
         self.options = options
         self.kernel = Kernel(options)
         try:
-            self._http = _HttpServer((options.host, options.port), options.prefix, dispatcher(self.kernel))
+            self._http = _HttpServer((_HOST, options.port), options.prefix, dispatcher(self.kernel))
         except OSError:
             self.kernel.store.close()
             raise
@@ -248,8 +246,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Server URL for a kubeconfig, prefix included."""
-        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        return f"http://{host}:{self.port}{self.options.prefix}"
+        return f"http://{_HOST}:{self.port}{self.options.prefix}"
 
     def start(self) -> ApiServer:
         """Loads the data, installs the CRDs and starts to answer."""

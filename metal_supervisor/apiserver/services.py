@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from .codec import listed, section
@@ -23,7 +23,7 @@ IP_DETAIL = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 _EXPOSED = ("NodePort", "LoadBalancer")
 
 
-def default_service(service: Json, previous: Json | None, others: Iterable[Json]) -> None:
+def default_service(service: Json, previous: Json | None, others: list[Json]) -> None:
     """Fills in what users leave out and allocates addresses and node ports, in place."""
     spec = service.setdefault("spec", {})
     old = section(previous or {}, "spec")
@@ -47,9 +47,8 @@ def default_service(service: Json, previous: Json | None, others: Iterable[Json]
         spec.pop("allocateLoadBalancerNodePorts", None)
     if spec["type"] == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
-    taken = list(others)
-    _address(spec, old, taken)
-    _node_ports(spec, old, taken, exposed)
+    _address(spec, old, others)
+    _node_ports(spec, old, others, exposed)
 
 
 def _ports(spec: Json) -> list[Json]:
@@ -81,11 +80,8 @@ def _address(spec: Json, old: Json, others: list[Json]) -> None:
 
 def _free_address(others: list[Json]) -> str:
     taken = {section(other, "spec").get("clusterIP") for other in others}
-    for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1):
-        address = str(CLUSTER_RANGE[host])
-        if address not in taken:
-            return address
-    return ""
+    addresses = (str(CLUSTER_RANGE[host]) for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1))
+    return next((address for address in addresses if address not in taken), "")
 
 
 def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> None:
@@ -107,52 +103,47 @@ def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> Non
             taken.add(port["nodePort"])
 
 
-def validate_service(service: Json, previous: Json | None, others: Iterable[Json]) -> list[Problem]:
+def validate_service(service: Json, previous: Json | None, others: list[Json]) -> Iterator[Problem]:
     """Problems of a Service that has its defaults."""
     spec, name = section(service, "spec"), section(service, "metadata").get("name", "")
-    problems: list[Problem] = []
     if len(name) > 63:
-        problems.append(invalid_value("metadata.name", name, "must be no more than 63 characters"))
+        yield invalid_value("metadata.name", name, "must be no more than 63 characters")
     if "." in name:
-        problems.append(invalid_value("metadata.name", name, "must not contain dots"))
+        yield invalid_value("metadata.name", name, "must not contain dots")
     elif name and not DNS_LABEL.fullmatch(name):
-        problems.append(invalid_value("metadata.name", name, DNS_LABEL_DETAIL))
-    problems += label_problems("spec.selector", section(spec, "selector"))
-    problems += _family_problems(spec)
-    ports = _ports(spec)
+        yield invalid_value("metadata.name", name, DNS_LABEL_DETAIL)
+    yield from label_problems("spec.selector", section(spec, "selector"))
+    yield from _family_problems(spec)
+    ports, kind = _ports(spec), spec.get("type")
     headless = spec.get("clusterIP") == "None"
-    if not ports and not headless and spec.get("type") != "ExternalName":
-        problems.append(required("spec.ports"))
-    if spec.get("type") == "ExternalName" and not spec.get("externalName"):
-        problems.append(required("spec.externalName"))
-    if headless and spec.get("type") in ("NodePort", "LoadBalancer"):
-        detail = "may not be set to 'None' for LoadBalancer services"
-        problems.append(invalid_value("spec.clusterIPs[0]", "None", detail))
-    for index, port in enumerate(ports):
-        problems += _port_problems(port, f"spec.ports[{index}]", several=len(ports) > 1)
-        if port.get("nodePort") and spec.get("type") not in _EXPOSED:
-            detail = f"may not be used when `type` is '{spec.get('type')}'"
-            problems.append(forbidden_value(f"spec.ports[{index}].nodePort", detail))
+    if not ports and not headless and kind != "ExternalName":
+        yield required("spec.ports")
+    if kind == "ExternalName" and not spec.get("externalName"):
+        yield required("spec.externalName")
+    if headless and kind in _EXPOSED:
+        yield invalid_value("spec.clusterIPs[0]", "None", "may not be set to 'None' for LoadBalancer services")
     names = [port.get("name", "") for port in ports]
-    repeated = [index for index, name in enumerate(names) if name and name in names[:index]]
-    problems += [duplicate_value(f"spec.ports[{index}].name", names[index]) for index in repeated]
-    problems += _address_problems(spec, section(previous or {}, "spec"), list(others))
-    return problems
+    for index, port in enumerate(ports):
+        yield from _port_problems(port, f"spec.ports[{index}]", several=len(ports) > 1)
+        if port.get("nodePort") and kind not in _EXPOSED:
+            yield forbidden_value(f"spec.ports[{index}].nodePort", f"may not be used when `type` is '{kind}'")
+        if names[index] and names[index] in names[:index]:
+            yield duplicate_value(f"spec.ports[{index}].name", names[index])
+    yield from _address_problems(spec, section(previous or {}, "spec"), others)
 
 
-def _port_problems(port: Json, path: str, *, several: bool) -> list[Problem]:
-    problems: list[Problem] = []
+def _port_problems(port: Json, path: str, *, several: bool) -> Iterator[Problem]:
     name = port.get("name", "")
     if several and not name:
-        problems.append(required(f"{path}.name"))
+        yield required(f"{path}.name")
     if name and not DNS_LABEL.fullmatch(name):
-        problems.append(invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL))
+        yield invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL)
     if len(name) > 63:
-        problems.append(too_long(f"{path}.name", 63))
-    problems += number_problems(f"{path}.port", port.get("port", 0))
+        yield too_long(f"{path}.name", 63)
+    yield from number_problems(f"{path}.port", port.get("port", 0))
     if port.get("appProtocol"):
-        problems += qualified_problems(f"{path}.appProtocol", port["appProtocol"])
-    return problems + _target_problems(port.get("targetPort"), f"{path}.targetPort")
+        yield from qualified_problems(f"{path}.appProtocol", port["appProtocol"])
+    yield from _target_problems(port.get("targetPort"), f"{path}.targetPort")
 
 
 def number_problems(path: str, number: int) -> list[Problem]:
@@ -177,58 +168,52 @@ def _target_problems(target: Any, path: str) -> list[Problem]:
     return [invalid_value(path, target, detail) for broken, detail in rules if broken]
 
 
-def _family_problems(spec: Json) -> list[Problem]:
+def _family_problems(spec: Json) -> Iterator[Problem]:
     """Problems of the IP families: this cluster has IPv4 alone. Not for a headless Service without a selector."""
-    problems: list[Problem] = []
-    open_ended = spec.get("clusterIP") == "None" and not spec.get("selector")
+    if spec.get("clusterIP") == "None" and not spec.get("selector"):
+        return
     for index, family in enumerate(listed(spec.get("ipFamilies"))):
-        if family != "IPv4" and not open_ended:
-            problems.append(invalid_value(f"spec.ipFamilies[{index}]", family, "not configured on this cluster"))
-    if spec.get("ipFamilyPolicy") == "RequireDualStack" and not open_ended:
+        if family != "IPv4":
+            yield invalid_value(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
+    if spec.get("ipFamilyPolicy") == "RequireDualStack":
         detail = "this cluster is not configured for dual-stack services"
-        problems.append(invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail))
-    return problems
+        yield invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail)
 
 
-def _address_problems(spec: Json, old: Json, others: list[Json]) -> list[Problem]:
-    address = spec.get("clusterIP")
-    before = old.get("clusterIP")
+def _address_problems(spec: Json, old: Json, others: list[Json]) -> Iterator[Problem]:
+    address, before = spec.get("clusterIP"), old.get("clusterIP")
     if spec.get("type") == "ExternalName":
         if address and address != "None":
-            return [forbidden_value("spec.clusterIPs", "may not be set for ExternalName services")]
-        return []
+            yield forbidden_value("spec.clusterIPs", "may not be set for ExternalName services")
+        return
     if before and address != before:
-        changed = [invalid_value("spec.clusterIPs[0]", [address], "may not change once set")]
-        return changed if old.get("type") != "ExternalName" else []
-    problems = _node_port_problems(spec, others)
+        if old.get("type") != "ExternalName":
+            yield invalid_value("spec.clusterIPs[0]", [address], "may not change once set")
+        return
+    yield from _node_port_problems(spec, others)
     if address in (None, "", "None") or address == before:
-        return problems
+        return
     try:
         inside = ipaddress.ip_address(address) in CLUSTER_RANGE
     except ValueError:
-        return [*problems, invalid_value("spec.clusterIPs[0]", address, IP_DETAIL)]
+        yield invalid_value("spec.clusterIPs[0]", address, IP_DETAIL)
+        return
+    refused = f"failed to allocate IP {address}: "
     if not inside:
-        detail = f"failed to allocate IP {address}: the provided network does not match the current range"
-        problems.append(invalid_value("spec.clusterIPs", [address], detail))
+        detail = f"{refused}the provided network does not match the current range"
+        yield invalid_value("spec.clusterIPs", [address], detail)
     elif address in {section(other, "spec").get("clusterIP") for other in others}:
-        detail = f"failed to allocate IP {address}: provided IP is already allocated"
-        problems.append(invalid_value("spec.clusterIPs", [address], detail))
-    return problems
+        yield invalid_value("spec.clusterIPs", [address], f"{refused}provided IP is already allocated")
 
 
-def _node_port_problems(spec: Json, others: list[Json]) -> list[Problem]:
-    problems: list[Problem] = []
+def _node_port_problems(spec: Json, others: list[Json]) -> Iterator[Problem]:
     if spec.get("type") not in _EXPOSED:
-        return []
+        return
     taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))} - {None}
     for index, port in enumerate(_ports(spec)):
-        number = port.get("nodePort")
-        if number is None:
-            continue
-        path = f"spec.ports[{index}].nodePort"
-        if number not in NODE_PORTS:
+        number, path = port.get("nodePort"), f"spec.ports[{index}].nodePort"
+        if number is not None and number not in NODE_PORTS:
             detail = "provided port is not in the valid range. The range of valid ports is 30000-32767"
-            problems.append(invalid_value(path, number, detail))
+            yield invalid_value(path, number, detail)
         elif number in taken:
-            problems.append(invalid_value(path, number, "provided port is already allocated"))
-    return problems
+            yield invalid_value(path, number, "provided port is already allocated")

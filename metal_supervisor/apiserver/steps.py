@@ -182,10 +182,8 @@ def count_generation(resource: Resource, before: Json | None, new: Json) -> None
         new["metadata"]["generation"] = 1
         return
     ignored = {"metadata", "apiVersion", "kind"} | ({"status"} if resource.status else set())
-    generation = before["metadata"].get("generation", 1)
-    old_spec = {name: value for name, value in before.items() if name not in ignored}
-    new_spec = {name: value for name, value in new.items() if name not in ignored}
-    new["metadata"]["generation"] = generation if old_spec == new_spec else generation + 1
+    changed = any(before.get(name) != new.get(name) for name in (before.keys() | new.keys()) - ignored)
+    new["metadata"]["generation"] = before["metadata"].get("generation", 1) + changed
 
 
 def same_owners(before: Entries, after: Entries) -> bool:

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
 from .codec import encode
-from .errors import ApiError, Json
+from .errors import ApiError, Json, expired
 
 Name: TypeAlias = tuple[str, str]
 """(namespace, name); the namespace is empty for cluster-scoped objects."""
@@ -55,14 +56,6 @@ class UnusableData(RuntimeError):
     """The data file cannot be used; the message names it, and says what to do."""
 
 
-class TooOld(Exception):
-    """The history does not reach back to the resourceVersion asked for."""
-
-    def __init__(self, floor: int) -> None:
-        super().__init__(f"oldest resourceVersion is {floor}")
-        self.floor = floor
-
-
 class ObjectStore:
     """The objects. Hold `lock` around every sequence of calls that must see one state.
 
@@ -76,7 +69,6 @@ class ObjectStore:
         """The latest resourceVersion."""
         self._objects: dict[str, dict[Name, Json]] = {}
         self._written_s: dict[tuple[str, Name], float] = {}
-        self._by_uid: dict[str, tuple[str, Name]] = {}
         self._history: dict[str, deque[StoredChange]] = {}
         self._floors: dict[str, int] = {}
         self._floor = 1
@@ -101,7 +93,9 @@ class ObjectStore:
             self._floor = self.version
             for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
                 place = f"the row of {kind.lstrip('/')} {namespace}/{name} in its table `objects`"
-                self._keep(kind, (namespace, name), _stored(body), written_s)
+                obj = json.loads(body)
+                int(obj["metadata"]["resourceVersion"])  # or it is no object of ours
+                self._keep(kind, (namespace, name), obj, written_s)
         except sqlite3.DatabaseError as problem:
             raise _damaged(self._data_file, str(problem)) from problem
         except (LookupError, RecursionError, TypeError, ValueError) as problem:
@@ -110,18 +104,12 @@ class ObjectStore:
     def _keep(self, kind: str, name: Name, obj: Json, written_s: float) -> None:
         self._objects.setdefault(kind, {})[name] = obj
         self._written_s[kind, name] = written_s
-        self._by_uid[obj["metadata"]["uid"]] = (kind, name)
 
     # ---- reading -------------------------------------------------------------------------------
 
     def get(self, kind: str, name: Name) -> Json | None:
         """One object, None when there is none."""
         return self._objects.get(kind, {}).get(name)
-
-    def by_uid(self, uid: str) -> Json | None:
-        """The object with a uid, None when there is none."""
-        kind, name = self._by_uid.get(uid, ("", ("", "")))
-        return self.get(kind, name)
 
     def items(self, kind: str, namespace: str | None = None) -> list[Json]:
         """Objects of a kind in the order of namespace and name; None means every namespace."""
@@ -141,51 +129,43 @@ class ObjectStore:
 
     def put(self, kind: str, name: Name, obj: Json) -> Json:
         """Stores an object under the next resourceVersion and returns it with that version in it."""
-        previous = self.get(kind, name)
-        version = self.version + 1
-        stored = self._save(kind, name, obj, version, time.time())
+        previous, written_s = self.get(kind, name), time.time()
+        with self._transaction() as version:
+            stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+            row = (kind, *name, written_s, encode(stored))
+            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+        self._keep(kind, name, stored, written_s)
         self._remember(kind, StoredChange(version, "MODIFIED" if previous else "ADDED", stored, previous))
         return stored
 
     def remove(self, kind: str, name: Name) -> Json:
         """Removes an object; returns its last state with the resourceVersion of the removal."""
         previous = self._objects[kind][name]
-        version = self.version + 1
-        with self._transaction():
+        with self._transaction() as version:
             self._db.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, *name))
-            self._save_version(version)
-        self.version = version
         del self._objects[kind][name]
         del self._written_s[kind, name]
-        self._by_uid.pop(previous["metadata"]["uid"], None)
         last = {**previous, "metadata": {**previous["metadata"], "resourceVersion": str(version)}}
         self._remember(kind, StoredChange(version, "DELETED", last, previous))
         return last
 
-    def _save(self, kind: str, name: Name, obj: Json, version: int, written_s: float) -> Json:
-        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
-        with self._transaction():
-            row = (kind, *name, written_s, encode(stored))
-            self._db.execute("REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-            self._save_version(version)
-        self.version = version
-        self._keep(kind, name, stored, written_s)
-        return stored
-
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit what is written within, or nothing. Raises ApiError 507 if the disk is full, 500 if it fails."""
+    def _transaction(self) -> Iterator[int]:
+        """Commit what is written within, as the version that it yields, or nothing.
+
+        Raises ApiError 507 if the disk is full, 500 if it fails.
+        """
+        version = self.version + 1
         try:
             with self._db:
-                yield
+                yield version
+                self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
         except sqlite3.DatabaseError as problem:
             full = "is full" in str(problem)
             fix = "make room on its disk" if full else "see whether its disk is in order"
             why = f"{self._data_file} cannot be written ({problem}), and nothing was changed: {fix}, and try again"
             raise ApiError(507 if full else 500, "InsufficientStorage" if full else "InternalError", why) from problem
-
-    def _save_version(self, version: int) -> None:
-        self._db.execute("REPLACE INTO counters VALUES ('version', ?)", (version,))
+        self.version = version
 
     def _remember(self, kind: str, change: StoredChange) -> None:
         history = self._history.setdefault(kind, deque())
@@ -198,10 +178,7 @@ class ObjectStore:
 
     def condition(self, kind: str) -> threading.Condition:
         """Notified, under `lock`, whenever an object of that kind changes."""
-        found = self._conditions.get(kind)
-        if found is None:
-            found = self._conditions.setdefault(kind, threading.Condition(self.lock))
-        return found
+        return self._conditions.setdefault(kind, threading.Condition(self.lock))
 
     def wake_all(self) -> None:
         """Wakes every watcher, for reasons other than a change."""
@@ -214,21 +191,11 @@ class ObjectStore:
         return max(self._floor, self._floors.get(kind, 0))
 
     def changes_since(self, kind: str, version: int) -> list[StoredChange]:
-        """Changes of a kind after a resourceVersion, oldest first. Raises TooOld."""
+        """Changes of a kind after a resourceVersion, oldest first. Raises ApiError 410 if history begins later."""
         if version < self.floor(kind):
-            raise TooOld(self.floor(kind))
-        recent: list[StoredChange] = []
-        for change in reversed(self._history.get(kind, ())):
-            if change.version <= version:
-                break
-            recent.append(change)
-        return recent[::-1]
-
-
-def _stored(body: bytes) -> Json:
-    """An object as it was stored. Earlier releases stored infinite numbers, which break clients: they become null."""
-    obj: Json = json.loads(body, parse_constant=lambda _: None)
-    return obj
+            raise expired(f"too old resource version: {version} ({self.floor(kind)})")
+        newest_first = reversed(self._history.get(kind, ()))
+        return [*takewhile(lambda change: change.version > version, newest_first)][::-1]
 
 
 def _open(data_file: Path) -> sqlite3.Connection:

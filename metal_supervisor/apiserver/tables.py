@@ -133,7 +133,7 @@ def find(obj: Any, json_path: str) -> list[Any]:
 
 
 def _crd_column(declared: Json) -> Column:
-    path, kind = str(declared.get("jsonPath", "")), str(declared.get("type", "string"))
+    path, kind = declared["jsonPath"], declared["type"]
 
     def cell(obj: Json) -> Any:
         values = find(obj, path)
@@ -145,14 +145,8 @@ def _crd_column(declared: Json) -> Column:
             return ",".join(_text(value) for value in values)
         return values[0]
 
-    return Column(
-        str(declared.get("name", "")),
-        cell,
-        kind,
-        str(declared.get("format", "")),
-        int(declared.get("priority", 0)),
-        str(declared.get("description", "")),
-    )
+    more = {name: declared[name] for name in ("format", "priority", "description") if name in declared}
+    return Column(declared["name"], cell, kind, **more)
 
 
 def _text(value: Any) -> str:

@@ -59,16 +59,16 @@ def partial(obj: Json) -> Json:
 
 def scale_of(resource: Resource, obj: Json) -> Json:
     """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
-    places, own = resource.scale or Scale("", "", ""), obj["metadata"]
+    places, own = _places(resource), obj["metadata"]
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    status: Json = {"replicas": _count(resource, obj, places.status_path)}
-    if places.selector_path:
-        status["selector"] = dig(obj, *_names(places.selector_path)) or ""
+    status: Json = {"replicas": _count(resource, obj, places.status)}
+    if places.selector:
+        status["selector"] = dig(obj, *places.selector) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: own[name] for name in names if name in own},
-        "spec": {"replicas": _count(resource, obj, places.spec_path)},
+        "spec": {"replicas": _count(resource, obj, places.spec)},
         "status": status,
     }
 
@@ -77,36 +77,37 @@ def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
     """An object with the replica count of a Scale. 422 when the count makes no sense, or has no place in the object."""
     replicas = section(scale, "spec").get("replicas", 0)
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-        name = section(obj, "metadata").get("name", "")
         problem = invalid_value("spec.replicas", replicas, "should be a non-negative integer")
-        raise invalid_object("autoscaling", "Scale", name, [problem])
-    places = resource.scale or Scale("", "", "")
+        raise invalid_object("autoscaling", "Scale", obj["metadata"]["name"], [problem])
+    places = _places(resource)
     # The answer to the write has this count too, and must not fail once the object is stored.
-    _count(resource, obj, places.status_path)
+    _count(resource, obj, places.status)
     changed: Json = clone(obj)
     node: Any = changed
-    *parents, last = _names(places.spec_path)
+    *parents, last = places.spec
     for name in parents:
         node = node.setdefault(name, {}) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        raise _unscalable(resource, obj, places.spec_path, replicas, "is not within an object")
+        raise _unscalable(resource, obj, places.spec, replicas, "is not within an object")
     node[last] = replicas
     if wanted := section(scale, "metadata").get("resourceVersion"):
         changed["metadata"]["resourceVersion"] = wanted
     return changed
 
 
-def _names(path: str) -> list[str]:
-    return path.lstrip(".").split(".")
+def _places(resource: Resource) -> Scale:
+    assert resource.scale is not None  # else it has no such subresource
+    return resource.scale
 
 
-def _count(resource: Resource, obj: Json, path: str) -> int:
-    value = dig(obj, *_names(path)) or 0
+def _count(resource: Resource, obj: Json, place: tuple[str, ...]) -> int:
+    value = dig(obj, *place) or 0
     if isinstance(value, int):
         return int(value)
-    raise _unscalable(resource, obj, path, value, "must be a whole number")
+    raise _unscalable(resource, obj, place, value, "must be a whole number")
 
 
-def _unscalable(resource: Resource, obj: Json, path: str, value: Any, why: str) -> ApiError:
-    problem = invalid_value(path.lstrip("."), value, why)
-    return invalid_object(resource.group, resource.kind, section(obj, "metadata").get("name", ""), [problem])
+def _unscalable(resource: Resource, obj: Json, place: tuple[str, ...], value: Any, why: str) -> ApiError:
+    return invalid_object(
+        resource.group, resource.kind, obj["metadata"]["name"], [invalid_value(".".join(place), value, why)]
+    )

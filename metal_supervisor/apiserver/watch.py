@@ -6,16 +6,17 @@ quiet watch costs nothing. A client can fetch changes that it missed by resource
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .codec import encode
-from .errors import ApiError, Json, expired, forbidden_value, invalid_options
-from .reads import Form, ObjectReader, flag, number, selection
+from .errors import ApiError, Json, forbidden_value, invalid_options
+from .reads import Form, flag, number, selected, selection
 from .resources import Registry
 from .selectors import Test
-from .storage import ObjectStore, StoredChange, TooOld
+from .storage import ObjectStore, StoredChange
 from .targets import RequestTarget
 from .views import view
 
@@ -30,34 +31,82 @@ class Subscription:
     """One open watch."""
 
     target: RequestTarget
-    closed: bool = field(default=False)
+    test: Test
+    form: Form
+    version: int
+    """The latest one that the client has seen; 0 before it has been sent the present state."""
+    ends_s: float
+    """Time of the monotonic clock."""
+    bookmarks: bool
+    initial: bool
+    """Send the present state first, if there is no version to start from."""
+    marked: bool
+    """Mark the end of the present state with a bookmark."""
+    closed: bool = False
     """Set it to end the watch, then wake the condition of its kind."""
+    _header: bool = True
+    """Name the columns in the next line, if it is a table."""
 
+    def lines(self, changes: Iterable[StoredChange]) -> Iterator[bytes]:
+        """Lines for the changes that concern this client."""
+        for change in changes:
+            namespace = change.obj["metadata"].get("namespace", "")
+            if self.target.namespace in ("", namespace):
+                obj = view(self.target.resource, change.obj)
+                if kind := self._type(change, obj):
+                    yield self.line(kind, obj)
 
-def check_query(target: RequestTarget, query: Mapping[str, str]) -> None:
-    """Raise ApiError 400 for bad parameters, while the status line can still be sent."""
-    selection(target, query)
-    for name in ("resourceVersion", "timeoutSeconds"):
-        number(query, name)
-    flag(query, "allowWatchBookmarks")
-    if flag(query, "sendInitialEvents") and query.get("resourceVersionMatch") != "NotOlderThan":
-        detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        raise invalid_options("ListOptions", forbidden_value("resourceVersionMatch", detail))
+    def _type(self, change: StoredChange, obj: Json) -> str | None:
+        """Type of the change within the selection, which an object may enter or leave; None if it stays outside."""
+        before = change.previous is not None and self.test(view(self.target.resource, change.previous))
+        after = change.type != "DELETED" and self.test(obj)
+        return {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get((before, after))
+
+    def line(self, kind: str, obj: Json) -> bytes:
+        """One event."""
+        shaped = self.form.one(self.target.resource, obj, header=self._header)
+        self._header = False
+        return encode({"type": kind, "object": shaped}) + b"\n"
+
+    def bookmark(self, *, initial_end: bool = False) -> bytes:
+        """A BOOKMARK event, which carries nothing but the version that the client has reached."""
+        metadata: Json = {"resourceVersion": str(self.version)}
+        if initial_end:
+            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+        resource = self.target.resource
+        obj = {"kind": resource.kind, "apiVersion": resource.group_version, "metadata": metadata}
+        if self.form.kind == "table":
+            obj = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "rows": []}
+        return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
 
 class Watcher:
     """Produces the lines of watch streams."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, reader: ObjectReader, bookmark_s: float) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, bookmark_s: float) -> None:
         self._store = store
         self._registry = registry
-        self._reader = reader
         self._bookmark_s = bookmark_s
         self._open: set[Subscription] = set()
 
-    def open(self, target: RequestTarget) -> Subscription:
-        """A new watch, which can be closed from now on."""
-        subscription = Subscription(target)
+    def open(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Subscription:
+        """A new watch, which can be closed from now on. Raises ApiError for bad parameters."""
+        asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
+        if asked and query.get("resourceVersionMatch") != "NotOlderThan":
+            detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+            raise invalid_options("ListOptions", forbidden_value("resourceVersionMatch", detail))
+        timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
+        subscription = Subscription(
+            target,
+            selection(target, query),
+            form,
+            version=number(query, "resourceVersion") if not asked else 0,
+            ends_s=time.monotonic() + timeout_s,
+            bookmarks=bookmarks,
+            initial=query.get("sendInitialEvents") != "false",
+            # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
+            marked=asked or ("sendInitialEvents" not in query and bookmarks),
+        )
         with self._store.lock:
             self._open.add(subscription)
         return subscription
@@ -80,134 +129,59 @@ class Watcher:
             subscription.closed = True
         self._store.wake_all()
 
-    def run(
-        self, subscription: Subscription, query: Mapping[str, str], form: Form, send: Callable[[bytes], None]
-    ) -> None:
+    def run(self, subscription: Subscription, send: Callable[[bytes], None]) -> None:
         """Calls `send` with one or more lines at a time until the watch ends."""
         try:
-            self._run(subscription, query, form, send)
+            if lines := self._present(subscription):
+                send(b"".join(lines))
+            bookmark_due_s = self._next_bookmark(subscription)
+            over = False
+            while not over:
+                lines = list(subscription.lines(self._changes(subscription, bookmark_due_s)))
+                if time.monotonic() >= bookmark_due_s:
+                    lines.append(subscription.bookmark())
+                    bookmark_due_s = self._next_bookmark(subscription)
+                if lines:
+                    send(b"".join(lines))
+                over = self._over(subscription, subscription.ends_s)
+        except ApiError as problem:
+            send(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
         finally:
             with self._store.lock:
                 self._open.discard(subscription)
 
-    def _run(
-        self, subscription: Subscription, query: Mapping[str, str], form: Form, send: Callable[[bytes], None]
-    ) -> None:
-        stream = _Stream(subscription.target, selection(subscription.target, query), form)
-        timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
-        ends_s = time.monotonic() + timeout_s
-        bookmarks = flag(query, "allowWatchBookmarks")
-        version, lines = self._begin(subscription.target, query, stream)
-        if lines:
-            send(b"".join(lines))
-        if version is None:
-            return
-        bookmark_due_s = self._next_bookmark(ends_s)
-        while True:
-            due_s = min(ends_s, bookmark_due_s) if bookmarks else ends_s
-            try:
-                changes, version_now = self._next(subscription, version, due_s)
-            except TooOld as problem:
-                send(stream.error(_too_old(version, problem.floor)))
-                return
-            lines = list(stream.changes(changes))
-            version = version_now
-            if bookmarks and time.monotonic() >= bookmark_due_s:
-                lines.append(stream.bookmark(version))
-                bookmark_due_s = self._next_bookmark(ends_s)
-            if lines:
-                send(b"".join(lines))
-            if subscription.closed or time.monotonic() >= ends_s or not self._served(subscription.target):
-                return
-
-    def _next_bookmark(self, ends_s: float) -> float:
+    def _next_bookmark(self, subscription: Subscription) -> float:
         """Time of the next bookmark: after a pause, and once more just before the end, for clients that resume."""
-        now_s, last_s = time.monotonic(), ends_s - _LAST_BOOKMARK_S
+        if not subscription.bookmarks:
+            return math.inf
+        now_s, last_s = time.monotonic(), subscription.ends_s - _LAST_BOOKMARK_S
         return min(now_s + self._bookmark_s, last_s) if now_s < last_s else now_s + self._bookmark_s
 
-    def _begin(
-        self, target: RequestTarget, query: Mapping[str, str], stream: _Stream
-    ) -> tuple[int | None, list[bytes]]:
-        """First lines and the version they bring the client to; None when the watch ends here."""
-        wanted, initial = number(query, "resourceVersion"), flag(query, "sendInitialEvents")
-        # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
-        told = initial or ("sendInitialEvents" not in query and flag(query, "allowWatchBookmarks"))
+    def _present(self, subscription: Subscription) -> list[bytes]:
+        """The first lines, for a client that has no version to start from."""
+        if subscription.version:
+            return []
         with self._store.lock:
-            floor = self._store.floor(target.resource.storage_key)
-            if wanted and not initial:
-                return (wanted, []) if wanted >= floor else (None, [stream.error(_too_old(wanted, floor))])
-            objects = self._reader.selected(target, stream.test) if query.get("sendInitialEvents") != "false" else []
-            version = self._store.version
-        lines = [stream.line("ADDED", obj) for obj in objects]
-        if told:
-            lines.append(stream.bookmark(version, initial_end=True))
-        return version, lines
+            found = selected(self._store, subscription.target, subscription.test) if subscription.initial else []
+            subscription.version = self._store.version
+        lines = [subscription.line("ADDED", obj) for obj in found]
+        return [*lines, subscription.bookmark(initial_end=True)] if subscription.marked else lines
 
-    def _next(self, subscription: Subscription, version: int, due_s: float) -> tuple[list[StoredChange], int]:
-        """Waits for changes after a version, until a time of the monotonic clock."""
-        kind = subscription.target.resource.storage_key
+    def _changes(self, subscription: Subscription, bookmark_due_s: float) -> list[StoredChange]:
+        """Wait for changes that have not been sent, until the end of the watch or the time of a bookmark."""
+        kind, due_s = subscription.target.resource.storage_key, min(subscription.ends_s, bookmark_due_s)
         condition = self._store.condition(kind)
         with condition:
             while True:
-                changes = self._store.changes_since(kind, version)
-                left_s = due_s - time.monotonic()
-                if changes or subscription.closed or left_s <= 0 or not self._served(subscription.target):
+                changes = self._store.changes_since(kind, subscription.version)
+                if changes or self._over(subscription, due_s):
                     # A version from the future (the cluster was rebuilt) stays there, silently, as on a real server.
-                    return changes, max(version, self._store.version)
-                condition.wait(left_s)
+                    subscription.version = max(subscription.version, self._store.version)
+                    return changes
+                condition.wait(due_s - time.monotonic())
 
-    def _served(self, target: RequestTarget) -> bool:
-        resource = target.resource
-        return self._registry.find(resource.group, resource.version, resource.plural) is not None
-
-
-def _too_old(version: int, floor: int) -> ApiError:
-    return expired(f"too old resource version: {version} ({floor})")
-
-
-class _Stream:
-    """Turns changes into lines for one client."""
-
-    def __init__(self, target: RequestTarget, test: Test, form: Form) -> None:
-        self._target = target
-        self.test = test
-        self._form = form
-        self._header = True
-
-    def changes(self, changes: Iterable[StoredChange]) -> Iterator[bytes]:
-        """Lines for the changes that concern this client."""
-        for change in changes:
-            namespace = change.obj["metadata"].get("namespace", "")
-            if self._target.namespace and namespace != self._target.namespace:
-                continue
-            obj = view(self._target.resource, change.obj)
-            kind = self._type(change, obj)
-            if kind:
-                yield self.line(kind, obj)
-
-    def _type(self, change: StoredChange, obj: Json) -> str | None:
-        """Type of the change within the selection, which an object may enter or leave; None if it stays outside."""
-        before = change.previous is not None and self.test(view(self._target.resource, change.previous))
-        after = change.type != "DELETED" and self.test(obj)
-        return {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get((before, after))
-
-    def line(self, kind: str, obj: Json) -> bytes:
-        """One event."""
-        shaped = self._form.one(self._target.resource, obj, header=self._header)
-        self._header = False
-        return encode({"type": kind, "object": shaped}) + b"\n"
-
-    def bookmark(self, version: int, *, initial_end: bool = False) -> bytes:
-        """A BOOKMARK event, which carries nothing but a version."""
-        metadata: Json = {"resourceVersion": str(version)}
-        if initial_end:
-            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
-        resource = self._target.resource
-        obj = {"kind": resource.kind, "apiVersion": resource.group_version, "metadata": metadata}
-        if self._form.kind == "table":
-            obj = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "rows": []}
-        return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
-
-    def error(self, problem: ApiError) -> bytes:
-        """The ERROR event that ends a watch which cannot continue."""
-        return encode({"type": "ERROR", "object": problem.status()}) + b"\n"
+    def _over(self, subscription: Subscription, due_s: float) -> bool:
+        """True if a watch is closed, its kind is gone, or it is past a time of the monotonic clock."""
+        resource = subscription.target.resource
+        served = self._registry.find(resource.group, resource.version, resource.plural)
+        return subscription.closed or served is None or time.monotonic() >= due_s

@@ -8,22 +8,13 @@ that anything has changed at all. Only then is it stored, unless it is a dry run
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from . import builtins, cel, crds, errors, lastapplied, metadata, steps, typed
-from .apply import (
-    Entries,
-    Manager,
-    apply,
-    read_entries,
-    same_apart_from_bookkeeping,
-    track_update,
-    write_entries,
-)
+from .apply import Entries, Manager, apply, read_entries, same_apart_from_bookkeeping, track_update, write_entries
 from .codec import clone, section
-from .deletes import NAMESPACES, finalizers_of
+from .deletes import NAMESPACES, Collector, finalizers_of
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .resources import Registry, Resource, from_crd
@@ -40,13 +31,11 @@ _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 class Writer:
     """Performs writes. Every method takes the store's lock itself."""
 
-    def __init__(
-        self, store: ObjectStore, registry: Registry, *, allow_loopback: bool, on_owners_changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, collector: Collector, *, allow_loopback: bool) -> None:
         self._store = store
         self._registry = registry
+        self._collector = collector
         self._allow_loopback = allow_loopback
-        self._on_owners_changed = on_owners_changed
 
     def create(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """POST to a collection."""
@@ -210,7 +199,7 @@ class Writer:
         others = self._others(resource, new) if resource.kind == "Service" else []
         is_crd = resource.storage_key == crds.KIND
         before = section(previous or {}, "metadata")
-        problems = metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service")
+        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service"))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
         else:
@@ -237,15 +226,14 @@ class Writer:
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, own = target.resource, new["metadata"]
         if own.get("deletionTimestamp") and not finalizers_of(resource.storage_key, new):
-            removed = self._store.remove(*target.place)
-            self._on_owners_changed()
+            removed = self._collector.remove(*target.place)
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
         stored = self._store.put(*target.place, stored_form(resource, new))
         if resource.storage_key == crds.KIND:
             self.install(stored)
         old_owners = section(before or {}, "metadata").get("ownerReferences")
         if own.get("ownerReferences") != old_owners or own.get("deletionTimestamp"):
-            self._on_owners_changed()
+            self._collector.wake()
         return view(resource, stored)
 
     def install(self, crd: Json) -> None:

@@ -178,6 +178,14 @@ def test_a_deleted_crd_takes_its_objects_and_routes_along(widgets: Client) -> No
     assert widgets.get(WIDGETS).body["items"] == []
 
 
+def test_a_crd_that_a_finalizer_held_takes_its_routes_along(widgets: Client) -> None:
+    where = f"{CRD_PATH}/widgets.example.test"
+    widgets.merge(where, {"metadata": {"finalizers": ["example.test/hold"]}})
+    assert widgets.delete(where).body["metadata"]["deletionTimestamp"]
+    assert widgets.merge(where, {"metadata": {"finalizers": None}}).code == 200
+    assert widgets.get(where).code == 404 and widgets.get(WIDGETS).code == 404
+
+
 def test_collections_are_deleted_by_selector(client: Client) -> None:
     for name in ("a", "b", "c"):
         client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"n": name}}})

@@ -9,7 +9,7 @@ import pytest
 from metal_supervisor.apiserver.cel import Failed, Unsupported, evaluate, problems
 from metal_supervisor.apiserver.errors import required
 
-VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "of": [{"x": 1}, {"y": 2}], "none": None, "f": 1.5}
+VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "none": None, "f": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,6 @@ VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "of": [{"x": 1}
         ("size(self.list) == 3 && self.list.size() == 3 && self.b.size() == 4", True),
         ("double('1.5') == self.f && int('7') > 6 && string(self.a) == '1'", True),
         ("self.b.startsWith('te') && self.b.endsWith('xt') && self.b.contains('ex') && self.b.matches('^t.*t$')", True),
-        ("self.list.all(n, n > 0) && self.list.exists(n, n == 2) && self.list.exists_one(n, n == 3)", True),
-        ("self.of.all(item, has(item.x) != has(item.y))", True),
-        ("self.list[0] == 1 && self.a > -1", True),
         ("self.missing == 1 || self.a == 1", True),
         ("self.a == 1 || self.missing == 1", True),
         ("self.missing == 1 && self.a == 2", False),
@@ -43,6 +40,9 @@ def test_rules_have_an_answer(rule: str, verdict: bool) -> None:
     [
         "self.a + 1 == 2",
         "self.a == 1 ? true : false",
+        "self.list.all(n, n > 0)",
+        "self.list[0] == 1",
+        "self.a > -1",
         "self == oldSelf",
         "self.b.lowerAscii() == 'b'",
         "other.a",
@@ -60,7 +60,7 @@ def test_rules_in_more_than_is_spoken_are_left_alone(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1", "self.list[9] == 1"]
+    "rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1"]
 )
 def test_rules_without_an_answer_are_broken(rule: str) -> None:
     with pytest.raises(Failed):

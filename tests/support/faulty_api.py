@@ -215,7 +215,7 @@ def restart_versions(store: ObjectStore) -> None:
     with store.lock:
         store.version = 1
         for kind, name, obj in store.everything():
-            store._save(kind, name, obj, store.version + 1, store.written_s(kind, name))
+            store.put(kind, name, obj)
         forget_history(store)
 
 
