@@ -312,38 +312,35 @@ def opens(name: str, setting: str) -> str:
 # ── files that arguments name ────────────────────────────────────────────────────────────────────
 
 
+def _files(item: Argument) -> list[tuple[str, str]]:
+    """(file as written, what stands behind it) for each file that an argument names; [] if its flag names no files."""
+    if item.flag is None or item.flag.paths is None or not item.values:
+        return []
+    if item.flag.paths is Paths.ONE:
+        return [(item.values[0], "")]
+    parts = item.values[0].split(",")
+    if item.flag.paths is Paths.LIST:
+        return [(each, "") for each in parts]
+    split = (each.rpartition(":") for each in parts)  # without a scale, all of it is the last of the three
+    return [(name, f":{scale}") if colon else (scale, "") for name, colon, scale in split]
+
+
 def named_files(item: Argument) -> tuple[str, ...]:
     """The files that an argument names, as written; none if its flag names no files."""
-    if item.flag is None or item.flag.paths is None or not item.values:
-        return ()
-    if item.flag.paths is Paths.ONE:
-        return item.values[:1]
-    parts = item.values[0].split(",")
-    return tuple(_scale(each)[0] if item.flag.paths is Paths.SCALED else each for each in parts)
+    return tuple(name for name, _ in _files(item))
 
 
 def with_files(item: Argument, found: Mapping[str, str]) -> str:
     """The value of such an argument, with each of its files where it is on this Mac."""
-    assert item.flag is not None
-    if item.flag.paths is Paths.ONE:
-        return found.get(item.values[0], "")
-    if item.flag.paths is Paths.LIST:
-        return ",".join(found.get(each, "") for each in item.values[0].split(","))
-    pairs = (_scale(each) for each in item.values[0].split(","))
-    return ",".join(f"{found.get(name, '')}:{scale}" for name, scale in pairs)
-
-
-def _scale(text: str) -> tuple[str, str]:
-    name, colon, scale = text.rpartition(":")
-    return (name, scale) if colon else (text, "")
+    return ",".join(found.get(name, "") + behind for name, behind in _files(item))
 
 
 def unscaled(item: Argument) -> str:
     """Reason why the argument's files lack the scales that its flag requires, or "" if they have them."""
     if item.flag is None or item.flag.paths is not Paths.SCALED:
         return ""
-    scales = (_scale(each)[1] for each in item.values[0].split(","))
-    return "" if all(SCALE.allows(each) for each in scales) else f"must be FILE:SCALE, with {SCALE.says}"
+    good = all(SCALE.allows(behind[1:]) for _, behind in _files(item))
+    return "" if good else f"must be FILE:SCALE, with {SCALE.says}"
 
 
 def misread(item: Argument, source: str) -> str:
