@@ -89,8 +89,8 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-def _convert(name: str, value: Any, origin: str) -> Any:
-    """The value in the setting's type. Raises ConfigError, naming the value's origin."""
+def checked(name: str, value: Any, origin: str) -> Any:
+    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
     wanted = _TYPES[name]
     try:
         if wanted is bool:
@@ -115,11 +115,6 @@ def _convert(name: str, value: Any, origin: str) -> Any:
     if problem:
         raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
     return result
-
-
-def checked(name: str, value: Any, origin: str) -> Any:
-    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
-    return _convert(name, value, origin)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -149,7 +144,7 @@ def parsed(text: str, where: str) -> dict[str, Any]:
     for key in content:
         if key not in FIELDS:
             raise ConfigError(f"{where}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
-    return {key: _convert(key, value, where) for key, value in content.items()}
+    return {key: checked(key, value, where) for key, value in content.items()}
 
 
 def edited(text: str, values: Mapping[str, Any], where: str) -> str:
@@ -196,7 +191,7 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
         if name not in FIELDS:
             known = [ENV_PREFIX + each.upper() for each in FIELDS]
             raise ConfigError(f"environment: unknown setting {variable!r}{_nearest(variable, known)}")
-        found[name] = _convert(name, value, f"environment {variable}")
+        found[name] = checked(name, value, f"environment {variable}")
     return found
 
 
@@ -244,7 +239,7 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     for name in FIELDS:
         given = getattr(arguments, name, None)
         if given is not None:
-            values[name] = _convert(name, given, flag_of(name))
+            values[name] = checked(name, given, flag_of(name))
     for name in PATHS & values.keys():
         if values[name]:  # supervisord runs our programs in another directory
             values[name] = str(Path(values[name]).expanduser().absolute())
@@ -269,7 +264,7 @@ def load_saved(state: Path) -> Settings:
     """Settings of the system with this state directory. Raises ConfigError."""
     try:
         saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
-        values = {name: _convert(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
+        values = {name: checked(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
         if not isinstance(saved["config"], str):
             raise TypeError("config must be a path")
         overrides = Overrides(saved["config"], values)
@@ -300,7 +295,7 @@ def load_good(state: Path) -> tuple[Settings, str]:
 def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
     try:
         found = json.loads(kept.read_text("utf-8"))
-        values = {name: _convert(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
+        values = {name: checked(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
     except (OSError, ValueError, AttributeError):
         raise problem from None
     return dataclasses.replace(Settings(**values), state_dir=str(state))
