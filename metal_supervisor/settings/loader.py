@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
 from metal_supervisor.spec import fields
+from metal_supervisor.spec.nearest import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +37,7 @@ KEY_VARIABLE = f"{ENV_PREFIX}KEY"
 """Variable with the key that `chat` shows to the gateway; a secret of the user's shell, and no setting."""
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 RUN_DIRECTORY = ".run"
+UNLIKE = "; docs/settings.md has them all"
 
 
 class ConfigError(Exception):
@@ -82,11 +83,6 @@ def system_in(state: Path) -> bool:
         text = f"state directory {state} cannot be read: {error.strerror}; run this as the user whose system it is"
         raise ConfigError(f"{text}, or name another with --state-dir") from None
     return True
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
 def checked(name: str, value: Any, origin: str) -> Any:
@@ -143,7 +139,7 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     for key in content:
         if key not in FIELDS:
-            raise ConfigError(f"{where}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
+            raise ConfigError(f"{where}: unknown setting {key!r}{did_you_mean(key, FIELDS) or UNLIKE}")
     return {key: checked(key, value, where) for key, value in content.items()}
 
 
@@ -190,7 +186,7 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
         name = variable[len(ENV_PREFIX) :].lower()
         if name not in FIELDS:
             known = [ENV_PREFIX + each.upper() for each in FIELDS]
-            raise ConfigError(f"environment: unknown setting {variable!r}{_nearest(variable, known)}")
+            raise ConfigError(f"environment: unknown setting {variable!r}{did_you_mean(variable, known) or UNLIKE}")
         found[name] = checked(name, value, f"environment {variable}")
     return found
 
