@@ -131,11 +131,9 @@ class Plugin:
             return given
         if now >= given.lasts:
             self._renew(given)
-        elif now >= given.at + self.FRESH * (given.lasts - given.at) and self._running.acquire(blocking=False):
-            try:
-                threading.Thread(target=self._refresh_and_release, name="credentials", daemon=True).start()
-            except RuntimeError:  # no thread can be started: try on the next call
-                self._running.release()
+        elif now >= given.at + self.FRESH * (given.lasts - given.at) and not self._running.locked():
+            with contextlib.suppress(RuntimeError):  # no thread can be started: try on the next call
+                threading.Thread(target=self._renew, args=(given,), name="credentials", daemon=True).start()
         return self._given
 
     def renew(self) -> None:
@@ -143,6 +141,7 @@ class Plugin:
         self._renew(self._given)
 
     def _renew(self, old: PluginCredential) -> None:
+        """Run the plugin again, unless another thread has done so since `old`, or it is backing off."""
         with self._running:
             if self._given is old and not self._is_held(self._clock()):
                 self._refresh()
@@ -150,12 +149,6 @@ class Plugin:
     def _is_held(self, now: float) -> bool:
         """True while it backs off; a time farther ahead than that takes is of a clock that has been set back since."""
         return 0 < self._not_before - now <= self.LONGEST_RETRY_S
-
-    def _refresh_and_release(self) -> None:
-        try:
-            self._refresh()
-        finally:
-            self._running.release()
 
     def _refresh(self) -> None:
         """Replace the credential; on failure keep the old one, and back off longer each time."""

@@ -181,12 +181,15 @@ class Placement:
         One of the live Macs does it at once. The others follow one by one, in case that it does not: it may lack the
         right. By then there is mostly nothing left to do, which costs each of them one request.
         """
-        self._silent = {peer: self._silent.get(peer, now) for peer in peers.silent(lives, self._node)}
+        self._silent = {
+            peer: self._silent.get(peer, now)
+            for peer, life in lives.items() if life not in claims.ALIVE and peer[1] != self._node
+        }  # fmt: skip
         left_s = {
             peer: since + min(LAST_TURN_S, TURN_S * peers.turn(lives, self._node, peer)) - now
             for peer, since in self._silent.items()
         }
-        return [peer for peer, left in left_s.items() if left <= 0], min(
+        return sorted(peer for peer, left in left_s.items() if left <= 0), min(
             (left for left in left_s.values() if left > 0), default=None
         )
 
