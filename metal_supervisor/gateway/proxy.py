@@ -257,6 +257,7 @@ class Proxy:
                         sign_at += signs.EVERY_S
                 if held is None:
                     return self._engaged(found)
+
     def _engaged(self, found: Sequence[Backend]) -> Backend:
         """The engine for a request, with the request counted as in flight. Raises GatewayError."""
         backend = routing.choose(found, self.in_flight)

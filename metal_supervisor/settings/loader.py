@@ -299,7 +299,7 @@ def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
 
 def sample() -> str:
     """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
-    lines = ["# metal_supervisor: every setting with its default. Generated from config.py; a test keeps it true.", ""]
+    lines = ["# Every setting with its default. Generated from settings/schema.py; a test keeps it true.", ""]
     for name, item in FIELDS.items():
         lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
     return "\n".join(lines)

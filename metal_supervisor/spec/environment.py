@@ -47,15 +47,6 @@ class Environment:
             return Variable(FlagVerdict.IGNORED)
         return Variable(FlagVerdict.REFUSED, why="it is not known to be harmless")
 
-    def refusal(self, name: str, where: str, opened: Collection[str] = ()) -> Problem | None:
-        """(reason, message) if a manifest may not set a variable; its value is not looked at."""
-        found = self.judge(name, opened)
-        if found.verdict is FlagVerdict.OURS:
-            return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; remove it"
-        if found.verdict is FlagVerdict.REFUSED:
-            return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; {opens(name, 'env')}"
-        return None
-
 
 def variables(
     text: str, check: ValueCheck = TEXT, verdict: FlagVerdict = FlagVerdict.VALUE, why: str = ""
@@ -105,17 +96,20 @@ class Vocabulary:
         self, name: str, where: str, opened: Collection[str] = (), opened_flags: Collection[str] = ()
     ) -> Problem | None:
         """(reason, message) if a manifest may not set a variable; its value is not looked at."""
-        flag = self.flag(name)
-        if flag is None:
-            return self.environment.refusal(name, where, opened)
-        if flag.verdict is FlagVerdict.PATH:
+        flag, found = self.flag(name), self.variable(name, opened)
+        if flag is not None and flag.verdict is FlagVerdict.PATH:
             return "InvalidSpec", f"{where} {name} names a file; write {flag.names[-1]} in spec.extraArgs instead"
-        if flag.verdict is FlagVerdict.OURS or (
-            flag.verdict is FlagVerdict.REFUSED and set(flag.names).isdisjoint(opened_flags)
-        ):
-            advice = "remove it" if flag.verdict is FlagVerdict.OURS else opens(flag.names[-1], "extra-args")
-            return "InvalidSpec", f"{where} {name} is not yours to set: {flag.why}; {advice}"
-        return None
+        if found.verdict is FlagVerdict.OURS:
+            advice = "remove it"
+        elif found.verdict is not FlagVerdict.REFUSED:
+            return None
+        elif flag is None:
+            advice = opens(name, "env")
+        elif set(flag.names).isdisjoint(opened_flags):
+            advice = opens(flag.names[-1], "extra-args")
+        else:
+            return None
+        return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; {advice}"
 
 
 @lru_cache(maxsize=16)

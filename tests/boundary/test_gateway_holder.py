@@ -189,3 +189,19 @@ def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
     assert worker.retired.wait(10)
     worker.ended.join(10)
     assert not worker.ended.is_alive()
+
+
+def test_a_worker_waits_for_the_next_holder_however_long_it_had_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    path = tmp_path / "gateway.sock"
+    monkeypatch.setattr(listeners, "ALONE_S", 1.0)
+    with running(path):
+        worker = Worker(path, f"127.0.0.1:{port}")
+        eventually(lambda: worker.served, what="the socket")
+        monkeypatch.setattr(worker.listeners, "_parent", -1)
+        time.sleep(1.2)
+    assert not worker.retired.wait(0.6)
+    assert worker.retired.wait(10)
+    worker.ended.join(10)
