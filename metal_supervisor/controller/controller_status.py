@@ -21,7 +21,7 @@ from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import histogram, resources
+from metal_supervisor.spec import histogram, model_resource, resources
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
@@ -223,6 +223,6 @@ class ModelFiles:
 
 def _read(model: Json) -> Model | Bad:
     try:
-        return resources.read_model(model)
+        return model_resource.read_model(model)
     except Bad as bad:
         return bad.with_traceback(None)
