@@ -24,8 +24,8 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.progress import DownloadProgress, duration
-from metal_supervisor.spec.resources import read_artifact
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import Artifact, Keys, bucket_key, library_model, shown
 from metal_supervisor.spec.terminal_text import printable

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.cluster import credentials
-from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.types import Json
@@ -145,7 +146,8 @@ def create(order: TokenOrder) -> list[str]:
         kube.close()
     chosen = credentials.choose(order.source, order.context)
     server = (order.server or chosen.server).rstrip("/")
-    content = json.dumps(_content(order, chosen, server), indent=1) + "\n"
+    user = {"tokenFile": order.token_file.name}
+    content = text_of(order.account, cluster_of(chosen, server), user, order.namespace)
     try:
         for path, text in ((order.token_file, token.text + "\n"), (order.output, content)):
             write_atomic(path, text)
@@ -201,30 +203,6 @@ def _explained(error: KubeError, order: TokenOrder) -> AccountError:
     if error.code == 403:
         return AccountError(f"{error.message}; {order.source} must belong to an account that may")
     return AccountError(f"no token for {order.namespace}/{order.account}: {error}")
-
-
-def _content(order: TokenOrder, chosen: Chosen, server: str) -> Json:
-    """Content of the kubeconfig: the administrator's cluster, the Mac's user, and the token file's relative path.
-
-    Raises BadKubeconfig if the certificate-authority cannot be read.
-    """
-    names = ("certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    cluster: Json = {"server": server, **{name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}}
-    if chosen.cluster.get("certificate-authority") and "certificate-authority-data" not in cluster:
-        path = chosen.path(str(chosen.cluster["certificate-authority"]))
-        try:
-            cluster["certificate-authority-data"] = base64.b64encode(path.read_bytes()).decode()
-        except OSError as error:
-            raise chosen.bad(f"names {path}, which cannot be read: {error.strerror}") from None
-    name = order.account
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": name, "cluster": cluster}],
-        "users": [{"name": name, "user": {"tokenFile": order.token_file.name}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": order.namespace}}],
-        "current-context": name,
-    }
 
 
 def _tried(order: TokenOrder, server: str) -> list[str]:
@@ -284,7 +262,9 @@ class Renewal:
 
     def due_s(self, now: float) -> float:
         """Seconds until the token is due, 0.0 if it is; at most an hour, because the files may be replaced."""
-        found = self._current()
+        return self._left_s(self._current(), now)
+
+    def _left_s(self, found: tuple[Path, Token] | None, now: float) -> float:
         if found is None:
             return LOOK_AGAIN_S
         return min(LOOK_AGAIN_S, max(0.0, found[1].due - self._server_time(now)))
@@ -297,18 +277,14 @@ class Renewal:
         pause_s = self._not_before - time.monotonic()
         if pause_s > 0:
             return min(pause_s, LONGEST_RETRY_S)
-        wait_s = self.due_s(self._clock())
-        if wait_s > 0:
-            self._failures, self.problem = 0, ""
-            return wait_s
         found = self._current()
-        if found is None:
-            return LOOK_AGAIN_S
-        error = self._renewed(*found)
-        if error:
-            return self._failed(found[1], error)
+        wait_s = self._left_s(found, self._clock())
+        if found is not None and wait_s <= 0:
+            if error := self._renewed(*found):
+                return self._failed(found[1], error)
+            wait_s = max(1.0, self.due_s(self._clock()))
         self._failures, self.problem = 0, ""
-        return max(1.0, self.due_s(self._clock()))
+        return wait_s
 
     def _renewed(self, path: Path, old: Token) -> str:
         """Replace the token file with a new token. Returns the reason why that failed, or "" if it did not."""

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,7 @@ GROUP = "client.authentication.k8s.io"
 API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
 LONGEST_TEXT = 200
 POLL_S = 0.05
+"""Longest time until the end of a command is noticed whose child holds its pipes open."""
 log = logging.getLogger(__name__)
 
 _SECRETS = (
@@ -131,11 +131,9 @@ class Plugin:
             return given
         if now >= given.lasts:
             self._renew(given)
-        elif now >= given.at + self.FRESH * (given.lasts - given.at) and self._running.acquire(blocking=False):
-            try:
-                threading.Thread(target=self._refresh_and_release, name="credentials", daemon=True).start()
-            except RuntimeError:  # no thread can be started: try on the next call
-                self._running.release()
+        elif now >= given.at + self.FRESH * (given.lasts - given.at) and not self._running.locked():
+            with contextlib.suppress(RuntimeError):  # no thread can be started: try on the next call
+                threading.Thread(target=self._renew, args=(given,), name="credentials", daemon=True).start()
         return self._given
 
     def renew(self) -> None:
@@ -143,6 +141,7 @@ class Plugin:
         self._renew(self._given)
 
     def _renew(self, old: PluginCredential) -> None:
+        """Run the plugin again, unless another thread has done so since `old`, or it is backing off."""
         with self._running:
             if self._given is old and not self._is_held(self._clock()):
                 self._refresh()
@@ -150,12 +149,6 @@ class Plugin:
     def _is_held(self, now: float) -> bool:
         """True while it backs off; a time farther ahead than that takes is of a clock that has been set back since."""
         return 0 < self._not_before - now <= self.LONGEST_RETRY_S
-
-    def _refresh_and_release(self) -> None:
-        try:
-            self._refresh()
-        finally:
-            self._running.release()
 
     def _refresh(self) -> None:
         """Replace the credential; on failure keep the old one, and back off longer each time."""
@@ -259,32 +252,23 @@ class Plugin:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.wait()
-            for pipe in (process.stdout, process.stderr):
-                if pipe:
-                    pipe.close()
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
         raise self._failed(f"cannot be read: {problem}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-        assert process.stdout and process.stderr
-        out, err, until = bytearray(), bytearray(), time.monotonic() + self.TIMEOUT_S
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(process.stdout, selectors.EVENT_READ, out)
-            waiting.register(process.stderr, selectors.EVENT_READ, err)
-            while True:
-                over = process.poll() is not None  # polled before the read, so that all its output is read
-                ready = waiting.select(POLL_S) if waiting.get_map() else []
-                for key, _ in ready:
-                    part = os.read(key.fd, 65536)
-                    key.data.extend(part)
-                    if not part:
-                        waiting.unregister(key.fileobj)
-                if len(out) > self.MOST_BYTES:
-                    raise self._failed("printed far too much; it was ended")
-                del err[:-65536]
-                if over and not ready:  # a child of its own may hold the pipes for ever
-                    return process.returncode, bytes(out), bytes(err)
-                if time.monotonic() > until:
-                    raise self._failed(f"did not finish within {self.TIMEOUT_S:g} s; it was ended with its children")
-                if not waiting.get_map() and not over:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(POLL_S)
+        """Wait for the end of the command, but not for that of a child that holds its pipes open."""
+        until = time.monotonic() + self.TIMEOUT_S
+        while True:
+            over = process.poll() is not None  # polled before the read, so that all its output is read
+            try:
+                out, err = process.communicate(timeout=POLL_S)
+                return process.returncode, out, err
+            except subprocess.TimeoutExpired as error:
+                out, err = error.output or b"", error.stderr or b""
+            if len(out) + len(err) > self.MOST_BYTES:
+                raise self._failed("printed far too much; it was ended")
+            if over:
+                return process.returncode, out, err
+            if time.monotonic() > until:
+                raise self._failed(f"did not finish within {self.TIMEOUT_S:g} s; it was ended with its children")

@@ -116,35 +116,20 @@ class Kube:
                 log.warning("server not verified: insecure-skip-tls-verify", extra={"server": self.server_name})
 
     def _options(self, chosen: credentials.Chosen) -> Any:
-        """Settings of the official client for the cluster, without credentials. Raises BadKubeconfig.
+        """Settings of the official client for the cluster, without credentials.
 
         None for an http server on loopback, to which a plain pool connects.
         """
         if chosen.local and chosen.server.startswith("http:"):
             return None
-        from kubernetes import client, config
+        from kubernetes import client
 
-        names = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-        cluster = {name: chosen.cluster[name] for name in names if chosen.cluster.get(name)}
-        content = {
-            "current-context": "it",
-            "contexts": [{"name": "it", "context": {"cluster": "it"}}],
-            "clusters": [{"name": "it", "cluster": {**cluster, "server": chosen.server}}],
-        }
         options = client.Configuration()
-        options.host = ""  # the client's default, localhost, is not in the kubeconfig
-        problem = ""
-        try:
-            config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
-                content, client_configuration=options, persist_config=False
-            )
-        except (config.ConfigException, OSError, *PARSE_ERRORS) as error:
-            problem = type(error).__name__
-        if problem:
-            raise chosen.bad(f"cannot be used: {problem} in its cluster")
-        if chosen.local:
-            options.proxy = None  # a proxy from the environment is not for loopback
-        options.retries = False
+        options.host, options.retries = chosen.server, False
+        options.verify_ssl = not chosen.cluster.get("insecure-skip-tls-verify", False)
+        options.tls_server_name = chosen.cluster.get("tls-server-name") or None
+        # A proxy from the environment, which the client has found already, is not for loopback.
+        options.proxy = None if chosen.local else chosen.cluster.get("proxy-url") or options.proxy
         options.connection_pool_maxsize = POOL["maxsize"]
         options.socket_options = POOL["socket_options"]
         return options

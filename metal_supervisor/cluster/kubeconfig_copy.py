@@ -40,9 +40,6 @@ def copy(file: Path, context: str = "") -> Copy:
     """Copy a context, the current one by default. Raises BadKubeconfig."""
     chosen = credentials.choose(file, context)
     credentials.Login(chosen)  # refuse credentials that cannot be used here
-    cluster: Json = {"server": chosen.server}
-    cluster |= {name: chosen.cluster[name] for name in OF_A_CLUSTER if name in chosen.cluster}
-    cluster |= _inlined(chosen, chosen.cluster, "certificate-authority")
     paths = ("client-certificate", "client-key")
     user: Json = {key: value for key, value in chosen.user.items() if key not in paths and key != "tokenFile"}
     for name in paths:
@@ -55,16 +52,28 @@ def copy(file: Path, context: str = "") -> Copy:
     plugin = ""
     if isinstance(user.get("exec"), dict):
         user["exec"], plugin = _command(chosen, user["exec"])
-    name = chosen.context
+    return Copy(file, text_of(chosen.context, cluster_of(chosen), user), token, plugin)
+
+
+def cluster_of(chosen: Chosen, server: str = "") -> Json:
+    """The cluster of a context, at another URL if `server` is one, with its authority inlined. Raises BadKubeconfig."""
+    cluster: Json = {"server": server or chosen.server}
+    cluster |= {name: chosen.cluster[name] for name in OF_A_CLUSTER if name in chosen.cluster}
+    return cluster | _inlined(chosen, chosen.cluster, "certificate-authority")
+
+
+def text_of(name: str, cluster: Json, user: Json, namespace: str = "") -> str:
+    """Text of a kubeconfig with one context: JSON, which is YAML. Cluster, user and context all have the name."""
+    context = {"cluster": name, "user": name, **({"namespace": namespace} if namespace else {})}
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": name, "cluster": cluster}],
         "users": [{"name": name, "user": user}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "contexts": [{"name": name, "context": context}],
         "current-context": name,
     }
-    return Copy(file, json.dumps(content, indent=1) + "\n", token, plugin)
+    return json.dumps(content, indent=1) + "\n"
 
 
 def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:

@@ -1,7 +1,8 @@
 """Watch of this machine's sleep and network, which drops dead connections.
 
-A connection that was open before a sleep or a change of network is dead, but reports no error, so all are dropped and
-opened again. Each process watches for its own connections, in a thread that wakes every EVERY_S seconds.
+A connection that was open before a sleep or a change of network is dead, but reports no error (on a Mac a read timeout
+does not even advance during sleep), so all are dropped and opened again. Each process watches for its own connections,
+in a thread that wakes every EVERY_S seconds.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.wake_detector import NetworkChange
-from metal_supervisor.host import addresses
+from metal_supervisor.host import addresses, machine
+from metal_supervisor.host.sleep_clock import Clocks, Wake
 
 EVERY_S = 10.0
 log = logging.getLogger(__name__)
@@ -21,10 +22,19 @@ log = logging.getLogger(__name__)
 class NetworkWatcher(threading.Thread):
     """Thread that kicks a Kube when its connections are dead."""
 
-    def __init__(self, kube: Kube, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        on_change: Callable[[], None] = lambda: None,
+        clocks: Clocks | None = None,
+        route: Callable[[str, int], str | None] = machine.route_to,
+    ) -> None:
+        """`route`: returns the local address that a numeric address and port are reached from, None without a route."""
         super().__init__(name="roam", daemon=True)
-        self._kube, self.on_change = kube, on_change
-        self._roaming = NetworkChange(kube)
+        self._kube, self._on_change, self._wake, self._route = kube, on_change, Wake(clocks), route
+        self._peer: tuple[str, int] | None = None
+        self._local: str | None = None
+        self._lost = False
         self._pause = threading.Event()
 
     def run(self) -> None:
@@ -40,11 +50,32 @@ class NetworkWatcher(threading.Thread):
     def look(self) -> None:
         """Check once; call `on_change` if connections were dropped."""
         if self._dropped():
-            self.on_change()
+            self._on_change()
+
+    def check(self) -> str:
+        """Reason why `kube.kick()` is due now, or "" if it is not. Sends nothing, and resolves no name."""
+        moved, slept_s = self._moved(), self._wake.slept_s()
+        return f"slept for {slept_s:.0f} s" if slept_s else moved
+
+    def _moved(self) -> str:
+        """Reason why the connections are dead, by a change of the local address towards the last peer, or ""."""
+        peer = self._kube.peer
+        if peer is None:
+            return ""
+        local = self._route(*peer)
+        if local is None:
+            self._lost = self._lost or self._local is not None  # wait until there is a route again
+            return ""
+        before, lost = self._local, self._lost
+        known = before is not None and peer == self._peer
+        self._peer, self._local, self._lost = peer, local, False
+        if known and local != before:
+            return f"local address changed from {before} to {local}"
+        return "the network is back" if lost else ""
 
     def _dropped(self) -> bool:
         """Drop the connections if they are dead. Returns True if so."""
-        why = self._roaming.check()
+        why = self.check()
         if why:
             log.info("connections dropped", extra={"why": why})
             self._kube.kick()
@@ -92,4 +123,4 @@ class AddressBook(NetworkWatcher):
             if found.note:
                 log.warning("address", extra={"doubt": found.note})
         if changed or dropped:  # last: objects written after a sleep need the new address
-            self.on_change()
+            self._on_change()

@@ -168,6 +168,9 @@ def _conditions(
     here, ready = count
     suspended = record.verdict.standing is Standing.SUSPENDED
     serving = f"{ready}/{record.replicas} replicas ready"
+    unready = Condition(
+        "Available", "False", "NoReadyReplicas", f"{serving}; service is not serving (phase {phase})"
+    )
     found = [
         Condition("Suspended", "True", "Suspended", "spec.suspend=true")
         if suspended
@@ -181,15 +184,9 @@ def _conditions(
     elif phase in ("Stopped", "Suspended"):
         found.append(Condition("Available", "False", reason, message))
     elif phase == "Failed":
-        why = f"{serving}; service is not serving (phase {phase})"
-        found.append(Condition("Available", "False", "NoReadyReplicas", why))
-        found.append(Condition("Degraded", "True", "Failed", "see MetalReady"))
+        found += unready, Condition("Degraded", "True", "Failed", "see MetalReady")
     else:
-        why = f"{serving}; service is not serving (phase {phase})"
-        if ready:
-            found.append(Condition("Available", "True", "InferenceReady", serving))
-        else:
-            found.append(Condition("Available", "False", "NoReadyReplicas", why))
+        found.append(Condition("Available", "True", "InferenceReady", serving) if ready else unready)
         short = "Pending" if phase == "Pending" else "Creating"
         text = message if phase == "Pending" else f"Creating inference service ({serving})"
         found.append(Condition("Progressing", "True", short, text))

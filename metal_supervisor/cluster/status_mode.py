@@ -7,7 +7,6 @@ assumed at once, and its absence only after a while.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,9 +20,6 @@ FIELD = "f:lastUpdated"
 SILENCE_S, UNDECIDED_S = 300.0, 3.0
 QUIET_S = 120.0
 """Silence after which the operator may be gone: it writes every service that is served at least every 90 s."""
-LEASE_NAME = "882d6afe.llmkube.dev"
-"""Lease of the operator's leader election."""
-ASK_LEASE_S, LEASE_MARGIN_S, LEASE_SKEW_S = 30.0, 5.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -40,20 +36,6 @@ class OperatorEvidence:
     """Monotonic time of the first check."""
     believed: bool | None = None
     """Result when the previous process ended, None if unknown."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The operator's Lease as it was last read."""
-
-    version: str
-    renewed: str
-    """RFC 3339, by the clock of the operator's node."""
-    duration_s: float
-    since: float
-    """Monotonic time of the first read of this version."""
-    at: float
-    """Monotonic time of the latest read."""
 
 
 def operator_wrote(entries: object) -> str:
@@ -100,19 +82,6 @@ def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now
     return replace(before, latest=latest, writes=wrote, seen_at=seen_at, first_at=first_at)
 
 
-def read_lease(before: Lease | None, answer: Json, now: float) -> Lease | None:
-    """The operator's Lease from a list, the one renewed last; None if none can be parsed."""
-    items, found = answer.get("items"), []
-    for each in items if isinstance(items, list) else []:
-        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
-            version, spec = str(each["metadata"]["resourceVersion"]), each["spec"]
-            unix(spec["renewTime"])
-            since = before.since if before is not None and before.version == version else now
-            if not isinstance(spec["leaseDurationSeconds"], bool):
-                found.append(Lease(version, spec["renewTime"], float(spec["leaseDurationSeconds"]), since, now))
-    return max(found, key=lambda each: unix(each.renewed), default=None)
-
-
 def age_s(time: str, server_now: float) -> float:
     """Seconds since a time that an object names, infinite if it names none."""
     try:
@@ -127,19 +96,7 @@ def quiet_s(signs: OperatorEvidence, now: float) -> float:
     return 0.0 if since is None else now - since
 
 
-def _gave_up(lease: Lease | None, signs: OperatorEvidence, now: float) -> bool:
-    """True once the Lease has not been renewed for longer than its duration, by two reads since the operator's last
-    write.
-
-    A Lease that is far older than the last write is ignored: that operator does not elect a leader any more.
-    """
-    if lease is None or quiet_s(signs, now) < ASK_LEASE_S or quiet_s(signs, lease.since) < 0:
-        return False
-    current = age_s(lease.renewed, -age_s(signs.latest, 0.0)) < LEASE_SKEW_S
-    return current and lease.at - lease.since >= lease.duration_s + LEASE_MARGIN_S
-
-
-def operator_present(setting: str, signs: OperatorEvidence, now: float, lease: Lease | None = None) -> bool | None:
+def operator_present(setting: str, signs: OperatorEvidence, now: float) -> bool | None:
     """True if the operator writes status here, False if not, None if that is not known yet."""
     if setting != "auto":
         return setting == "operator"
@@ -147,7 +104,7 @@ def operator_present(setting: str, signs: OperatorEvidence, now: float, lease: L
         return signs.believed
     waits = signs.seen_at is not None or signs.believed
     if waits and quiet_s(signs, now) < SILENCE_S:
-        return not _gave_up(lease, signs, now)
+        return True
     looked_s = now - signs.first_at
     return False if signs.believed is False or looked_s >= UNDECIDED_S else None
 

@@ -15,14 +15,13 @@ from typing import Protocol
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.operator_lease import OperatorLease
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import histogram, resources
+from metal_supervisor.spec import histogram, model_resource, resources
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
@@ -51,7 +50,6 @@ class ControllerStatus:
         """The last report, without what counts on with every pass."""
         self._due_at = 0.0
         self._passes = histogram.empty(histogram.PASS_S)
-        self._lease = OperatorLease(kube, settings.namespace)
         self._silence = ""
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
@@ -87,9 +85,7 @@ class ControllerStatus:
             server_now = time.time() + self._kube.clock_offset_s
             self._signs = status_mode.look(self._signs, items, time.monotonic(), server_now)
         setting, now = self._settings.status_mode, time.monotonic()
-        if setting == "auto" and self.operator and status_mode.quiet_s(self._signs, now) >= status_mode.ASK_LEASE_S:
-            self._lease.look()
-        present = status_mode.operator_present(setting, self._signs, now, self._lease.seen)
+        present = status_mode.operator_present(setting, self._signs, now)
         self._silence = status_mode.silence(setting, self._signs, now) if present else ""
         if present is not None and present != self.operator:
             log.info("status", extra={"mode": "operator" if present else "standalone"})
@@ -227,6 +223,6 @@ class ModelFiles:
 
 def _read(model: Json) -> Model | Bad:
     try:
-        return resources.read_model(model)
+        return model_resource.read_model(model)
     except Bad as bad:
         return bad.with_traceback(None)

@@ -10,12 +10,12 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metal_supervisor.gateway.errors import GatewayError
-from metal_supervisor.gateway.routing import Allowed, Backend
+from metal_supervisor.gateway.routing import Backend
 
 PREFIX = "ms-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -42,6 +42,11 @@ class AccessKey:
     """Requests in any 60 s, 0 without a limit."""
     at_once: int = 0
     """Requests at the same time, 0 without a limit."""
+
+    def allows(self, backend: Backend) -> bool:
+        """True if its holder may use a service."""
+        names = {backend.name, backend.qualified, f"{backend.namespace}/*"}
+        return not self.services or not names.isdisjoint(self.services)
 
 
 def digest_of(key: str) -> str:
@@ -119,17 +124,8 @@ def _count(values: Mapping[str, str], name: str, where: str) -> int:
     return int(text)
 
 
-@dataclass(frozen=True)
-class Caller:
-    """The sender of a request."""
-
-    name: str
-    """Name of its key, "" without keys."""
-    allowed: Allowed
-    key: AccessKey | None = None
-
-
-ANYONE = Caller("", Allowed())
+ANYONE = AccessKey("", "")
+"""The key of every caller of a gateway that asks for none."""
 
 
 def network_of(address: str) -> str:
@@ -186,44 +182,39 @@ class Doorman:
     """Tells callers by their keys, and keeps count of their requests."""
 
     def __init__(self) -> None:
-        self._callers: dict[str, Caller] | None = None
-        """By digest; None if no keys are asked for."""
+        self._keys: Sequence[AccessKey] | None = None
+        """None if no keys are asked for."""
         self._recent = LastMinute()
-        self._at_once: dict[str, int] = {}
+        self._at_once: Counter[str] = Counter()
 
     def admit_only(self, keys: Sequence[AccessKey]) -> None:
         """Ask for one of these keys from now on; with none, every request is refused."""
-        self._callers = {each.digest: Caller(each.name, Allowed(each.services), each) for each in keys}
+        self._keys = keys
         self._recent.forget_others({each.name for each in keys})
 
-    def caller(self, sent: str) -> Caller:
-        """The caller with this key. Raises GatewayError."""
-        if self._callers is None:
+    def known(self, sent: str) -> AccessKey:
+        """The key that was sent, if it is known. Raises GatewayError."""
+        if self._keys is None:
             return ANYONE
         digest = digest_of(sent)
-        for known, caller in self._callers.items():
-            if sent and hmac.compare_digest(known, digest):
-                return caller
+        for key in self._keys:
+            if sent and hmac.compare_digest(key.digest, digest):
+                return key
         text = "the key is not known" if sent else "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
         raise GatewayError(401, "invalid_api_key", text, final=True, close=True)
 
-    def enter(self, caller: Caller, now: float) -> None:
+    def enter(self, key: AccessKey, now: float) -> None:
         """Count a request from now on, a monotonic time. Raises GatewayError beyond a limit."""
-        key = caller.key
-        if key is None:
-            return
-        if key.at_once and self._at_once.get(key.name, 0) >= key.at_once:
+        if key.at_once and self._at_once[key.name] >= key.at_once:
             text = f"the key {key.name} has {key.at_once} requests under way, which is its limit"
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
         if key.per_minute and (wait_s := self._recent.enter(key.name, key.per_minute, now)):
             text = f"the key {key.name} may send {key.per_minute} requests a minute"
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=wait_s)
-        self._at_once[key.name] = self._at_once.get(key.name, 0) + 1
+        self._at_once[key.name] += 1
 
-    def leave(self, caller: Caller) -> None:
+    def leave(self, key: AccessKey) -> None:
         """Count the end of a request that entered."""
-        if caller.key is not None:
-            left = self._at_once.get(caller.name, 1) - 1
-            self._at_once[caller.name] = left
-            if not left:
-                del self._at_once[caller.name]
+        self._at_once[key.name] -= 1
+        if not self._at_once[key.name]:
+            del self._at_once[key.name]

@@ -45,20 +45,12 @@ class BodyReader:
             raise GatewayError(400, "invalid_request", "send the body without Content-Encoding", final=True, close=True)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if request.content.is_eof():  # it came along with the headers, as most do
-            return self._counted(request.content.read_nowait(), client, too_long)
         try:
             async with timeout(BODY_S):
                 return await self._collected(request, client, too_long)
         except asyncio.TimeoutError:
             text = "the body did not arrive in time"
             raise GatewayError(408, "request_timeout", text, final=True, close=True) from None
-
-    def _counted(self, body: bytes, client: str, too_long: GatewayError) -> bytes:
-        if len(body) > MOST_BODY_BYTES:
-            raise too_long
-        self._held[client] += len(body)
-        return body
 
     async def _collected(self, request: web.BaseRequest, client: str, too_long: GatewayError) -> bytes:
         pieces: list[bytes] = []

@@ -20,7 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from metal_supervisor.gateway import routing, signs
-from metal_supervisor.gateway.access import ANYONE, Caller
+from metal_supervisor.gateway.access import ANYONE, AccessKey
 from metal_supervisor.gateway.backends import LLAMA, first_id
 from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
@@ -51,7 +51,8 @@ class Exchange:
     path: str
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     began: float = field(default_factory=time.monotonic)
-    caller: Caller = ANYONE
+    key: AccessKey = ANYONE
+    """The one that its client has shown."""
     backend: Backend | None = None
     status: int = 0
     code: str = ""

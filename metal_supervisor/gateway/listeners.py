@@ -1,17 +1,26 @@
-"""The listeners of a worker: the public one, and one for each on-demand service of this Mac."""
+"""The listeners of a worker: the public one, and one for each on-demand service of this Mac.
+
+Their sockets come from the holder, over a connection that is made anew whenever the holder was replaced; the same
+connection brings the word to retire.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable
 
-from metal_supervisor.gateway.holder import BACKLOG
-from metal_supervisor.gateway.link import HolderLink, LinkEvents
+from metal_supervisor.gateway.deadline import timeout
+from metal_supervisor.gateway.holder import BACKLOG, Impostor, received, send
 
-HANDSHAKE_S, TAKEN_RETRY_S = 10.0, 5.0
+HANDSHAKE_S, CONNECT_S = 10.0, 5.0
+RETRY_S, TAKEN_RETRY_S = 0.2, 5.0
+ALONE_S = 60.0
+"""Time without a holder after which a worker retires that has no supervisord either."""
 
 
 class Listeners:
@@ -32,67 +41,133 @@ class Listeners:
         `problem`: called with an address and why it cannot be listened on, "" once it can; `retire`: called once
         another worker serves.
         """
-        self._public, self._protocol, self._problem = public, protocol, problem
+        self._path, self._public, self._protocol, self._problem, self._retire = path, public, protocol, problem, retire
         self._loop = asyncio.get_running_loop()
-        self._given: asyncio.Queue[tuple[str, socket.socket]] = asyncio.Queue()
+        self._born, self._parent = time.monotonic(), os.getppid()
+        self._addresses = [public]
+        self._kept: dict[str, socket.socket] = {}
+        """Listening sockets by address, for the next holder; asyncio serves, and closes, duplicates of them."""
         self._servers: dict[str, asyncio.Server] = {}
-        self._fronts: frozenset[str] = frozenset()
-        self._link = HolderLink(
-            path, (public,),
-            LinkEvents(
-                listener=lambda address, given: self._soon(self._given.put_nowait, (address, given)),
-                retire=lambda: self._soon(retire),
-                problem=lambda address, why: self._soon(self._not_given, address, why),
-            ),
-        )  # fmt: skip
+        self._holder: socket.socket | None = None
+        self._heard_at = self._born
+        self._serves = self._retired = False
 
     @property
     def ports(self) -> list[int]:
         """The ports of on-demand services at which it accepts connections."""
         return sorted(int(each.rpartition(":")[2]) for each in self._servers.keys() - {self._public})
 
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Have the loop make a call, from the link's thread; not if it has ended."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *arguments)
-
     def fronts(self, addresses: Iterable[str]) -> None:
-        """Replace the addresses of on-demand services."""
-        wanted = frozenset(addresses) - {self._public}
-        if wanted != self._fronts:
-            self._fronts = wanted
-            self._link.want((self._public, *sorted(wanted)))
-            for address in self._servers.keys() - wanted - {self._public}:
-                close(self._servers.pop(address))
+        """Replace the addresses of on-demand services: those that are new are asked for, the others given up."""
+        before, self._addresses = self._addresses, [self._public, *sorted(set(addresses) - {self._public})]
+        for address in set(before) - set(self._addresses):
+            self._tell({"drop": address})
+            if (listener := self._kept.pop(address, None)) is not None:
+                listener.close()
+            if (server := self._servers.pop(address, None)) is not None:
+                close(server)
+        for address in self._addresses:
+            if address not in before:
+                self._want(address)
+
+    def _want(self, address: str) -> None:
+        """Ask for the socket of an address, unless it is there, or was given up meanwhile."""
+        if address in self._addresses and address not in self._kept:
+            self._tell({"want": address, "born": self._born})
+
+    def _tell(self, message: dict[str, object]) -> None:
+        """Send a message if there is a holder; the next one is told all of it."""
+        with contextlib.suppress(OSError):
+            if self._holder is not None:
+                send(self._holder, message)
 
     async def serve(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
-        """Accept connections until cancelled. `tls`: of the public listener; `serving`: called once it accepts."""
-        self._link.start()
-        try:
-            while True:
-                address, listener = await self._given.get()
-                if address == self._public:
-                    handshake_s = HANDSHAKE_S if tls else None
-                    self._servers[address] = await self._loop.create_server(
-                        lambda: self._protocol(tls is not None), sock=listener, backlog=BACKLOG, ssl=tls,
-                        ssl_handshake_timeout=handshake_s,
-                    )  # fmt: skip
-                    serving()
-                    self._link.serving()
-                elif address in self._fronts:
-                    self._servers[address] = await self._loop.create_server(
-                        lambda: self._protocol(False), sock=listener, backlog=BACKLOG
-                    )
-                else:  # given up meanwhile
-                    listener.close()
-                self._problem(address, "")
-        finally:
-            for each in self._servers.values():
-                close(each)
+        """Accept connections until another worker serves, or cancelled.
 
-    def _not_given(self, address: str, why: str) -> None:
-        self._problem(address, why)
-        self._loop.call_later(TAKEN_RETRY_S, self._link.ask_again, address)
+        `tls`: of the public listener; `serving`: called once it accepts.
+        """
+        try:
+            while not self._retired:
+                try:
+                    await self._follow_holder(tls, serving)
+                except (OSError, EOFError, Impostor, asyncio.TimeoutError):
+                    alone_s = time.monotonic() - self._heard_at
+                    if not self._kept:
+                        self._problem(self._public, "the gateway's holder does not answer; see its log")
+                    elif alone_s > ALONE_S and os.getppid() != self._parent:
+                        self._leave()  # its supervisord was killed, and the next one has no gateway
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            for server in self._servers.values():
+                close(server)
+            for listener in self._kept.values():
+                listener.close()
+
+    def _leave(self) -> None:
+        self._retired = True
+        self._retire()
+
+    async def _follow_holder(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
+        """Do as the holder says. Raises OSError, EOFError or Impostor once it ends the connection, or has not begun."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.setblocking(False)
+            async with timeout(CONNECT_S):
+                await self._loop.sock_connect(connection, self._path)
+            try:
+                for address in self._addresses:
+                    own = [self._kept[address]] if address in self._kept else []
+                    send(connection, {"want": address, "born": self._born, "own": bool(own)}, *own)
+                if self._serves:  # to another holder, after the one before died
+                    send(connection, {"serving": True})
+                self._holder, rest = connection, b""
+                while not self._retired:
+                    await self._readable(connection)
+                    messages, rest, sockets = received(connection, rest)
+                    for message in messages:
+                        if "error" in message:
+                            address = str(message.get("address"))
+                            self._problem(address, str(message["error"]))
+                            self._loop.call_later(TAKEN_RETRY_S, self._want, address)
+                        elif "retire" in message:
+                            self._leave()
+                        elif "listener" in message and sockets:
+                            await self._listen(str(message["listener"]), sockets.pop(0), tls, serving)
+                    for each in sockets:
+                        each.close()
+            finally:
+                self._holder, self._heard_at = None, time.monotonic()
+
+    async def _readable(self, connection: socket.socket) -> None:
+        ready = asyncio.Event()
+        self._loop.add_reader(connection.fileno(), ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(connection.fileno())
+
+    async def _listen(
+        self, address: str, listener: socket.socket, tls: ssl.SSLContext | None, serving: Callable[[], None]
+    ) -> None:
+        """Accept connections on a socket that the holder gave."""
+        if address in self._kept or address not in self._addresses:
+            listener.close()
+            return
+        listener.setblocking(False)
+        self._kept[address] = listener.dup()
+        tls = tls if address == self._public else None
+        server = await self._loop.create_server(
+            lambda: self._protocol(tls is not None), sock=listener, backlog=BACKLOG, ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+        )  # fmt: skip
+        if address not in self._kept:  # given up meanwhile
+            close(server)
+            return
+        self._servers[address] = server
+        if address == self._public:
+            serving()
+            self._serves = True
+            self._tell({"serving": True})
+        self._problem(address, "")
 
 
 def close(server: asyncio.Server) -> None:

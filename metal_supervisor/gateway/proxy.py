@@ -17,7 +17,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from metal_supervisor.gateway import bodies, routing, signs
-from metal_supervisor.gateway.access import Caller, Doorman, check_engine_key, network_of, sent_key
+from metal_supervisor.gateway.access import AccessKey, Doorman, check_engine_key, network_of, sent_key
 from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.body_reader import BodyReader
 from metal_supervisor.gateway.engines import SERVER, EngineClient, Exchange, cut, show_life
@@ -97,7 +97,7 @@ class Proxy:
             self._check_origin(request.headers)
             if exchange.path == "/healthz" and request.method in ("GET", "HEAD"):
                 return self._health(exchange)
-            exchange.caller = self._doorman.caller(_sent_key(request))
+            exchange.key = self._doorman.known(_sent_key(request))
             goal = routing.target(exchange.path)
             if request.method in ("GET", "HEAD"):
                 return self._models(exchange, goal)
@@ -116,7 +116,7 @@ class Proxy:
             raise
         finally:
             if exchange.entered:
-                self._doorman.leave(exchange.caller)
+                self._doorman.leave(exchange.key)
                 self._note(exchange)
 
     # ── the listeners of on-demand services ──────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ class Proxy:
 
     def _models(self, exchange: Exchange, goal: routing.Target) -> web.Response:
         """`/v1/models`, and one of them."""
-        services, allowed = self._reader.services, exchange.caller.allowed
+        services, allowed = self._reader.services, exchange.key.allows
         if goal.service is not None:
             services = routing.ServiceTable(tuple(services.of(*goal.service)))
         if goal.path == routing.MODELS:
@@ -197,7 +197,7 @@ class Proxy:
     async def _pass_on(self, request: web.BaseRequest, exchange: Exchange, goal: routing.Target) -> web.StreamResponse:
         if request.method != "POST" or goal.path not in routing.PATHS:
             raise _not_found(request.method, exchange.path)
-        self._doorman.enter(exchange.caller, time.monotonic())
+        self._doorman.enter(exchange.key, time.monotonic())
         exchange.entered = True
         client = _client(request, exchange)
         body = await self._bodies.read(request, client)
@@ -224,7 +224,7 @@ class Proxy:
                     raise
             finally:
                 self.in_flight[backend.program] -= 1
-                self.room.ended(backend.program)
+                self.room.used(backend.program)
         finally:
             self._bodies.release(client, size)
 
@@ -235,7 +235,7 @@ class Proxy:
 
         The request waits for the engine of an on-demand service. Raises GatewayError.
         """
-        found = self._found(exchange.caller, goal, asked)
+        found = self._found(exchange.key, goal, asked)
         if (held := routing.waited_for(found)) is None:
             return self._engaged(found)
         sign = signs.sign(goal.path, exchange.id, held.name) if asked.stream else b""
@@ -247,7 +247,7 @@ class Proxy:
             with self.room.wait_for(program, _client(request, exchange)):
                 while held is not None and held.program == program:
                     if await self.room.change(min(until, sign_at)):
-                        found = self._found(exchange.caller, goal, asked)
+                        found = self._found(exchange.key, goal, asked)
                         held = routing.waited_for(found)
                     elif time.monotonic() >= until:
                         text = f"{held.name} is still being loaded: {held.message}"
@@ -257,21 +257,22 @@ class Proxy:
                         sign_at += signs.EVERY_S
                 if held is None:
                     return self._engaged(found)
+
     def _engaged(self, found: Sequence[Backend]) -> Backend:
         """The engine for a request, with the request counted as in flight. Raises GatewayError."""
         backend = routing.choose(found, self.in_flight)
         self.in_flight[backend.program] += 1
-        self.room.sent(backend.program)
+        self.room.used(backend.program)
         return backend
 
-    def _found(self, caller: Caller, goal: routing.Target, asked: bodies.RequestBody) -> Sequence[Backend]:
+    def _found(self, key: AccessKey, goal: routing.Target, asked: bodies.RequestBody) -> Sequence[Backend]:
         """The engines of the service that a request names. Raises GatewayError."""
         services = self._reader.services
         if goal.service is not None:
-            return services.at_path(*goal.service, caller.allowed)
+            return services.at_path(*goal.service, key.allows)
         if asked.model is None:
             raise GatewayError(400, "invalid_request", "model is missing: name a model of /v1/models", final=True)
-        return services.find(asked.model, caller.allowed)
+        return services.find(asked.model, key.allows)
 
     def _note(self, exchange: Exchange) -> None:
         """Write the line of the access log; no text of a request or an answer is in it."""
@@ -279,10 +280,10 @@ class Proxy:
         first = exchange.first_byte - exchange.began if exchange.first_byte is not None else None
         service = (backend.namespace, backend.name) if backend else NO_SERVICE
         status = exchange.status or CLIENT_GONE
-        self.traffic.ended(exchange.caller.name, service, status, first, now - exchange.began, exchange.events)
+        self.traffic.ended(exchange.key.name, service, status, first, now - exchange.began, exchange.events)
         detail = {
             "id": exchange.id,
-            "key": exchange.caller.name,
+            "key": exchange.key.name,
             "service": backend.qualified if backend else "",
             "path": quoted(exchange.path),
             "status": status,
@@ -304,12 +305,12 @@ async def _off_loop(size: int, work: Callable[P, T], *arguments: P.args, **named
 
 def _client(request: web.BaseRequest, exchange: Exchange) -> str:
     """Whose request it is: its key's, or else that of an address."""
-    return exchange.caller.name or network_of(request.remote or "")
+    return exchange.key.name or network_of(request.remote or "")
 
 
 def _check_key(request: web.BaseRequest, exchange: Exchange, backend: Backend) -> None:
     """Refuse a caller without a key of the gateway who lacks the engine's own. Raises GatewayError."""
-    if exchange.caller.key is None and backend.key:
+    if not exchange.key.name and backend.key:
         check_engine_key(_sent_key(request), backend)
 
 

@@ -159,18 +159,6 @@ class ServiceTable:
 Filter: TypeAlias = Callable[[Backend], bool]
 
 
-class Allowed:
-    """The services that a caller may use."""
-
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        """`names`: services as `name`, `namespace/name` or `namespace/*`; empty: all."""
-        self._names = frozenset(names)
-
-    def __call__(self, backend: Backend) -> bool:
-        names = self._names
-        return not names or bool(names & {backend.name, backend.qualified, f"{backend.namespace}/*"})
-
-
 def choose(backends: Sequence[Backend], in_flight: Mapping[str, int]) -> Backend:
     """The ready engine with the fewest requests. Raises GatewayError with the service's condition if none is ready."""
     ready = [each for each in backends if each.ready]

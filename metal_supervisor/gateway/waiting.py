@@ -100,17 +100,10 @@ class WaitingRoom:
         finally:
             self.waiting[program] -= 1
             self._waited(service, time.monotonic() - began)
-            self._used(program)
+            self.used(program)
 
-    def sent(self, program: str) -> None:
-        """A request is at the engine; it is counted in `in_flight`."""
-        self._used(program)
-
-    def ended(self, program: str) -> None:
-        """A request that was at the engine has ended."""
-        self._used(program)
-
-    def _used(self, program: str) -> None:
+    def used(self, program: str) -> None:
+        """Note that a request is at the engine, or has ended; `in_flight` counts it, or no longer does."""
         on_demand = next((each for each in self._table.backends if each.program == program), None)
         if on_demand is None or not on_demand.on_demand:
             return

@@ -7,7 +7,7 @@ created by the first Mac to claim it and never renewed; server-side apply withou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -203,13 +203,11 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     )  # fmt: skip
 
 
-def read(
-    leases: Iterable[Json], look: Callable[[Json], Claim | NodeLease | None] = parse
-) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
-    """(claims by slot, node Leases by (namespace, node)). `look`: as `parse`."""
+def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
+    """(claims by slot, node Leases by (namespace, node))."""
     claims: dict[SlotId, Claim] = {}
     nodes: dict[tuple[str, str], NodeLease] = {}
-    for found in map(look, leases):
+    for found in map(parse, leases):
         if isinstance(found, Claim):
             claims[found.slot] = found
         elif found is not None:

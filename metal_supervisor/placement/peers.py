@@ -88,13 +88,6 @@ def judge(
     return result
 
 
-def silent(lives: Mapping[tuple[str, str], Life], me: str) -> Collection[tuple[str, str]]:
-    """(namespace, node) of the silent and gone Macs, whose endpoints a peer has to withdraw."""
-    return sorted(
-        where for where, life in lives.items() if life in (Life.SILENT, Life.GONE) and where[1] != me
-    )
-
-
 def next_silence_s(
     nodes: Mapping[tuple[str, str], NodeLease],
     lives: Mapping[tuple[str, str], Life],

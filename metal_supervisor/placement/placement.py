@@ -77,8 +77,6 @@ class Placement:
             is_news=self._is_news,
         )
         self._sightings: dict[Key, Sighting] = {}
-        self._read: dict[Key, tuple[Json, Claim | claims.NodeLease | None]] = {}
-        """Lease -> as it was last read, and what it says."""
         self._renewals: dict[Key, Sighting] = {}
         """When each Lease was last seen to be renewed, for which there is no pass: many Macs renew all the time."""
         self._gap_s = settings.lease_duration / 2
@@ -97,14 +95,6 @@ class Placement:
         if self.on:
             self._leases.start()
             self._claimer.start()
-
-    def _parsed(self, lease: Json) -> Claim | claims.NodeLease | None:
-        """As `claims.parse`, and anew only for a Lease that changed."""
-        key = key_of(lease)
-        known = self._read.get(key)
-        if known is None or known[0] is not lease:
-            known = self._read[key] = lease, claims.parse(lease)
-        return known[1]
 
     def _is_news(self, before: Json, now: Json) -> bool:
         """Note the time of a renewal, which by itself is no reason for a pass; called by the watch's thread."""
@@ -152,9 +142,7 @@ class Placement:
         self._sightings = peers.sight(self._sightings, leases, now, self._renewals)
         for key in [key for key in list(self._renewals) if key not in leases]:
             del self._renewals[key]
-        held, nodes = claims.read(leases.values(), self._parsed)
-        if len(self._read) > 2 * len(leases):
-            self._read.clear()
+        held, nodes = claims.read(leases.values())
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
         lives = peers.judge(
@@ -193,12 +181,15 @@ class Placement:
         One of the live Macs does it at once. The others follow one by one, in case that it does not: it may lack the
         right. By then there is mostly nothing left to do, which costs each of them one request.
         """
-        self._silent = {peer: self._silent.get(peer, now) for peer in peers.silent(lives, self._node)}
+        self._silent = {
+            peer: self._silent.get(peer, now)
+            for peer, life in lives.items() if life not in claims.ALIVE and peer[1] != self._node
+        }  # fmt: skip
         left_s = {
             peer: since + min(LAST_TURN_S, TURN_S * peers.turn(lives, self._node, peer)) - now
             for peer, since in self._silent.items()
         }
-        return [peer for peer, left in left_s.items() if left <= 0], min(
+        return sorted(peer for peer, left in left_s.items() if left <= 0), min(
             (left for left in left_s.values() if left > 0), default=None
         )
 

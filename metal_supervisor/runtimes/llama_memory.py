@@ -23,7 +23,8 @@ from metal_supervisor.memory.estimate import (
 )
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
-from metal_supervisor.spec.arguments import ParsedArguments, named_files, parse
+from metal_supervisor.spec.arguments import ParsedArguments, parse
+from metal_supervisor.spec.auxiliary_files import named_files
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import MIB
 

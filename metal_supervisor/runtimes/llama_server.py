@@ -29,8 +29,8 @@ from metal_supervisor.runtimes.llama_flags import (
 from metal_supervisor.runtimes.llama_memory import checkpoints, demand, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime
-from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, named_files, parse, refusal, with_files
-from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source
+from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, parse, refusal
+from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source, named_files, with_files
 from metal_supervisor.spec.environment import as_arguments
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.gguf import BadGguf

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
 from metal_supervisor.spec import fields
+from metal_supervisor.spec.nearest import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +37,7 @@ KEY_VARIABLE = f"{ENV_PREFIX}KEY"
 """Variable with the key that `chat` shows to the gateway; a secret of the user's shell, and no setting."""
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 RUN_DIRECTORY = ".run"
+UNLIKE = "; docs/settings.md has them all"
 
 
 class ConfigError(Exception):
@@ -84,13 +85,8 @@ def system_in(state: Path) -> bool:
     return True
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
-
-
-def _convert(name: str, value: Any, origin: str) -> Any:
-    """The value in the setting's type. Raises ConfigError, naming the value's origin."""
+def checked(name: str, value: Any, origin: str) -> Any:
+    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
     wanted = _TYPES[name]
     try:
         if wanted is bool:
@@ -115,11 +111,6 @@ def _convert(name: str, value: Any, origin: str) -> Any:
     if problem:
         raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
     return result
-
-
-def checked(name: str, value: Any, origin: str) -> Any:
-    """A value for the setting of that name, in its type. Raises ConfigError, which begins with `origin`."""
-    return _convert(name, value, origin)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -148,8 +139,8 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     for key in content:
         if key not in FIELDS:
-            raise ConfigError(f"{where}: unknown setting {key!r}{_nearest(key, list(FIELDS))}")
-    return {key: _convert(key, value, where) for key, value in content.items()}
+            raise ConfigError(f"{where}: unknown setting {key!r}{did_you_mean(key, FIELDS) or UNLIKE}")
+    return {key: checked(key, value, where) for key, value in content.items()}
 
 
 def edited(text: str, values: Mapping[str, Any], where: str) -> str:
@@ -195,8 +186,8 @@ def read_env(environ: Mapping[str, str]) -> dict[str, Any]:
         name = variable[len(ENV_PREFIX) :].lower()
         if name not in FIELDS:
             known = [ENV_PREFIX + each.upper() for each in FIELDS]
-            raise ConfigError(f"environment: unknown setting {variable!r}{_nearest(variable, known)}")
-        found[name] = _convert(name, value, f"environment {variable}")
+            raise ConfigError(f"environment: unknown setting {variable!r}{did_you_mean(variable, known) or UNLIKE}")
+        found[name] = checked(name, value, f"environment {variable}")
     return found
 
 
@@ -244,7 +235,7 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     for name in FIELDS:
         given = getattr(arguments, name, None)
         if given is not None:
-            values[name] = _convert(name, given, flag_of(name))
+            values[name] = checked(name, given, flag_of(name))
     for name in PATHS & values.keys():
         if values[name]:  # supervisord runs our programs in another directory
             values[name] = str(Path(values[name]).expanduser().absolute())
@@ -269,7 +260,7 @@ def load_saved(state: Path) -> Settings:
     """Settings of the system with this state directory. Raises ConfigError."""
     try:
         saved = json.loads((state / OVERRIDES_FILE).read_text("utf-8"))
-        values = {name: _convert(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
+        values = {name: checked(name, value, OVERRIDES_FILE) for name, value in saved["values"].items()}
         if not isinstance(saved["config"], str):
             raise TypeError("config must be a path")
         overrides = Overrides(saved["config"], values)
@@ -300,7 +291,7 @@ def load_good(state: Path) -> tuple[Settings, str]:
 def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
     try:
         found = json.loads(kept.read_text("utf-8"))
-        values = {name: _convert(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
+        values = {name: checked(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
     except (OSError, ValueError, AttributeError):
         raise problem from None
     return dataclasses.replace(Settings(**values), state_dir=str(state))
@@ -308,7 +299,7 @@ def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
 
 def sample() -> str:
     """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
-    lines = ["# metal_supervisor: every setting with its default. Generated from config.py; a test keeps it true.", ""]
+    lines = ["# Every setting with its default. Generated from settings/schema.py; a test keeps it true.", ""]
     for name, item in FIELDS.items():
         lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
     return "\n".join(lines)

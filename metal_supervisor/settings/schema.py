@@ -47,77 +47,61 @@ def _address(value: str) -> str | None:
     return None
 
 
-def _named(value: str) -> str | None:
-    dns = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-    good = not value or re.fullmatch(f"{dns}/{dns}", value, re.ASCII)
-    return None if good else "must look like llm/gateway-keys: a namespace and a name in it"
+def _like(pattern: str, wanted: str) -> Callable[[Any], str | None]:
+    """Check of a text that has to match a pattern as a whole."""
+    return lambda value: None if re.fullmatch(pattern, value, re.ASCII) else f"must {wanted}"
+
+
+def _each(check: Callable[[str], str | None]) -> Callable[[Any], str | None]:
+    """Check of each part of a comma-separated text."""
+    return lambda value: next(filter(None, map(check, listed(value))), None)
 
 
 def _listen(value: str) -> str | None:
-    if not value:
-        return None
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
-    if found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535:
+    if value and (found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535):
         return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
     return None
 
 
 def _gateway(value: str) -> str | None:
-    if value in ("", "off") or _listen(value) is None:
+    if value == "off" or _listen(value) is None:
         return None
     return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
 
 
 def _node_name(value: str) -> str | None:
-    good = not value or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", value)
     if value == "reaper":
         return "must not be the name of the cluster's reaper"
-    return None if good else "must be a name of lower-case letters, digits and dashes, at most 50"
-
-
-def _label_list(value: str) -> str | None:
-    part = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
-    for each in listed(value):
-        if not re.fullmatch(rf"{part}=({part})?", each, re.ASCII):
-            return "must look like name=value,name=value"
-    return None
+    return _like(r"([a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?)?",
+                 "be a name of lower-case letters, digits and dashes, at most 50")(value)
 
 
 def _port_range(value: str) -> str | None:
-    low, dash, high = value.partition("-")
-    digits = re.fullmatch(r"\d{4,5}-\d{4,5}", value, re.ASCII)
-    good = dash and digits and 1024 <= int(low) <= int(high) <= 65535
+    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", value, re.ASCII)
+    good = found is not None and 1024 <= int(found[1]) <= int(found[2]) <= 65535
     return None if good else "must look like 18100-18999, within 1024-65535"
 
 
-def _daemon_url(value: str) -> str | None:
-    good = value == "off" or re.fullmatch(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?", value)
-    return None if good else "must be off, or look like http://127.0.0.1:11434: only a daemon of this machine"
+def _host(value: str) -> str | None:
+    with suppress(ValueError):
+        ipaddress.ip_network(value, strict=False)
+        return None
+    return _like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
+                 "name hosts, without scheme or port, or networks, separated by commas")(value)
 
 
-def _mirror(value: str) -> str | None:
-    good = not value or re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", value)
-    return None if good else "must look like https://registry.example.com"
-
-
-def _hub(value: str) -> str | None:
-    good = re.fullmatch(r"(/.*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[\w./-]*)?)?", value)
-    return None if good else "must look like https://mirror.example.com, or be an absolute directory"
-
-
-def _host_list(value: str) -> str | None:
-    for each in listed(value):
-        with suppress(ValueError):
-            ipaddress.ip_network(each, strict=False)
-            continue
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", each, re.ASCII):
-            return "must name hosts, without scheme or port, or networks, separated by commas"
-    return None
-
-
-def _directory_list(value: str) -> str | None:
-    good = all(each.startswith(("/", "~")) for each in listed(value))
-    return None if good else "must be absolute directories, separated by commas"
+_DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
+_WEB = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
+_named = _like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
+_label_list = _each(_like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
+_daemon_url = _like(
+    r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
+    "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
+)
+_mirror = _like(f"({_WEB}/?)?", "look like https://registry.example.com")
+_hub = _like(rf"(/.*|{_WEB}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
+_directory_list = _each(_like("[/~].*", "be absolute directories, separated by commas"))
 
 
 def listed(value: str) -> tuple[str, ...]:
@@ -216,11 +200,11 @@ class Settings:
     )
     allowed_hosts: str = _setting(
         "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
-        _host_list,
+        _each(_host),
     )
     private_hosts: str = _setting(
         "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
-        "have such an address are refused, whatever their name.", _host_list,
+        "have such an address are refused, whatever their name.", _each(_host),
     )
     ollama: str = _setting("", "Path of ollama, for a supervised daemon; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(

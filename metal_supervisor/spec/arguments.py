@@ -9,7 +9,6 @@ engine is a way around the table.
 from __future__ import annotations
 
 import re
-import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -307,52 +306,3 @@ def is_opened(item: Argument, flag: Flag | None, opened: Collection[str]) -> boo
 def opens(name: str, setting: str) -> str:
     shown = name if re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) else "NAME"
     return f"the administrator of this Mac can allow it with its setting --allow-{setting}={shown}"
-
-
-# ── files that arguments name ────────────────────────────────────────────────────────────────────
-
-
-def named_files(item: Argument) -> tuple[str, ...]:
-    """The files that an argument names, as written; none if its flag names no files."""
-    if item.flag is None or item.flag.paths is None or not item.values:
-        return ()
-    if item.flag.paths is Paths.ONE:
-        return item.values[:1]
-    parts = item.values[0].split(",")
-    return tuple(_scale(each)[0] if item.flag.paths is Paths.SCALED else each for each in parts)
-
-
-def with_files(item: Argument, found: Mapping[str, str]) -> str:
-    """The value of such an argument, with each of its files where it is on this Mac."""
-    assert item.flag is not None
-    if item.flag.paths is Paths.ONE:
-        return found.get(item.values[0], "")
-    if item.flag.paths is Paths.LIST:
-        return ",".join(found.get(each, "") for each in item.values[0].split(","))
-    pairs = (_scale(each) for each in item.values[0].split(","))
-    return ",".join(f"{found.get(name, '')}:{scale}" for name, scale in pairs)
-
-
-def _scale(text: str) -> tuple[str, str]:
-    name, colon, scale = text.rpartition(":")
-    return (name, scale) if colon else (text, "")
-
-
-def unscaled(item: Argument) -> str:
-    """Reason why the argument's files lack the scales that its flag requires, or "" if they have them."""
-    if item.flag is None or item.flag.paths is not Paths.SCALED:
-        return ""
-    scales = (_scale(each)[1] for each in item.values[0].split(","))
-    return "" if all(SCALE.allows(each) for each in scales) else f"must be FILE:SCALE, with {SCALE.says}"
-
-
-def misread(item: Argument, source: str) -> str:
-    """Reason why the engine would misread a file's place in an argument, or "" if it would not. `source`: canonical."""
-    if item.flag is None or item.flag.paths is None:
-        return ""
-    plain = urllib.parse.unquote(source).partition("://")[2] or urllib.parse.unquote(source)
-    forbidden = {Paths.ONE: "", Paths.LIST: ",", Paths.SCALED: ",:"}[item.flag.paths]
-    return f"must have no {' or '.join(forbidden)} in its name" if set(forbidden) & set(plain) else ""
-
-
-SCALE = decimal(-1000, 1000)

@@ -6,12 +6,13 @@ as a file beside the model's own. A file that no engine would load is refused by
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from metal_supervisor.spec import fields
-from metal_supervisor.spec.arguments import ParsedArguments, misread, named_files, unscaled
+from metal_supervisor.spec.arguments import Argument, ParsedArguments, Paths, decimal
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, beside, canonical, is_file, library_model, same_origin, shown
@@ -24,6 +25,7 @@ LOOKED_UP = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram
 """Kinds that look them up in the text so far."""
 OFF = ("none", "disabled")
 OTHER_NAMES: Mapping[str, str] = {"mtp": "draft-mtp", "draft": "draft-simple"}
+SCALE = decimal(-1000, 1000)
 
 
 def projector_of(spec: Json, place: str) -> str:
@@ -82,6 +84,46 @@ def _weights(resource: Json, name: str, said: str, kind: str) -> str | None:
     if value is not None and (kind in LOOKED_UP or said == "mtp"):
         raise Bad("InvalidSpec", f"{SPECULATION}.{name} means nothing to {said}, which loads no draft model; remove it")
     return value
+
+
+def _files(item: Argument) -> list[tuple[str, str]]:
+    """(file as written, what stands behind it) for each file that an argument names; [] if its flag names no files."""
+    if item.flag is None or item.flag.paths is None or not item.values:
+        return []
+    if item.flag.paths is Paths.ONE:
+        return [(item.values[0], "")]
+    parts = item.values[0].split(",")
+    if item.flag.paths is Paths.LIST:
+        return [(each, "") for each in parts]
+    split = (each.rpartition(":") for each in parts)  # without a scale, all of it is the last of the three
+    return [(name, f":{scale}") if colon else (scale, "") for name, colon, scale in split]
+
+
+def named_files(item: Argument) -> tuple[str, ...]:
+    """The files that an argument names, as written; none if its flag names no files."""
+    return tuple(name for name, _ in _files(item))
+
+
+def with_files(item: Argument, found: Mapping[str, str]) -> str:
+    """The value of such an argument, with each of its files where it is on this Mac."""
+    return ",".join(found.get(name, "") + behind for name, behind in _files(item))
+
+
+def unscaled(item: Argument) -> str:
+    """Reason why the argument's files lack the scales that its flag requires, or "" if they have them."""
+    if item.flag is None or item.flag.paths is not Paths.SCALED:
+        return ""
+    good = all(SCALE.allows(behind[1:]) for _, behind in _files(item))
+    return "" if good else f"must be FILE:SCALE, with {SCALE.says}"
+
+
+def misread(item: Argument, source: str) -> str:
+    """Reason why the engine would misread a file's place in an argument, or "" if it would not. `source`: canonical."""
+    if item.flag is None or item.flag.paths is None:
+        return ""
+    plain = urllib.parse.unquote(source).partition("://")[2] or urllib.parse.unquote(source)
+    forbidden = {Paths.ONE: "", Paths.LIST: ",", Paths.SCALED: ",:"}[item.flag.paths]
+    return f"must have no {' or '.join(forbidden)} in its name" if set(forbidden) & set(plain) else ""
 
 
 def argument_source(name: str, model: Artifact, where: str) -> str:

@@ -47,15 +47,6 @@ class Environment:
             return Variable(FlagVerdict.IGNORED)
         return Variable(FlagVerdict.REFUSED, why="it is not known to be harmless")
 
-    def refusal(self, name: str, where: str, opened: Collection[str] = ()) -> Problem | None:
-        """(reason, message) if a manifest may not set a variable; its value is not looked at."""
-        found = self.judge(name, opened)
-        if found.verdict is FlagVerdict.OURS:
-            return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; remove it"
-        if found.verdict is FlagVerdict.REFUSED:
-            return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; {opens(name, 'env')}"
-        return None
-
 
 def variables(
     text: str, check: ValueCheck = TEXT, verdict: FlagVerdict = FlagVerdict.VALUE, why: str = ""
@@ -90,38 +81,35 @@ class Vocabulary:
     grammar: Grammar
     environment: Environment
 
+    def flag(self, name: str) -> Flag | None:
+        """The flag that a variable stands for, None for a variable that is judged by itself."""
+        return None if name in self.environment.names else _flags_by_variable(self.grammar).get(name)
+
+    def variable(self, name: str, opened: Collection[str] = ()) -> Variable:
+        """The verdict about a variable, which is that of its flag if it stands for one."""
+        flag = self.flag(name)
+        if flag is None:
+            return self.environment.judge(name, opened)
+        return Variable(flag.verdict, flag.values[0] if flag.values else SWITCH, flag.why)
+
     def refusal(
         self, name: str, where: str, opened: Collection[str] = (), opened_flags: Collection[str] = ()
     ) -> Problem | None:
         """(reason, message) if a manifest may not set a variable; its value is not looked at."""
-        flag = None if name in self.environment.names else flag_of(name, self.grammar)
-        if flag is None:
-            return self.environment.refusal(name, where, opened)
-        if flag.verdict is FlagVerdict.PATH:
+        flag, found = self.flag(name), self.variable(name, opened)
+        if flag is not None and flag.verdict is FlagVerdict.PATH:
             return "InvalidSpec", f"{where} {name} names a file; write {flag.names[-1]} in spec.extraArgs instead"
-        if flag.verdict is FlagVerdict.OURS or (
-            flag.verdict is FlagVerdict.REFUSED and set(flag.names).isdisjoint(opened_flags)
-        ):
-            advice = "remove it" if flag.verdict is FlagVerdict.OURS else opens(flag.names[-1], "extra-args")
-            return "InvalidSpec", f"{where} {name} is not yours to set: {flag.why}; {advice}"
-        return None
-
-    def ignores(self, name: str, opened: Collection[str] = ()) -> bool:
-        """True if a variable has no meaning on a Mac."""
-        flag = None if name in self.environment.names else flag_of(name, self.grammar)
-        verdict = self.environment.judge(name, opened).verdict if flag is None else flag.verdict
-        return verdict is FlagVerdict.IGNORED
-
-    def is_flag(self, name: str) -> bool:
-        """True if a variable stands for a flag."""
-        return name not in self.environment.names and flag_of(name, self.grammar) is not None
-
-    def check(self, name: str, opened: Collection[str] = ()) -> ValueCheck:
-        """The values that a variable takes."""
-        flag = None if name in self.environment.names else flag_of(name, self.grammar)
-        if flag is None:
-            return self.environment.judge(name, opened).check
-        return flag.values[0] if flag.values else SWITCH
+        if found.verdict is FlagVerdict.OURS:
+            advice = "remove it"
+        elif found.verdict is not FlagVerdict.REFUSED:
+            return None
+        elif flag is None:
+            advice = opens(name, "env")
+        elif set(flag.names).isdisjoint(opened_flags):
+            advice = opens(flag.names[-1], "extra-args")
+        else:
+            return None
+        return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; {advice}"
 
 
 @lru_cache(maxsize=16)
@@ -145,11 +133,6 @@ def _positive(flag: Flag) -> str:
     return next((name for name in flag.names if name.startswith("--") and not name.startswith("--no-")), flag.names[-1])
 
 
-def flag_of(variable: str, grammar: Grammar) -> Flag | None:
-    """The flag that an engine reads from a variable."""
-    return _flags_by_variable(grammar).get(variable)
-
-
 def as_arguments(
     env: Iterable[tuple[str, str]], vocabulary: Vocabulary
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -157,7 +140,7 @@ def as_arguments(
     arguments: list[str] = []
     rest = []
     for name, value in env:
-        flag = None if name in vocabulary.environment.names else flag_of(name, vocabulary.grammar)
+        flag = vocabulary.flag(name)
         if flag is None:
             rest.append((name, value))
         elif flag.values:

@@ -114,10 +114,8 @@ class Header:
     """The parts of a header that are kept."""
 
     metadata: Mapping[str, Value]
-    tensors: int
-    """Number of tensors; of all shards, if merged."""
-    bytes_by_type: Mapping[str, int]
-    """Type name -> bytes of all tensors of that type."""
+    weights_bytes: int
+    """Bytes of all tensors; of all shards, if merged."""
     data_offset: int
     """Where the tensors begin, in bytes."""
     data_bytes: int
@@ -128,10 +126,6 @@ class Header:
     """Blocks that have tensors of a recurrent layer; some models have both in one."""
     assumptions: tuple[str, ...] = field(default=())
     """Assumptions made where the file does not tell."""
-
-    @property
-    def weights_bytes(self) -> int:
-        return sum(self.bytes_by_type.values())
 
     @property
     def architecture(self) -> str:
@@ -221,7 +215,6 @@ class _Reader:
         self._cursor = _Cursor(source)
         self._size_bytes = size_bytes
         self._spare = KEPT_TOTAL
-        self._bytes: dict[str, int] = {}
         self._total = 0
         self._unknown: list[tuple[str, int, int]] = []
         self._end = 0
@@ -249,8 +242,7 @@ class _Reader:
         assumptions = self._size_unknown(start)
         return Header(
             metadata=metadata,
-            tensors=tensors,
-            bytes_by_type=dict(sorted(self._bytes.items())),
+            weights_bytes=self._total,
             data_offset=start,
             data_bytes=self._fits(start),
             attention_layers=frozenset(self._attention | (self._fused - self._recurrent)),
@@ -328,10 +320,9 @@ class _Reader:
         name, block, block_bytes = TYPES[number]
         if row % block:
             raise BadGguf(f"tensor {raw!r:.100} has rows of {row}, but {name} comes in blocks of {block}")
-        self._add(name, elements // block * block_bytes, offset)
+        self._add(elements // block * block_bytes, offset)
 
-    def _add(self, name: str, size: int, offset: int) -> None:
-        self._bytes[name] = self._bytes.get(name, 0) + size
+    def _add(self, size: int, offset: int) -> None:
         self._total += size
         self._end = max(self._end, offset + size)
         if self._total > MAX_DATA_BYTES:
@@ -353,17 +344,15 @@ class _Reader:
         """Size tensors of an unknown type by where the next one begins, or the file ends."""
         if not self._unknown:
             return ()
-        ordered = sorted(set(self._offsets))
-        after = dict(itertools.pairwise(ordered))
+        last = None if self._size_bytes is None else self._size_bytes - start
+        after = dict(itertools.pairwise(sorted(set(self._offsets))))
         names = set()
         for tensor, number, offset in self._unknown:
-            end = after.get(offset)
-            if end is None:
-                end = None if self._size_bytes is None else self._size_bytes - start
+            end = after.get(offset, last)
             if end is None or end < offset:
                 raise BadGguf(f"tensor {tensor!r:.100} has the unknown type {number}, and nothing tells its size")
             names.add(f"type {number}")
-            self._add(f"type {number}", end - offset, offset)
+            self._add(end - offset, offset)
         return (f"{', '.join(sorted(names))} unknown: sizes taken from the tensors' places in the file",)
 
     def _fits(self, start: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 from metal_supervisor.spec.types import Json
@@ -56,16 +55,9 @@ def empty(bounds: tuple[float, ...]) -> Histogram:
 
 
 def read(found: Any) -> Histogram | None:
-    """Histogram from what `as_json` wrote into a file; None if it is anything else."""
-    if not isinstance(found, dict):
+    """Histogram from what `as_json` wrote into a file; None if another version wrote something else."""
+    try:
+        bounds, counts = tuple(map(float, found["bounds"])), tuple(map(int, found["counts"]))
+        return Histogram(bounds, counts, float(found["total"])) if len(counts) == len(bounds) + 1 else None
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None
-    bounds, counts, total = found.get("bounds"), found.get("counts"), found.get("total", 0)
-    if not (isinstance(bounds, list) and isinstance(counts, list) and len(counts) == len(bounds) + 1):
-        return None
-    if not all(_is_number(each) for each in (*bounds, *counts, total)) or sorted(set(bounds)) != bounds:
-        return None
-    return Histogram(tuple(map(float, bounds)), tuple(map(int, counts)), float(total))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0

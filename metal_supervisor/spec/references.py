@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from metal_supervisor.spec import fields
+from metal_supervisor.spec.arguments import FlagVerdict
 from metal_supervisor.spec.environment import Vocabulary
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, hub_parts
@@ -83,17 +84,18 @@ def read_environment(
                 raise Bad("InvalidSpec", f"{path}: set one of value and valueFrom, not both")
             kept[name] = _reference(name, item["valueFrom"], f"{path}.valueFrom")
         if known is not None:
-            if known.ignores(name, opened):
+            allowed = known.variable(name, opened)
+            if allowed.verdict is FlagVerdict.IGNORED:
                 ignored.append(f"{path} {name}")
                 del pairs[name]
                 kept.pop(name, None)
-            elif name in kept and known.is_flag(name):
+            elif name in kept and known.flag(name):
                 text = f"{path}.valueFrom: {name} becomes a flag, which every user of this Mac can read; use value"
                 raise Bad("InvalidSpec", text)
             elif name in kept:
-                kept[name] = replace(kept[name], check=known.check(name, opened))
-            elif not (check := known.check(name, opened)).allows(value):  # which may be a secret, so it is not shown
-                raise Bad("InvalidSpec", f"{path}.value: {name} takes {check.says}")
+                kept[name] = replace(kept[name], check=allowed.check)
+            elif not allowed.check.allows(value):  # which may be a secret, so it is not shown
+                raise Bad("InvalidSpec", f"{path}.value: {name} takes {allowed.check.says}")
     return tuple(sorted(pairs.items())), tuple(kept.values()), tuple(ignored)
 
 

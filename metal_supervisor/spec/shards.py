@@ -1,4 +1,4 @@
-"""Shards of a large model: their names, and one header for all, even if only the first is at hand.
+"""Shards of a large model: their names, and one header for all.
 
 llama.cpp names them `…-00001-of-00003.gguf` and writes hyperparameters into the first, which may hold no tensor.
 """
@@ -23,35 +23,18 @@ def shard_names(name: str) -> tuple[str, ...]:
     return tuple(f"{found[1]}-{number:05d}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1))
 
 
-def merge(first: Header, rest: Sequence[Header | int]) -> Header:
-    """The header of a model in shards. A shard whose header is not at hand is given as its file's size in bytes.
-
-    Raises BadGguf if their number differs from the one in the first shard.
-    """
+def merge(first: Header, rest: Sequence[Header]) -> Header:
+    """The header of a model in shards. Raises BadGguf if their number differs from the one in the first shard."""
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
     if number != 0:
         raise BadGguf(f"it is shard {number!r:.20}, counted from 0; the model begins with the first one")
     if max(1, count if isinstance(count, int) else 1) != 1 + len(rest):
         raise BadGguf(f"the first shard says that there are {count!r:.20}; {1 + len(rest)} were given")
-    sizes, tensors = dict(first.bytes_by_type), first.tensors
-    attention, recurrent, assumptions = first.attention_layers, first.recurrent_layers, list(first.assumptions)
-    for shard in rest:
-        if isinstance(shard, int):
-            sizes["shard"] = sizes.get("shard", 0) + shard
-            continue
-        tensors += shard.tensors
-        attention, recurrent = attention | shard.attention_layers, recurrent | shard.recurrent_layers
-        assumptions += shard.assumptions
-        for name, size in shard.bytes_by_type.items():
-            sizes[name] = sizes.get(name, 0) + size
-    if "shard" in sizes:
-        assumptions.append("shards whose headers were not read are charged by their files' sizes")
-        attention = recurrent = frozenset()  # half of the evidence is none
+    shards = [first, *rest]
     return replace(
         first,
-        tensors=tensors,
-        bytes_by_type=sizes,
-        attention_layers=attention,
-        recurrent_layers=recurrent,
-        assumptions=tuple(dict.fromkeys(assumptions)),
+        weights_bytes=sum(each.weights_bytes for each in shards),
+        attention_layers=frozenset().union(*(each.attention_layers for each in shards)),
+        recurrent_layers=frozenset().union(*(each.recurrent_layers for each in shards)),
+        assumptions=tuple(dict.fromkeys(text for each in shards for text in each.assumptions)),
     )

@@ -24,7 +24,6 @@ from metal_supervisor.runtimes.llama_flags import OPTION, options_of
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.spec.arguments import FlagVerdict, parse
-from metal_supervisor.spec.environment import flag_of
 from metal_supervisor.spec.references import Holding, filled
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Engine, PartKey, Rejected, Service, Standing
@@ -191,7 +190,7 @@ def test_every_variable_of_its_flags_is_known_as_theirs() -> None:
         if named is None or flag is None or named[1] in VOCABULARY.environment.names:
             continue
         seen += 1
-        assert flag_of(named[1], GRAMMAR) is flag, named[1]
+        assert VOCABULARY.flag(named[1]) is flag, named[1]
     assert seen > 80
 
 
@@ -244,7 +243,7 @@ def test_no_variable_of_the_binaries_at_hand_gets_there_unless_it_was_judged() -
     home = find_llama_server.with_full_help().resolve().parent
     files = [path for path in home.iterdir() if path.is_file() and not path.is_symlink()]
     found = {name.decode() for path in files for name in NAMES.findall(path.read_bytes())}
-    found = {name for name in found if flag_of(name, GRAMMAR) is None}
+    found = {name for name in found if VOCABULARY.flag(name) is None}
     assert {"GGML_BACKEND_PATH", "LLAMA_CACHE", "AIP_MODE", "HF_ENDPOINT"} <= found
     passed = set()
     for name in found:

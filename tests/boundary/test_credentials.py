@@ -510,10 +510,10 @@ def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path, monkeypat
 def test_a_plugin_that_cannot_be_read_for_want_of_files_has_failed_and_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_left() -> None:
+    def none_left(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(plugin_module.selectors, "DefaultSelector", none_left)
+    monkeypatch.setattr(plugin_module.subprocess.Popen, "communicate", none_left)
     plugin = Plugin(script(tmp_path, "echo $$ > pid; exec sleep 60"), tmp_path, None)
     with pytest.raises(PluginFailed, match=r"\./plug cannot be read: Too many open files"):
         plugin.start()

@@ -1,7 +1,8 @@
-"""The holder of the gateway's sockets, and a worker's link to it: over a real socket of a directory."""
+"""The holder of the gateway's sockets, and a worker's listeners: over a real socket of a directory."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import stat
@@ -9,15 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metal_supervisor.gateway import holder as holders
-from metal_supervisor.gateway import link as links
+from metal_supervisor.gateway import listeners
+from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.holder import Holder, received, send
-from metal_supervisor.gateway.link import HolderLink, LinkEvents
+from metal_supervisor.gateway.listeners import Listeners
 from tests.support.system import eventually, free_ports
 
 
@@ -125,21 +126,33 @@ def test_the_youngest_that_serves_retires_the_others(path: Path) -> None:
         each.close()
 
 
+class Worker:
+    """A worker's listeners, served by a thread."""
+
+    def __init__(self, path: Path, address: str) -> None:
+        self.path, self.address = path, address
+        self.served: list[str] = []
+        self.problems: list[str] = []
+        self.retired = threading.Event()
+        self.ended = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.listeners: Listeners | None = None
+        self.ended.start()
+
+    async def _serve(self) -> None:
+        self.listeners = Listeners(
+            str(self.path), self.address, lambda _tls: asyncio.Protocol(), lambda _, why: self.problems.append(why),
+            self.retired.set,
+        )  # fmt: skip
+        await self.listeners.serve(None, lambda: self.served.append(self.address))
+
+
 def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    given: list[socket.socket] = []
-    problems: list[str] = []
-    retired = threading.Event()
     path = tmp_path / "gateway.sock"
-    link = HolderLink(
-        str(path), [f"127.0.0.1:{port}"],
-        LinkEvents(lambda _, each: given.append(each), retired.set, lambda _, why: problems.append(why)),
-    )
-    link.start()
-    eventually(lambda: problems, what="the missing holder to be told")
+    worker = Worker(path, f"127.0.0.1:{port}")
+    eventually(lambda: worker.problems, what="the missing holder to be told")
     with running(path):
-        eventually(lambda: given, what="the socket")
-        link.serving()
+        eventually(lambda: worker.served, what="the socket")
     with running(path):
         other = FakeWorker(path)
         # Until the worker has given its socket back, the port is taken.
@@ -147,41 +160,48 @@ def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:
             return other.ask(want=f"127.0.0.1:{port}", born=time.monotonic())[1]
 
         (again,) = eventually(told, what="the socket from the worker before")
+        assert worker.served == [f"127.0.0.1:{port}"], "once"
         send(other.connection, {"serving": True})
-        assert retired.wait(10) and len(given) == 1
+        assert worker.retired.wait(10)
+        worker.ended.join(10)
+        assert not worker.ended.is_alive()
         again.close()
         other.close()
-    given[0].close()
 
 
 def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
-    given: list[socket.socket] = []
-    tried, again = threading.Semaphore(0), threading.Semaphore(0)
-    retired, path = threading.Event(), tmp_path / "gateway.sock"
-
-    def pause(_seconds: float) -> None:
-        tried.release()
-        again.acquire()
-
-    monkeypatch.setattr(links, "ALONE_S", 0.0)
-    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
-    link = HolderLink(
-        str(path), [f"127.0.0.1:{port}"],
-        LinkEvents(lambda _, each: given.append(each), retired.set, lambda _address, _why: None),
-    )
+    path = tmp_path / "gateway.sock"
+    monkeypatch.setattr(listeners, "ALONE_S", 0.0)
+    monkeypatch.setattr(listeners, "RETRY_S", 0.01)
+    tries = []
+    monkeypatch.setattr(listeners, "timeout", lambda seconds: tries.append(seconds) or timeout(seconds))
     with running(path):
-        link.start()
-        eventually(lambda: given, what="the socket")
+        worker = Worker(path, f"127.0.0.1:{port}")
+        eventually(lambda: worker.served, what="the socket")
     path.unlink(missing_ok=True)
-    for _ in range(10):
-        assert tried.acquire(timeout=10) and not retired.is_set()
-        again.release()
-    assert tried.acquire(timeout=10)
-    monkeypatch.setattr(link, "_parent", -1)
-    again.release()
-    assert retired.wait(10)
-    again.release()
-    given[0].close()
+    before = len(tries)
+    eventually(lambda: len(tries) > before + 10, what="more tries")
+    assert not worker.retired.is_set()
+    monkeypatch.setattr(worker.listeners, "_parent", -1)
+    assert worker.retired.wait(10)
+    worker.ended.join(10)
+    assert not worker.ended.is_alive()
+
+
+def test_a_worker_waits_for_the_next_holder_however_long_it_had_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    path = tmp_path / "gateway.sock"
+    monkeypatch.setattr(listeners, "ALONE_S", 1.0)
+    with running(path):
+        worker = Worker(path, f"127.0.0.1:{port}")
+        eventually(lambda: worker.served, what="the socket")
+        monkeypatch.setattr(worker.listeners, "_parent", -1)
+        time.sleep(1.2)
+    assert not worker.retired.wait(0.6)
+    assert worker.retired.wait(10)
+    worker.ended.join(10)

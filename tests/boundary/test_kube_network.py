@@ -22,7 +22,7 @@ from test_kube_tls import config as tls_config
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import kube as kube_module
 from metal_supervisor.cluster.kube import Kube, KubeError
-from metal_supervisor.cluster.wake_detector import NetworkChange
+from metal_supervisor.cluster.network_watcher import NetworkWatcher
 from metal_supervisor.host.sleep_clock import Clocks, Wake, system_clocks
 
 
@@ -392,13 +392,13 @@ def test_the_clocks_are_those_of_the_platform(
     assert system_clocks() == (time.monotonic, time.monotonic)
 
 
-def roaming(hands: Hands, peer: tuple[str, int] | None = ("192.0.2.1", 6443)) -> tuple[NetworkChange, Any]:
+def roaming(hands: Hands, peer: tuple[str, int] | None = ("192.0.2.1", 6443)) -> tuple[NetworkWatcher, Any]:
     class Peer:
         pass
 
     kube: Any = Peer()
     kube.peer = peer
-    return NetworkChange(kube, hands.clocks, hands.route), kube
+    return NetworkWatcher(kube, clocks=hands.clocks, route=hands.route), kube
 
 
 def test_sleep_and_another_address_are_reasons_to_begin_anew() -> None:
@@ -439,7 +439,7 @@ def test_another_address_of_the_server_is_none_of_ours() -> None:
 
 
 def test_the_peer_is_the_address_connected_to_so_that_no_name_is_ever_resolved(kube: Kube, way: Forwarder) -> None:
-    roam = NetworkChange(kube)
+    roam = NetworkWatcher(kube)
     assert (kube.peer, roam.check()) == (None, "")
     kube.request("GET", CONFIG_MAPS)
     assert kube.peer == ("127.0.0.1", int(way.url.rpartition(":")[2]))

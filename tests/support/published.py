@@ -17,7 +17,7 @@ def header(architecture: str, tokens: int = 0, weights: int = 0, **keys: Any) ->
     metadata["general.architecture"] = architecture
     if tokens:
         metadata["tokenizer.ggml.tokens"] = Omitted(tokens)
-    return Header(metadata, 1, {"F16": weights}, 4096, weights)
+    return Header(metadata, weights, 4096, weights)
 
 
 def attention(heads: int, kv: int | tuple[int, ...], size: int, **more: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class ByHand:
 def _of(header: Header, gib: float) -> Header:
     """The model with weights of that size."""
     size = round(gib * GIB)
-    return replace(header, bytes_by_type={"Q4_K": size}, data_bytes=size)
+    return replace(header, weights_bytes=size, data_bytes=size)
 
 
 # The sizes are of files in Q4_K_M, as llama.cpp prints them in many published logs.

@@ -13,7 +13,7 @@ from metal_supervisor.memory.budget import (
     share_of,
 )
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.resources import read_limit
+from metal_supervisor.spec.model_resource import read_limit
 from metal_supervisor.spec.sizes import GIB, MIB, amount, fraction, quantity
 from metal_supervisor.spec.types import ModelLimit
 

@@ -227,16 +227,15 @@ def test_seconds_may_be_written_as_llmkubes_agent_takes_them(said: str, seconds:
 
 
 def test_an_unknown_key_names_the_nearest_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"x\.toml: unknown setting 'nampespace'; did you mean 'namespace'\?"):
+    with pytest.raises(ConfigError, match=r"x\.toml: unknown setting 'nampespace' \(did you mean namespace\?\)"):
         read_toml(written(tmp_path, "nampespace = 'x'"))
-    with pytest.raises(ConfigError, match="'METAL_SUPERVISOR_PROT'; did you mean 'METAL_SUPERVISOR_PORT"):
+    with pytest.raises(ConfigError, match=r"'METAL_SUPERVISOR_PROT' \(did you mean METAL_SUPERVISOR_PORT"):
         read_env({"METAL_SUPERVISOR_PROT": "1"})
 
 
-def test_a_key_like_no_other_lists_them_all(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_key_like_no_other_is_told_where_they_all_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'zzzzqqqq'; docs/settings\.md has them all"):
         read_toml(written(tmp_path, "zzzzqqqq = 1"))
-    assert all(name in str(caught.value) for name in FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def trained_for(tokens: int) -> Reading:
         "general.architecture": "llama", "llama.block_count": 8, "llama.embedding_length": 2048,
         "llama.attention.head_count": 16, "llama.context_length": tokens, "llama.feed_forward_length": 8192,
     }  # fmt: skip
-    return Reading(1 << 30, Header(keys, 100, {"Q4_K": 1 << 30}, 4096, 1 << 30))
+    return Reading(1 << 30, Header(keys, 1 << 30, 4096, 1 << 30))
 
 
 def test_llama_server_leaves_no_choice_to_a_spec_that_names_one() -> None:

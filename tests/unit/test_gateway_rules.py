@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metal_supervisor.gateway import access, bodies, routing
-from metal_supervisor.gateway.access import AccessKey, BadKeys, Doorman
+from metal_supervisor.gateway.access import ANYONE, AccessKey, BadKeys, Doorman
 from metal_supervisor.gateway.backends import context_of, first_id
 from metal_supervisor.gateway.body_reader import MOST_BODY_BYTES, MOST_OF_ONE_BYTES, BodyReader
 from metal_supervisor.gateway.errors import GatewayError
-from metal_supervisor.gateway.routing import Allowed, Backend, ServiceTable
+from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.settings.loader import Settings
 
-ALL = Allowed()
+ALL = ANYONE.allows
 
 
 def backend(name: str, namespace: str = "default", ready: bool = True, phase: str = "Ready", reason: str = "Serving",
@@ -49,7 +49,7 @@ def test_an_ambiguous_name_is_answered_with_both() -> None:
     with pytest.raises(GatewayError) as refused:
         SERVICES.find("b", ALL)
     assert refused.value.status == 404 and "default/b or team/b" in refused.value.message
-    assert SERVICES.find("b", Allowed(["team/*"]))[0].program == "team.b"
+    assert SERVICES.find("b", AccessKey("k", "", ("team/*",)).allows)[0].program == "team.b"
 
 
 def test_the_nearest_names_are_those_that_the_caller_may_use() -> None:
@@ -57,7 +57,7 @@ def test_the_nearest_names_are_those_that_the_caller_may_use() -> None:
         SERVICES.find("gemma-3-270", ALL)
     assert "gemma-3-270m" in refused.value.message
     with pytest.raises(GatewayError) as refused:
-        SERVICES.find("gemma-3-270", Allowed(["a"]))
+        SERVICES.find("gemma-3-270", AccessKey("k", "", ("a",)).allows)
     assert "gemma-3-270m" not in refused.value.message and refused.value.message.endswith("there are: a")
 
 
@@ -99,14 +99,15 @@ def test_a_path_names_its_service_and_never_another_one_s_alias() -> None:
         there.at_path("team", "big", ALL)
     assert refused.value.status == 404
     with pytest.raises(GatewayError):
-        SERVICES.at_path("team", "b", Allowed(["a"]))
+        SERVICES.at_path("team", "b", AccessKey("k", "", ("a",)).allows)
     assert [each.program for each in SERVICES.at_path("team", "b", ALL)] == ["team.b"]
 
 
 def test_the_list_has_each_service_once() -> None:
     rows = routing.listing(SERVICES, ALL)
     assert [row["id"] for row in rows] == ["a", "default/b", "team/b", "c", "gemma-3-270m"]
-    assert [row["id"] for row in routing.listing(SERVICES, Allowed(["team/b", "c"]))] == ["team/b", "c"]
+    some = AccessKey("k", "", ("team/b", "c")).allows
+    assert [row["id"] for row in routing.listing(SERVICES, some)] == ["team/b", "c"]
 
 
 def test_a_path_may_name_the_service() -> None:
@@ -230,19 +231,19 @@ def test_a_mistake_in_the_file_is_named_by_its_line(text: str, told: str) -> Non
 
 def test_a_key_lets_in_and_no_other_does() -> None:
     doorman = Doorman()
-    assert doorman.caller("").name == ""
+    assert doorman.known("").name == ""
     doorman.admit_only([AccessKey("laptop", HASH)])
-    assert doorman.caller("secret").name == "laptop"
+    assert doorman.known("secret").name == "laptop"
     for wrong in ("", "other", HASH):
         with pytest.raises(GatewayError) as refused:
-            doorman.caller(wrong)
+            doorman.known(wrong)
         assert refused.value.status == 401 and "WWW-Authenticate" in refused.value.headers()
 
 
 def test_limits_count_each_key_by_itself() -> None:
     doorman = Doorman()
     doorman.admit_only([AccessKey("a", HASH, (), 2, 1), AccessKey("b", access.digest_of("b"))])
-    a, b = doorman.caller("secret"), doorman.caller("b")
+    a, b = doorman.known("secret"), doorman.known("b")
     doorman.enter(a, 0.0)
     with pytest.raises(GatewayError, match="requests under way"):
         doorman.enter(a, 0.5)

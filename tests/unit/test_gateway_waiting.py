@@ -88,7 +88,7 @@ def test_a_withdrawal_is_acknowledged_and_so_is_the_last_answer_after_it() -> No
         here.room.look(table("5"))
         assert (here.last.withdrawn, here.last.in_flight) == (withdrawal_token(5.0), 1)
         here.in_flight[NAME] = 0
-        here.room.ended(NAME)
+        here.room.used(NAME)
         assert here.last.in_flight == 0
 
     asyncio.run(go())

@@ -140,7 +140,7 @@ def header(weights: int = 4 * GIB, **keys: Any) -> Header:
         "general.architecture": "llama", "llama.block_count": 8, "llama.embedding_length": 2048,
         "llama.attention.head_count": 16, "llama.context_length": 8192, "llama.feed_forward_length": 8192, **keys,
     }  # fmt: skip
-    return Header(metadata, 100, {"Q4_K": weights}, 4096, weights)
+    return Header(metadata, weights, 4096, weights)
 
 
 def files(**known: Reading | None) -> Callable[[str], Reading | None]:
@@ -150,7 +150,7 @@ def files(**known: Reading | None) -> Callable[[str], Reading | None]:
 MODEL = Reading(4 * GIB + 4096, header())
 PROJECTOR = Header(
     {"clip.vision.image_size": 896, "clip.vision.patch_size": 14, "clip.vision.embedding_length": 1152},
-    1, {"F16": GIB}, 64, GIB,
+    GIB, 64, GIB,
 )  # fmt: skip
 DRAFT = Reading(GIB // 2, header(GIB // 2, **{"llama.block_count": 2}))
 UNREADABLE = Reading(GIB, problem="GGUF version 9 is not supported; 2 and 3 are")

@@ -237,7 +237,7 @@ def test_a_histogram_counts_a_value_up_to_its_bound_and_comes_back_from_a_file()
 
 @pytest.mark.parametrize(
     "change",
-    [{"counts": [1]}, {"bounds": [1.0, 0.5]}, {"total": "x"}, {"counts": [1, -1, 0]}, {"bounds": None}],
+    [{"counts": [1]}, {"total": "x"}, {"counts": [1, "x", 0]}, {"bounds": None}, {"counts": [1, float("inf"), 0]}],
 )
 def test_a_histogram_of_another_version_is_none(change: dict[str, Any]) -> None:
     assert histogram.read({**histogram.empty((0.5, 1.0)).as_json(), **change}) is None

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 
 from metal_supervisor.cluster.status_mode import (
-    ASK_LEASE_S,
     QUIET_S,
     SILENCE_S,
     UNDECIDED_S,
-    Lease,
     OperatorEvidence,
     look,
     operator_present,
     operator_wrote,
-    read_lease,
     silence,
 )
 
@@ -118,73 +115,10 @@ def test_a_damaged_time_is_no_trace() -> None:
     assert operator_present("auto", look(OperatorEvidence(), [item("yesterday")], 10.0, NOON), 20.0) is False
 
 
-# ── silence, and the operator's Lease ────────────────────────────────────────────────────────────
+# ── silence ──────────────────────────────────────────────────────────────────────────────────────
 
 WROTE = look(OperatorEvidence(), [item("2026-11-21T11:59:00Z")], 1000.0, NOON)
 """The operator wrote, which was seen at 1000."""
-
-
-def lease(renewed: str = "2026-11-21T12:00:00.123456Z", version: str = "5", duration: Any = 15) -> dict[str, Any]:
-    spec = {"renewTime": renewed, "leaseDurationSeconds": duration, "holderIdentity": "pod-1"}
-    return {"items": [{"metadata": {"resourceVersion": version}, "spec": spec}]}
-
-
-def read(*answers: tuple[float, dict[str, Any]]) -> Lease | None:
-    found = None
-    for at, answer in answers:
-        found = read_lease(found, answer, at)
-    return found
-
-
-def test_a_lease_that_is_not_renewed_any_more_ends_the_wait() -> None:
-    still = read((1040.0, lease()), (1060.0, lease()))
-    assert operator_present("auto", WROTE, 1060.0, still) is False
-    assert operator_present("auto", WROTE, 1055.0, read((1040.0, lease()), (1055.0, lease()))) is True, "too soon"
-    assert operator_present("auto", WROTE, 1060.0, read((1040.0, lease()), (1060.0, lease(version="6")))) is True
-    assert operator_present("auto", WROTE, 1060.0, None) is True, "a Lease that cannot be read tells nothing"
-
-
-def test_a_released_lease_ends_it_sooner() -> None:
-    released = lease(duration=1)
-    assert operator_present("auto", WROTE, 1046.0, read((1040.0, released), (1046.0, released))) is False
-
-
-def test_a_write_after_the_lease_was_read_is_believed() -> None:
-    ended = read((1040.0, lease()), (1060.0, lease()))
-    back = look(WROTE, [item("2026-11-21T12:05:00Z")], 1090.0, NOON)
-    assert operator_present("auto", back, 1090.0, ended) is True
-    assert operator_present("auto", back, 1090.0 + ASK_LEASE_S, ended) is True, "until it has been read again"
-
-
-def test_a_lease_that_was_given_up_long_before_the_last_write_tells_nothing() -> None:
-    # Leader election was switched off later: the Lease is as it was left, and the operator writes.
-    left = lease("2026-11-20T08:00:00.000000Z")
-    assert operator_present("auto", WROTE, 1060.0, read((1040.0, left), (1060.0, left))) is True
-
-
-def test_what_the_program_before_knew_is_taken_back_by_the_lease_too() -> None:
-    signs = look(OperatorEvidence(believed=True), [item("2026-11-21T11:00:00Z")], 1000.0, NOON)
-    assert operator_present("auto", signs, 1040.0, None) is True
-    still = read((1035.0, lease()), (1060.0, lease()))
-    assert operator_present("auto", signs, 1060.0, still) is False
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {}, {"items": None}, {"items": []}, {"items": [5]}, {"items": [{"metadata": {}, "spec": {}}]},
-        lease(renewed="soon"), lease(duration=None), lease(duration=True),
-    ],
-    ids=str,
-)
-def test_a_damaged_lease_tells_nothing(answer: dict[str, Any]) -> None:
-    assert operator_present("auto", WROTE, 1090.0, read((1040.0, answer), (1090.0, answer))) is True
-
-
-def test_of_two_leases_the_one_that_is_renewed_counts() -> None:
-    both = {"items": lease("2026-11-21T11:00:00.000000Z", "1")["items"] + lease(version="9")["items"]}
-    found = read((1040.0, both))
-    assert found is not None and found.version == "9"
 
 
 def test_a_long_silence_is_told_until_it_ends() -> None:

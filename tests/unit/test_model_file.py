@@ -10,8 +10,8 @@ from test_decide import running
 from test_resources import model, refused, service
 
 from metal_supervisor.controller.controller_status import ModelFiles
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.resources import read_artifact
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.resources import read_artifact
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.sources import (
     beside,
     canonical,

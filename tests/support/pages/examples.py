@@ -267,7 +267,7 @@ def service(example: Example) -> Service:
 def _reading(weights: Weights, config: Mapping[str, Any]) -> Reading:
     size = round(weights.gb * GB)
     shape = weights.shape
-    whole = None if shape is None else replace(shape, bytes_by_type={"Q4_K": size}, data_bytes=size)
+    whole = None if shape is None else replace(shape, weights_bytes=size, data_bytes=size)
     return Reading(size, whole, config=config or None)
 
 

@@ -1,0 +1,112 @@
+"""Interpretation of a Model: the file or directory that its fields name, and its limit on memory.
+
+As with an InferenceService, nothing trusts a type; a field that cannot be used is a `Bad` that names it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from metal_supervisor.spec import auxiliary_files as companions
+from metal_supervisor.spec import fields, sources
+from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.references import OBJECT_NAME
+from metal_supervisor.spec.sizes import fraction, quantity
+from metal_supervisor.spec.sources import Artifact, library_model
+from metal_supervisor.spec.types import DIRECTORY_FORMATS, Json, Model, ModelLimit
+
+
+def read_model(resource: Json, draft: str = "") -> Model:
+    """The Model of a custom resource, with defaults; raises Bad.
+
+    `draft`: name of the draft model that the service has beside it, "" without one.
+    """
+    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    artifact = read_artifact(resource)
+    projector = companions.projector_of(spec, artifact.source)
+    if not artifact.directory or artifact.local:
+        drafts = [companions.draft_beside(artifact, draft).source] if draft else []
+        companions.check_files(spec, artifact.source, (projector, *drafts))
+    if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
+        raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
+    return Model(
+        namespace=metadata.get("namespace", ""),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        source=fields.get(spec, "spec.source", str, "").strip(),
+        format=fields.get(spec, "spec.format", str, "gguf"),
+        accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
+        gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
+        sha256=artifact.sha256 or None,
+        limit=read_limit(spec),
+        projector=projector,
+        artifact=artifact,
+    )
+
+
+def read_limit(model: Json) -> ModelLimit:
+    """`spec.hardware.memoryBudget` and `memoryFraction` of a Model. Raises Bad, which names the field."""
+    hardware = fields.get(model, "spec.hardware", dict, {})
+    said, share = hardware.get("memoryBudget"), hardware.get("memoryFraction")
+    return ModelLimit(
+        bytes=None if said in (None, "") else quantity(said, "spec.hardware.memoryBudget"),
+        fraction=None if share is None else fraction(share, "spec.hardware.memoryFraction"),
+    )
+
+
+def read_artifact(resource: Json) -> Artifact:
+    """The artifact that a Model's `spec.source` names, with the fields that select a file of it; raises Bad."""
+    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    written, named = sources.without_quantization(
+        fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
+    )
+    place = sources.canonical(written)
+    directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
+    files = fields.texts(spec, "spec.files")
+    digest = fields.get(spec, "spec.sha256", str, "").lower()
+    if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
+        raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")
+    if digest and (directory or library_model(place)):
+        raise Bad("UnsupportedField", "spec.sha256 has no meaning for what is more than one file; remove it")
+    name = fields.get(spec, "spec.sourceSecretRef.name", str, "")
+    if name and not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
+    remote = not place.startswith("/") and not library_model(place)
+    if named:
+        _check_quantization(named, spec, directory, files)
+    quantization = ""
+    if directory and remote:
+        _check_directory(place, files)
+    elif remote and not sources.is_file(place):
+        if files:
+            place = sources.beside(place, files[0], "spec.files[0]")
+        else:
+            quantization = named or fields.word(spec, "spec.quantization") or ""
+    return Artifact(
+        place, directory, files if directory and remote else (), quantization, digest,
+        (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
+    )
+
+
+def _check_quantization(named: str, spec: Json, directory: bool, files: tuple[str, ...]) -> None:
+    """Raises Bad if other fields do not go with the `:QUANT` of a source."""
+    other = fields.word(spec, "spec.quantization")
+    if other and other.lower() != named.lower():
+        text = f"spec.source names the quantization {named}, and spec.quantization {other!r:.40}; remove one of the two"
+        raise Bad("InvalidSpec", text)
+    if files or directory:
+        what = "spec.files" if files else "a spec.format that is a directory"
+        raise Bad("InvalidSpec", f"spec.source ends in :{named}, which has no meaning beside {what}; remove it")
+
+
+def _check_directory(place: str, files: tuple[str, ...]) -> None:
+    """Raises Bad if a directory cannot be fetched from there."""
+    if place.startswith("s3://") or (place.startswith("hf://") and not sources.is_file(place)):
+        return
+    if place.startswith("hf://"):
+        text = "names one file of a repository, and this spec.format a directory; name the repository, hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {place!r:.200} {text}")
+    if not files:
+        text = "cannot be listed, and this spec.format is a directory; name its files in spec.files, or use hf://O/R"
+        raise Bad("UnsupportedSource", f"spec.source {sources.shown(place)!r:.200} {text}")
