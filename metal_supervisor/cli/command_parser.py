@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,10 +63,18 @@ class CommandParser(argparse.ArgumentParser):
 
         The parser that knows the flags of a command is the command's own, so that the answer cannot wait for the first.
         """
-        found, unknown = super().parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else list(args)
+        flag = words[0].partition("=")[0] if words else ""
+        # What follows such a flag would be taken for the command.
+        if flag not in self._option_string_actions and self._has_command_with(flag):
+            self.error(f"{flag} comes after the command; see {self.prog} --help")
+        found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown))
         return found, unknown
+
+    def _has_command_with(self, flag: str) -> bool:
+        return any(flag in each._option_string_actions for each in self.commands().values())
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

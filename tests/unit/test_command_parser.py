@@ -73,6 +73,10 @@ def test_help_of_a_command_with_few_settings_lists_them(capsys: pytest.CaptureFi
         (["fit", "--jsno=1", "x"], "there is no flag '--jsno' (did you mean --json?); see metal-supervisor fit --help"),
         (["version", "--zzz"], "there is no flag '--zzz'; see metal-supervisor version --help"),
         (["status", "a/b"], "'a/b' is one argument too many; see metal-supervisor status --help"),
+        (["--state-dir", "x", "status"], "--state-dir comes after the command; see metal-supervisor --help"),
+        (["--state-dir=x"], "--state-dir comes after the command; see metal-supervisor --help"),
+        (["models", "--json", "ls"], "--json comes after the command; see metal-supervisor models --help"),
+        (["--zzz", "status"], "there is no flag '--zzz'; see metal-supervisor --help"),
     ],
 )
 def test_a_mistyped_word_is_answered_with_the_nearest(
