@@ -153,9 +153,8 @@ def parser() -> CommandParser:
     install.add(commands)
     import_launchd.add(commands)
     completion.add(commands, parser)
-    command = commands.add_parser("version", help="print the version")
+    command = add_command(commands, "version", _version, "print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
-    command.set_defaults(action=_version)
     top.with_help_all()
     return top
 
