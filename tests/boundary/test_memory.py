@@ -161,23 +161,6 @@ def test_no_limit(tmp_path: Path, text: str) -> None:
     assert limit(tmp_path, "0::/\n") is None
 
 
-def test_version_1(tmp_path: Path) -> None:
-    group(tmp_path / "cg" / "memory", memory_limit_in_bytes=9223372036854771712)
-    group(tmp_path / "cg" / "memory" / "docker" / "a", memory_limit_in_bytes=5 * GIB)
-    assert limit(tmp_path, "9:name=systemd:/\n4:cpu,memory:/docker/a\n0::/\n") == 5 * GIB
-
-
-def test_version_1_with_a_limit_of_an_unseen_parent(tmp_path: Path) -> None:
-    stat = f"cache 1\nhierarchical_memory_limit {GIB}\nhierarchical_memsw_limit 9223372036854771712\n"
-    group(tmp_path / "cg" / "memory", memory_limit_in_bytes=9223372036854771712, memory_stat=stat)
-    assert limit(tmp_path, "4:memory:/kubepods/x\n") == GIB
-
-
-def test_version_2_beside_version_1(tmp_path: Path) -> None:
-    group(tmp_path / "cg" / "unified" / "a", memory_max=GIB)
-    assert limit(tmp_path, "8:pids:/\n0::/a\n") == GIB
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "0", "nonsense\n", "\0", "0:::::\n", "0::/\0\n4:memory:/\0\n", f"0::/{'x' * 300}\n4:memory:/{'y' * 5000}\n"],
@@ -204,14 +187,6 @@ def test_a_container_has_no_more_left_than_its_machine(tmp_path: Path) -> None:
 def test_a_limit_above_the_machine_is_none(tmp_path: Path) -> None:
     v2(tmp_path / "cg", 64 * GIB)
     assert sample(machine(tmp_path), tmp_path / "cg").total_bytes == 24684084 * 1024
-
-
-def test_a_container_of_version_1(tmp_path: Path) -> None:
-    stat = f"active_file 1\ninactive_file 2\ntotal_active_file {MIB}\ntotal_inactive_file {2 * MIB}\n"
-    files = {"memory_limit_in_bytes": GIB, "memory_usage_in_bytes": 1000 * MIB, "memory_stat": stat}
-    group(tmp_path / "cg" / "memory" / "a", **files)
-    found = sample(machine(tmp_path, cgroup="4:memory:/a\n"), tmp_path / "cg")
-    assert (found.total_bytes, found.available_bytes, found.problems) == (GIB, 27 * MIB, ())
 
 
 @pytest.mark.parametrize("lost", ["memory.current", "memory.stat"])
