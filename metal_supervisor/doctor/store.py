@@ -1,18 +1,16 @@
-"""Checks of the model store: permissions, places of files, free space, and exclusion from Time Machine."""
+"""Checks of the model store: permissions, places of files, and free space."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.host.commands import Done
-from metal_supervisor.models.backups import TMUTIL, is_temporary
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.models.backups import is_temporary
 from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import SLOT, places_of
@@ -70,23 +68,6 @@ def _room(around: Surroundings) -> Sequence[Finding]:
     return [judge_room(around.free_bytes(place), around.report())]
 
 
-def judge_backups(store: Path, done: Done) -> Finding:
-    """Finding about Time Machine. `done`: of `tmutil isexcluded`."""
-    if "[Excluded]" in done.out:
-        return ok(f"Time Machine leaves {store} out")
-    if "[Included]" in done.out:
-        text = f"Time Machine copies {store}: what can be fetched again fills its disk"
-        return warn(text, f"{TMUTIL} addexclusion {shlex.quote(str(store))}")
-    return unknown(f"tmutil says {done.said[:100]!r}")
-
-
-def _backups(around: Surroundings) -> Sequence[Finding]:
-    store = around.settings.store_path
-    if not store.exists():
-        return []
-    return [judge_backups(store, around.run((TMUTIL, "isexcluded", str(store)), ASK_S))]
-
-
 def judge_places(lost: Mapping[str, Sequence[str]], services: int) -> Finding:
     """Finding about places of files. `lost`: InferenceService -> its files that a manifest may not name; `services`:
     number of services checked.
@@ -125,5 +106,4 @@ CHECKS = (
     Check("store", _readable),
     Check("places", _places),
     Check("disk", _room),
-    Check("backups", _backups, mac=True),
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -67,8 +66,6 @@ class Surroundings:
     """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    open_files: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
-    """(soft, hard) limit of a process."""
     interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces
     advertised: Callable[[str, str, bool], addresses.AddressChoice] = addresses.advertised
     """Does not raise."""

@@ -103,12 +103,17 @@ def without(bundle: rights.Bundle, *missing: str) -> tuple[rights.Bundle, list[r
     return bundle, gone
 
 
+INTEL = "Mach-O 64-bit executable x86_64\n"
+UNIVERSAL = (
+    "Mach-O universal binary with 2 architectures: [x86_64:Mach-O 64-bit executable x86_64] [arm64]\n"
+    " (for architecture x86_64):\tMach-O 64-bit executable x86_64\n"
+    " (for architecture arm64):\tMach-O 64-bit executable arm64\n"
+)
 CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     # check, status, what it came to, what has to be in the text and the fix
-    ("python", "ok", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "1.10.0")}), ("3.11.7",)),
-    ("python", "fail", software.judge_python((3, 9, 1), {}), ("too old", "3.10")),
-    ("python", "fail", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "")}), ("a is missing", "reinstall")),
-    ("python", "fail", software.judge_python((3, 11, 7), {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
+    ("python", "ok", software.judge_python("3.11.7", {"a": (">=1.2,<2", "1.10.0")}), ("3.11.7",)),
+    ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "")}), ("a is missing", "reinstall")),
+    ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
     ("settings", "ok", software.judge_settings("/m.toml", ""), ("/m.toml",)),
     ("settings", "fail", software.judge_settings("/m.toml", "unknown 'prot'; did you mean 'port'?"), ("'port'",)),
     ("state", "ok", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700), 501), ()),
@@ -126,7 +131,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("supervisord", "ok", software.judge_supervisord("/s.sock", True, "4.3.0", ""), ("4.3.0 answers at /s.sock",)),
     ("supervisord", "warn", software.judge_supervisord("/s.sock", False, "", ""), ("nothing runs", "run")),
     ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "", "refused"), ("does not answer: refused",)),
-    ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "4.1.9", ""), ("4.1.9 is too old",)),
     ("programs", "ok", software.judge_programs(OURS, True, STATE), ("apiserver, controller, sidecar",)),
     ("programs", "fail", software.judge_programs({"sidecar": row("sidecar")}, False, STATE),
      ("controller is missing",)),
@@ -171,8 +175,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("filevault", "ok", machine.judge_filevault(said("FileVault is Off.\n")), ("off",)),
     ("filevault", "warn", machine.judge_filevault(said("FileVault is On.\n")), ("is unlocked", "authrestart")),
     ("filevault", "warn", machine.judge_filevault(said("Encryption in progress")), ("Encryption in progress",)),
-    ("files", "ok", machine.judge_files(256, -1, -1), ("any number",)),
-    ("files", "fail", machine.judge_files(256, 1024, -1), ("1024", "3072")),
     ("orphans", "ok", machine.judge_orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
     ("orphans", "ok", machine.judge_orphans(None, {}, []), ("nothing",)),
     ("orphans", "ok", machine.judge_orphans(
@@ -193,9 +195,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("disk", "ok", store.judge_room(80 * GIB, {}), ("80.0 GiB free",)),
     ("disk", "warn", store.judge_room(GIB, {}), ("no model can be fetched", "models gc")),
     ("disk", "fail", store.judge_room(51 * GIB, INCOMING), ("still needs 50.0 GiB", "models gc")),
-    ("backups", "ok", store.judge_backups(STATE, said(f"[Excluded]    {STATE}\n")), ("leaves",)),
-    ("backups", "warn", store.judge_backups(STATE, said(f"[Included]    {STATE}\n")), ("addexclusion",)),
-    ("backups", "warn", store.judge_backups(STATE, said(code=127, err="tmutil: none")), ("could not be asked",)),
     ("engines", "ok", engines.judge_version(LLAMA, said(err="version: 7200 (abc)\nbuilt with clang")), ("7200",)),
     ("engines", "fail", engines.judge_version(LLAMA, said(code=-9)), ("signal 9", "brew install llama.cpp")),
     ("engines", "fail", engines.judge_version(LLAMA, said(code=1, err="dyld: Library not loaded")), ("dyld",)),
@@ -204,9 +203,9 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("engines", "fail", engines.judge_missing({"omlx": "not found"}, ["llama-server"], {"omlx": "--runtimes"}),
      ("omlx is wanted by --runtimes", "brew install jundot")),
     ("engines", "fail", engines.judge_missing({"llama-server": "no"}, [], {}), ("no engine", "brew install llama.cpp")),
-    ("binaries", "ok", engines.judge_processor(LLAMA, ("x86_64", "arm64"), True), ()),
-    ("binaries", "ok", engines.judge_processor(LLAMA, ("x86_64",), False), ()),
-    ("binaries", "fail", engines.judge_processor(LLAMA, ("x86_64",), True), ("Rosetta", "/opt/homebrew")),
+    ("binaries", "ok", engines.judge_processor(LLAMA, said(UNIVERSAL), True), ()),
+    ("binaries", "ok", engines.judge_processor(LLAMA, said(INTEL), False), ()),
+    ("binaries", "fail", engines.judge_processor(LLAMA, said(INTEL), True), ("Rosetta", "/opt/homebrew")),
     ("binaries", "ok", engines.judge_quarantine(Path("/e"), said(code=1, err="No such xattr")), ()),
     ("binaries", "fail", engines.judge_quarantine(Path("/a b"), said("0083;5f;Safari;\n")), ("-d com.apple", "'/a b'")),
     ("path", "ok", engines.judge_path(LLAMA, ""), ()),
@@ -364,12 +363,3 @@ def test_the_rights_are_those_of_the_files() -> None:
     assert len(wide) == 1 and {each.namespace for each in wide[0].rights} == {""}
     assert "cluster-wide.yaml" in wide[0].grant
     assert {str(each) for each in wide[0].rights} == {str(each) for each in MAIN.rights}
-
-
-@pytest.mark.parametrize(
-    ("version", "bounds", "good"),
-    [("4.3.0", ">=4.3.0,<4.5", True), ("4.2.9", ">=4.3.0,<4.5", False), ("4.5", ">=4.3,<4.5", False),
-     ("10.0", ">=9", True), ("2.0rc1", "<3", True), ("1", "", True)],
-)  # fmt: skip
-def test_versions_are_compared_by_number(version: str, bounds: str, good: bool) -> None:
-    assert software.satisfies(version, bounds) is good
