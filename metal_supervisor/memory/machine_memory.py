@@ -21,10 +21,6 @@ from metal_supervisor.host.cgroups import CGROUPS, PROC, container_bytes
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import KERNEL, MemorySample
 
-__all__ = [
-    "Held", "container_bytes", "host_budget", "metal_limits", "metal_there", "sample", "total_bytes", "used_bytes",
-]  # fmt: skip
-
 KIB = 1024
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
 DEVICES_TIMEOUT_S, DEVICES_AGAIN_S = 20.0, 600.0

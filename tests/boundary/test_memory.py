@@ -138,7 +138,7 @@ def test_psutil_asks_for_host_memory_nowhere_else() -> None:
 
 
 def limit(base: Path, cgroup: str) -> int | None:
-    return machine_memory.container_bytes(machine(base, cgroup=cgroup), base / "cg")
+    return cgroups.container_bytes(machine(base, cgroup=cgroup), base / "cg")
 
 
 def test_the_least_limit_on_the_way_up_counts(tmp_path: Path) -> None:
