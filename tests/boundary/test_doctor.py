@@ -22,8 +22,7 @@ from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.spec.record import Verdict
-from metal_supervisor.spec.types import Engine, Probe, Standing
-from metal_supervisor.state.programs import compose
+from metal_supervisor.spec.types import Standing
 from tests.support.records import a_record
 from tests.support.system import eventually, free_ports
 
@@ -269,34 +268,3 @@ def test_off_a_mac_its_checks_are_left_out_and_one_line_says_so(tmp_path: Path) 
     assert said.status == "ok" and all(name in said.text for name in left_out)
     assert isinstance(around.run, Programs)
     assert all("llama-server" in each for each in around.run.asked)
-
-
-def test_services_whose_files_a_manifest_may_no_longer_name_are_told(tmp_path: Path) -> None:
-    mac = surroundings(tmp_path, settings={"allowed_roots": str(tmp_path / "allowed")})
-    state = mac.directory
-    state.create()
-    own = mac.settings.store_path / "0123456789abcdef" / "m.gguf"
-    allowed, elsewhere, within = tmp_path / "allowed" / "m.gguf", tmp_path / "x" / "m.gguf", state.path / "demo.gguf"
-    for path in (own, allowed, elsewhere, within):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-
-    def runs(name: str, model: Path, *argv: str) -> None:
-        program = f"default.{name}"
-        engine = Engine(("/bin/llama-server", "--model", str(model), *argv), (), "/", Probe())
-        made = compose(program, engine, 18100, "127.0.0.1", state.home)
-        (state.path / "specs" / made.spec_file).write_text(made.spec)
-        verdict = Verdict(Standing.RUN, "Admitted", "", 1.0)
-        state.write_record(a_record(
-            name, program=program, model="m", verdict=verdict, endpoint=None, spec_file=made.spec_file,
-            files=(str(model),),
-        ))  # fmt: skip
-
-    runs("fetched", own)
-    runs("allowed", allowed, "--api-prefix", "/v1")
-    assert shown(found(mac, "places")["places"]).startswith("ok the files of 2 services")
-    runs("adapter", allowed, "--lora", str(elsewhere))
-    runs("demo", within)
-    (finding,) = found(mac, "places")["places"]
-    assert finding.status == "warn" and "2 of 4 services" in finding.text
-    assert f"default/adapter: {elsewhere}" in finding.text and f"default/demo: {within}" in finding.text

@@ -189,8 +189,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("Full Disk Access",)),
     ("store", "fail", store.judge_readable(STATE, PermissionError(errno.EACCES, "Permission denied"), "/py", False),
      ("Permission denied", "give it")),
-    ("places", "ok", store.judge_places({}, 2), ("the files of 2 services",)),
-    ("places", "warn", store.judge_places({"a/b": ["/x/m.gguf"]}, 2), ("1 of 2", "a/b: /x/m.gguf", "--allowed-roots")),
     ("disk", "ok", store.judge_room(80 * GIB, INCOMING), ("llm/big, needs 50.0 GiB",)),
     ("disk", "ok", store.judge_room(80 * GIB, {}), ("80.0 GiB free",)),
     ("disk", "warn", store.judge_room(GIB, {}), ("no model can be fetched", "models gc")),
