@@ -227,11 +227,10 @@ def test_the_budget_of_a_mac(libc: FakeLibc, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what it is there")
-def test_the_budget_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_where_there_is_no_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * GIB)
-    monkeypatch.setattr(machine_memory, "container_bytes", lambda: 16 * GIB)
     found = machine_memory.host_budget(None, Path("/bin/false"))
-    assert (found.total_bytes, found.bytes) == (16 * GIB, round(0.67 * 16 * GIB))
+    assert (found.total_bytes, found.bytes) == (64 * GIB, round(0.75 * 64 * GIB))
     assert not any("Metal" in name for name in found.limits)
 
 
