@@ -149,7 +149,7 @@ def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[
             return "UnsupportedField", text
         if len(each.values) != known.values:
             return "UnsupportedField", f"{shown} takes {known.values} values in this llama-server; see its --help"
-        if each.name in LOAD_MODE and known.choices and (problem := _misses(asked, each.name, each.values[0])):
+        if each.name in (LOAD_MODE, "-lm") and (problem := _misses(asked, each.name, each.values[0])):
             return "UnsupportedField", f"{shown}: {problem}"
     return None
 
