@@ -267,20 +267,6 @@ def _confinement(around: Surroundings) -> Sequence[Finding]:
     return all_or(bad, len(up), f"{len(up)} confined by the operating system")
 
 
-def judge_revoked(record: Record) -> Finding | None:
-    """Finding about an engine whose spec an older release accepted and this one refuses, else None."""
-    if not record.revoked:
-        return None
-    name = f"{record.namespace}/{record.name}"
-    text = f"{name} runs as an older release allowed; its next start is refused: {record.revoked}"
-    return warn(text, "change the resource as the reason says, before it is restarted; CHANGELOG.md has the ways round")
-
-
-def _revoked(around: Surroundings) -> Sequence[Finding]:
-    records = [each for each in around.records().values() if each.runs]
-    return all_or(map(judge_revoked, records), len(records), f"{len(records)} accepted by this release's rules")
-
-
 def judge_ollama(url: str, version: str, problem: str) -> Finding:
     """Finding about the user's own Ollama.
 
@@ -321,6 +307,5 @@ CHECKS = (
     Check("firewall", _firewall, mac=True),
     Check("builds", _builds),
     Check("confinement", _confinement),
-    Check("revoked", _revoked),
     Check("ollama", _ollama),
 )

@@ -21,8 +21,6 @@ from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
-LONGEST_SOCKET = 96
-"""Bytes; macOS allows 103, and supervisord first binds the path with its pid appended."""
 SOCKET_MODES = (0o600, 0o700)
 START = "start it with `metal-supervisor run`, or for good with `metal-supervisor install`"
 
@@ -103,9 +101,6 @@ def _directory(around: Surroundings) -> Sequence[Finding]:
 
 def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding | None:
     """Finding about supervisord's socket; None if there is none, which the check `supervisord` reports."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
-        text = f"{path} has {len(os.fsencode(path))} bytes, and a socket may have {LONGEST_SOCKET}"
-        return fail(text, "choose a shorter --state-dir")
     if found is None:
         return None
     mode = stat.S_IMODE(found.st_mode)
@@ -117,7 +112,7 @@ def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding |
     if mode not in SOCKET_MODES:
         text = f"{path} has mode {mode:o}: others could start and stop programs as you"
         return fail(text, f"chmod 700 {shlex.quote(path)}; and look who changed supervisord.conf")
-    return ok(f"mode {mode:o}, yours, {len(os.fsencode(path))} bytes of path")
+    return ok(f"mode {mode:o}, yours")
 
 
 def _socket(around: Surroundings) -> Sequence[Finding]:

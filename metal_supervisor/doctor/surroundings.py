@@ -19,7 +19,6 @@ from metal_supervisor.cluster.credentials import Chosen, choose
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import addresses, commands, darwin_memory, machine
-from metal_supervisor.host.left_engines import Process
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import MemorySample
@@ -62,8 +61,6 @@ class Surroundings:
     """Unix time."""
     sample: Callable[[], MemorySample] = machine_memory.sample
     own_budget: Callable[[Settings], Budget] = budget_of
-    abandoned: Callable[[], Sequence[Process]] = machine.abandoned
-    """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces

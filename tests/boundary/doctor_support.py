@@ -94,7 +94,7 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
         "sample": lambda: MemorySample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
         "own_budget": lambda _: budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26)),
         "free_bytes": lambda _: 500 * GIB,
-        "abandoned": list, **more,
+        **more,
     }  # fmt: skip
     return Surroundings(settings, **fields)
 

@@ -21,7 +21,6 @@ from metal_supervisor.doctor.registry import CHECKS
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.host.launchctl import LoadedJob
-from metal_supervisor.host.left_engines import Left
 from metal_supervisor.host.machine import Interface
 from metal_supervisor.memory.budget import budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
@@ -127,7 +126,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o777), 501), ("mode 777", "chmod 700")),
     ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o700, 0), 501), ("user id 0",)),
     ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFREG | 0o600), 501), ("no socket", "remove")),
-    ("socket", "fail", software.judge_socket("/" + "s" * 96, None, 501), ("97 bytes", "--state-dir")),
     ("supervisord", "ok", software.judge_supervisord("/s.sock", True, "4.3.0", ""), ("4.3.0 answers at /s.sock",)),
     ("supervisord", "warn", software.judge_supervisord("/s.sock", False, "", ""), ("nothing runs", "run")),
     ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "", "refused"), ("does not answer: refused",)),
@@ -232,9 +230,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("confinement", "warn", engines.judge_confinement(RECORD, SEEN), ("next start", "supervisorctl restart")),
     ("confinement", "warn", engines.judge_confinement(replace(RECORD, unconfined="it is off"), SEEN),
      ("it is off", "security.md")),
-    ("revoked", "ok", engines.judge_revoked(RECORD), ("default/tiny",)),
-    ("revoked", "warn", engines.judge_revoked(replace(RECORD, revoked="InvalidSpec: --rpc")),
-     ("default/tiny", "next start is refused: InvalidSpec: --rpc", "CHANGELOG")),
     ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "0.30.1", ""), ("0.30.1",)),
     ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "", "away"), ("nothing listens",)),
     ("ollama", "fail", engines.judge_ollama("http://127.0.0.1:11434", "", "it is nginx (pid 3)"),
@@ -302,10 +297,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("no address now",)),
     ("address", "fail", cluster.judge_address(AddressChoice("", "r", "NoRoutableAddress: no route"), [EN0], False),
      ("--host-ip",)),
-    ("left engines", "ok", launchd.judge_left([]), ()),
-    ("left engines", "warn", launchd.judge_left([Left(7, "llama-server", "/m.gguf", "52011", 3 << 30),
-                                                 Left(9, "mlx-server", "/mlx", "8080", 1 << 30)]),
-     ("llama-server /m.gguf (pid 7, port 52011, 3.0 GiB)", "kill 7 9")),
     ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
     ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
      ("9090 of the sidecar is held by nginx", "--port")),
