@@ -259,7 +259,8 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
         raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
     try:
         binary = machine.find_binary(settings.llama_server, "llama-server", "")
-        engine = Binary(str(binary), machine.flags_of(binary), help=machine.help_of(binary))
+        told = machine.help_of(binary)
+        engine = Binary(str(binary), machine.flags_in(told), help=told)
     except machine.NoBinary:  # to judge a model before anything is installed: as a current release
         engine = Binary("llama-server", frozenset({"--cache-ram", "--ctx-checkpoints"}))
     try:

@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 
 from metal_supervisor.cluster.report import confinement
-from metal_supervisor.doctor import macho
 from metal_supervisor.doctor.findings import Check, Finding, all_or, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
@@ -25,7 +24,7 @@ from metal_supervisor.settings.schema import listed
 from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
 
-XATTR = "/usr/bin/xattr"
+XATTR, FILE = "/usr/bin/xattr", "/usr/bin/file"
 QUARANTINE = "com.apple.quarantine"
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{0,40})")
@@ -120,14 +119,14 @@ def _engines(around: Surroundings) -> Sequence[Finding]:
 # ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────
 
 
-def judge_processor(engine: FoundEngine, built_for: Sequence[str], arm: bool) -> Finding | None:
-    """Finding about an engine that would run under Rosetta, else None.
+def judge_processor(engine: FoundEngine, described: Done, arm: bool) -> Finding | None:
+    """Finding about an engine that would run under Rosetta, a tenth as fast, else None.
 
-    `built_for`: processors, none if it is no Mach-O file; `arm`: True if this Mac has an Apple chip.
+    `described`: of `file -b`, which names the processors of a Mach-O file; `arm`: True if this Mac has an Apple chip.
     """
-    if not built_for or not arm or any(each.startswith("arm64") for each in built_for):
+    if "Mach-O" not in described.out or not arm or "arm64" in described.out:
         return None
-    text = f"{engine.real} is built for {', '.join(built_for)}: it would run translated by Rosetta, many times slower"
+    text = f"{engine.real} is built for Intel: it would run translated by Rosetta, many times slower"
     return fail(text, f"install Homebrew for Apple chips (in /opt/homebrew), then {engine.executable.install}")
 
 
@@ -139,17 +138,12 @@ def judge_quarantine(path: Path, done: Done) -> Finding | None:
     return fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}")
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(macho.HEAD_BYTES)
-
-
 def _binaries(around: Surroundings) -> Sequence[Finding]:
     here, _ = found(around)
     arm = chip.quick(around.mac).name.startswith("Apple")
     bad: list[Finding | None] = []
     for each in here:
-        bad.append(judge_processor(each, macho.processors(_head(each.real)), arm))
+        bad.append(judge_processor(each, around.run((FILE, "-b", str(each.real)), ASK_S / 8), arm))
         for path in dict.fromkeys((each.path, each.real)):
             bad.append(judge_quarantine(path, around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8)))
     return all_or(bad, len(here), f"{len(here)} built for this chip, none quarantined")
@@ -273,20 +267,6 @@ def _confinement(around: Surroundings) -> Sequence[Finding]:
     return all_or(bad, len(up), f"{len(up)} confined by the operating system")
 
 
-def judge_revoked(record: Record) -> Finding | None:
-    """Finding about an engine whose spec an older release accepted and this one refuses, else None."""
-    if not record.revoked:
-        return None
-    name = f"{record.namespace}/{record.name}"
-    text = f"{name} runs as an older release allowed; its next start is refused: {record.revoked}"
-    return warn(text, "change the resource as the reason says, before it is restarted; CHANGELOG.md has the ways round")
-
-
-def _revoked(around: Surroundings) -> Sequence[Finding]:
-    records = [each for each in around.records().values() if each.runs]
-    return all_or(map(judge_revoked, records), len(records), f"{len(records)} accepted by this release's rules")
-
-
 def judge_ollama(url: str, version: str, problem: str) -> Finding:
     """Finding about the user's own Ollama.
 
@@ -327,6 +307,5 @@ CHECKS = (
     Check("firewall", _firewall, mac=True),
     Check("builds", _builds),
     Check("confinement", _confinement),
-    Check("revoked", _revoked),
     Check("ollama", _ollama),
 )

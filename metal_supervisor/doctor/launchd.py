@@ -8,9 +8,6 @@ from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, 
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host import launchctl, launchd
 from metal_supervisor.host.launchctl import INCUMBENT, LABEL, LaunchdError, LoadedJob
-from metal_supervisor.host.left_engines import Left, left_by_agent
-from metal_supervisor.launch import MARK
-from metal_supervisor.spec.sizes import amount
 
 EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
@@ -65,20 +62,6 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
     return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
 
 
-def judge_left(left: Sequence[Left]) -> Finding:
-    """Finding about leftover engines. `left`: those that LLMKube's agent started and did not stop."""
-    if not left:
-        return ok("LLMKube's agent left no engine behind")
-    told = [f"{each.runtime} {each.model} (pid {each.pid}, port {each.port}, {amount(each.resident_bytes)})"
-            for each in left]  # fmt: skip
-    text = f"left behind by LLMKube's agent: {', '.join(told)}; they hold memory, which models may not have meanwhile"
-    return warn(text, f"kill {' '.join(str(each.pid) for each in left)}")
-
-
-def _left(around: Surroundings) -> Sequence[Finding]:
-    return [judge_left(left_by_agent(around.abandoned(), MARK))]
-
-
 def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob | None]], list[Finding]]:
     """([(domain, job of that label in it, None if not loaded)], findings about domains that cannot be queried)."""
     jobs, unasked = [], []
@@ -107,5 +90,4 @@ def _incumbent(around: Surroundings) -> Sequence[Finding]:
 CHECKS = (
     Check("launchd", _job, mac=True),
     Check("other agent", _incumbent, mac=True),
-    Check("left engines", _left),
 )

@@ -118,8 +118,7 @@ def _certificate(chosen: Chosen) -> bytes:
 
 def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
     """Finding about a TCP connection that failed with `error`."""
-    number = error.errno or 0
-    if on_mac and number in (NO_ROUTE_ON_A_MAC, errno.EHOSTUNREACH):
+    if on_mac and error.errno in (NO_ROUTE_ON_A_MAC, errno.EHOSTUNREACH):
         text = (
             f"{server}: No route to host (65). If it answers from a terminal, macOS's Local Network privacy blocks "
             "this program: an agent of a login session needs leave for everything on the LAN"
@@ -127,15 +126,14 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
         return fail(text, LOCAL_NETWORK)
     if isinstance(error, socket.gaierror):
         return fail(f"{server}: its name is not known here ({error.strerror})", "check the name, the DNS, the VPN")
-    if isinstance(error, ConnectionRefusedError) or number == errno.ECONNREFUSED:
+    if isinstance(error, ConnectionRefusedError):
         text = f"{server}: connection refused: the machine is there, and nothing listens on that port"
         return fail(text, "start the cluster (minikube start, colima start …), or correct the server in the kubeconfig")
-    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
+    if isinstance(error, TimeoutError):
         text = f"{server} does not answer in time: something between drops the packets, or the machine is off"
         return fail(text, "check VPN, firewall and the cluster's allowed networks")
-    if number in (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EHOSTDOWN):
-        return fail(f"{server}: {error.strerror}", "connect to a network that leads there; check the VPN")
-    return fail(f"{server}: {error.strerror or type(error).__name__}", "check the network, and the server's address")
+    fix = "connect to a network that leads there; check the VPN, and the server's address"
+    return fail(f"{server}: {error.strerror or type(error).__name__}", fix)
 
 
 def judge_silence(server: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of the machine: chip, Metal, memory, sleep and power, limit of open files, and leftover engines."""
+"""Checks of the machine: chip, Metal, memory, sleep and power, and leftover engines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from metal_supervisor.spec.types import Json
 PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
 OLDEST_MACOS = 13
-FILES_NEEDED = 3072
-"""`minfds` of controller/templates/supervisord.conf; supervisord raises its soft limit itself."""
 
 # ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
 
@@ -170,20 +168,6 @@ def _filevault(around: Surroundings) -> Sequence[Finding]:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_files(soft: int, hard: int, infinite: int) -> Finding:
-    """Finding about the limits of open files in this context."""
-    if hard != infinite and hard < FILES_NEEDED:
-        text = f"a process may open {hard} files here, and supervisord wants {FILES_NEEDED}"
-        return fail(text, f"raise the hard limit: HardResourceLimits in the launchd job, or ulimit -Hn {FILES_NEEDED}")
-    return ok(f"{soft} open files, up to {'any number' if hard == infinite else hard}")
-
-
-def _files(around: Surroundings) -> Sequence[Finding]:
-    import resource
-
-    return [judge_files(*around.open_files(), infinite=resource.RLIM_INFINITY)]
-
-
 def judge_orphans(
     table: Mapping[str, ProgramState] | None, alive: Mapping[str, RunNote], marked: Collection[int]
 ) -> list[Finding]:
@@ -227,6 +211,5 @@ CHECKS = (
     Check("sleep", _sleep, mac=True),
     Check("battery", _battery, mac=True),
     Check("filevault", _filevault, mac=True),
-    Check("files", _files),
     Check("orphans", _orphans),
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
+import platform
 import shlex
 import stat
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from metal_supervisor import __version__
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
@@ -19,38 +21,19 @@ from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
-OLDEST_PYTHON, OLDEST_SUPERVISOR = (3, 10), (4, 2)
-LONGEST_SOCKET = 96
-"""Bytes; macOS allows 103, and supervisord first binds the path with its pid appended."""
 SOCKET_MODES = (0o600, 0o700)
 START = "start it with `metal-supervisor run`, or for good with `metal-supervisor install`"
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: `4.3.0` -> (4, 3, 0)."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
-
-
-def satisfies(version: str, bounds: str) -> bool:
-    """True if a version is within bounds like `>=4.3.0,<4.5`; other operators are ignored."""
-    have = release(version)
-    lows, highs = (re.findall(rf"{sign}\s*([0-9.]+)", bounds) for sign in (">=", "<(?!=)"))
-    return all(have >= release(each) for each in lows) and all(have < release(each) for each in highs)
 
 
 # ── Python and its packages ──────────────────────────────────────────────────────────────────────
 
 
-def judge_python(version: tuple[int, ...], packages: Mapping[str, tuple[str, str]]) -> Finding:
-    """Finding about Python. `packages`: name -> (bounds that we declare, installed version, "" if none)."""
-    shown = ".".join(map(str, version[:3]))
-    if version[:2] < OLDEST_PYTHON:
-        return fail(f"Python {shown} is too old", "make a new virtual environment with Python 3.10 or newer")
+def judge_python(shown: str, packages: Mapping[str, tuple[str, str]]) -> Finding:
+    """Finding about Python. `shown`: its version; `packages`: name -> (declared bounds, installed version or "")."""
     wrong = [
         f"{name} {have or 'is missing'} (wanted {bounds})"
         for name, (bounds, have) in sorted(packages.items())
-        if not have or not satisfies(have, bounds)
+        if not have or not SpecifierSet(bounds).contains(have, prereleases=True)
     ]
     if wrong:
         return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
@@ -70,12 +53,12 @@ def _python(_around: Surroundings) -> Sequence[Finding]:
         declared = metadata.requires("metal-supervisor") or []
     except metadata.PackageNotFoundError:
         return [warn("metal-supervisor is not installed as a package", "install it: pip install .")]
-    wanted = {}
-    for each in declared:
-        name, bounds = re.match(r"([\w.-]+)\s*([^;]*)", each).groups()  # type: ignore[union-attr]
-        if "extra ==" not in each and "python_version" not in each:
-            wanted[name] = bounds, version_of(name)
-    return [judge_python(tuple(sys.version_info[:3]), wanted)]
+    wanted = {
+        each.name: (str(each.specifier), version_of(each.name))
+        for each in map(Requirement, declared)
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+    }
+    return [judge_python(platform.python_version(), wanted)]
 
 
 # ── settings and the state directory ─────────────────────────────────────────────────────────────
@@ -118,9 +101,6 @@ def _directory(around: Surroundings) -> Sequence[Finding]:
 
 def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding | None:
     """Finding about supervisord's socket; None if there is none, which the check `supervisord` reports."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
-        text = f"{path} has {len(os.fsencode(path))} bytes, and a socket may have {LONGEST_SOCKET}"
-        return fail(text, "choose a shorter --state-dir")
     if found is None:
         return None
     mode = stat.S_IMODE(found.st_mode)
@@ -132,7 +112,7 @@ def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding |
     if mode not in SOCKET_MODES:
         text = f"{path} has mode {mode:o}: others could start and stop programs as you"
         return fail(text, f"chmod 700 {shlex.quote(path)}; and look who changed supervisord.conf")
-    return ok(f"mode {mode:o}, yours, {len(os.fsencode(path))} bytes of path")
+    return ok(f"mode {mode:o}, yours")
 
 
 def _socket(around: Surroundings) -> Sequence[Finding]:
@@ -151,8 +131,6 @@ def judge_supervisord(where: str, there: bool, version: str, problem: str) -> Fi
     if not version:
         text = f"{where} is there, but does not answer: {problem}"
         return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
-    if release(version) < OLDEST_SUPERVISOR:
-        return fail(f"supervisord {version} is too old", "pip install -U supervisor, and start the system again")
     return ok(f"{version} answers at {where}")
 
 

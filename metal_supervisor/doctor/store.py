@@ -1,21 +1,17 @@
-"""Checks of the model store: permissions, places of files, free space, and exclusion from Time Machine."""
+"""Checks of the model store: permissions and free space."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.host.commands import Done
-from metal_supervisor.models.backups import TMUTIL, is_temporary
+from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.doctor.surroundings import Surroundings
+from metal_supervisor.models.backups import is_temporary
 from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
-from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.places import SLOT, places_of
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import downloads
@@ -70,60 +66,7 @@ def _room(around: Surroundings) -> Sequence[Finding]:
     return [judge_room(around.free_bytes(place), around.report())]
 
 
-def judge_backups(store: Path, done: Done) -> Finding:
-    """Finding about Time Machine. `done`: of `tmutil isexcluded`."""
-    if "[Excluded]" in done.out:
-        return ok(f"Time Machine leaves {store} out")
-    if "[Included]" in done.out:
-        text = f"Time Machine copies {store}: what can be fetched again fills its disk"
-        return warn(text, f"{TMUTIL} addexclusion {shlex.quote(str(store))}")
-    return unknown(f"tmutil says {done.said[:100]!r}")
-
-
-def _backups(around: Surroundings) -> Sequence[Finding]:
-    store = around.settings.store_path
-    if not store.exists():
-        return []
-    return [judge_backups(store, around.run((TMUTIL, "isexcluded", str(store)), ASK_S))]
-
-
-def judge_places(lost: Mapping[str, Sequence[str]], services: int) -> Finding:
-    """Finding about places of files. `lost`: InferenceService -> its files that a manifest may not name; `services`:
-    number of services checked.
-    """
-    if not lost:
-        return ok(f"the files of {services} services are in places that a manifest may name")
-    told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in sorted(lost.items()))
-    text = f"{len(lost)} of {services} services have files that a manifest may not name, and do not start again: {told}"
-    return warn(text, "move the files below a directory of --allowed-roots, or name theirs there; see docs/models.md")
-
-
-def _places(around: Surroundings) -> Sequence[Finding]:
-    state, rules, store = around.directory, places_of(around.settings), around.settings.store_path.resolve()
-    inside = [state.path / name for name in ("current", "hub", "scratch")]
-    records = {name: each for name, each in around.records().items() if each.namespace}
-    lost: dict[str, list[str]] = {}
-    for record in records.values():
-        argv = state.read_spec(record.spec_file or "").get("argv")
-        words = (each for each in argv[1:] if isinstance(each, str)) if isinstance(argv, list) else ()
-        named = [each for each in words if each.startswith("/") and os.path.exists(each)]  # noqa: PTH110 - never raises
-        # Arguments count as paths if they exist. Files in the store were fetched for a service, and need no allowance.
-        for text in dict.fromkeys((*record.files, *named)):
-            path = Path(text)
-            real = path.resolve()
-            slot = real.relative_to(store).parts[:1] if real.is_relative_to(store) else ()
-            if any(map(SLOT.fullmatch, slot)) or any(real.is_relative_to(each.resolve()) for each in inside):
-                continue
-            try:
-                rules.check(path)
-            except Unusable:
-                lost.setdefault("/".join(record.owner), []).append(text)
-    return [judge_places(lost, len(records))] if records else []
-
-
 CHECKS = (
     Check("store", _readable),
-    Check("places", _places),
     Check("disk", _room),
-    Check("backups", _backups, mac=True),
 )

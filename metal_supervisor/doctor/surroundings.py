@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -20,7 +19,6 @@ from metal_supervisor.cluster.credentials import Chosen, choose
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import addresses, commands, darwin_memory, machine
-from metal_supervisor.host.left_engines import Process
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import MemorySample
@@ -63,12 +61,8 @@ class Surroundings:
     """Unix time."""
     sample: Callable[[], MemorySample] = machine_memory.sample
     own_budget: Callable[[Settings], Budget] = budget_of
-    abandoned: Callable[[], Sequence[Process]] = machine.abandoned
-    """Does not raise."""
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    open_files: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
-    """(soft, hard) limit of a process."""
     interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces
     advertised: Callable[[str, str, bool], addresses.AddressChoice] = addresses.advertised
     """Does not raise."""

@@ -1,21 +1,19 @@
 """Facts about this Mac's chip: name, cores by level, GPU and macOS, for capability labels and for people.
 
-Most of it is a sysctl of a microsecond. Two things are not: the GPU's cores and its Metal family come only from tools
-that take from 20 ms to seconds. So these run once per boot, system build and model of Mac, in a background thread, and
-the result is kept as JSON in the state directory. Facts that cannot be had are left out: none of them may keep a Mac
-from serving. `system_profiler` is asked for displays only, because its hardware section has a serial number in it.
+Most of it is a sysctl of a microsecond. Two things are not: the GPU's cores and its Metal family come only from
+system_profiler, which takes seconds. So it runs once per boot, system build and model of Mac, in a background thread,
+and the result is kept as JSON in the state directory. Facts that cannot be had are left out: none of them may keep a
+Mac from serving. The profiler is asked for displays only, because its hardware section has a serial number in it.
 """
 
 from __future__ import annotations
 
 import json
-import plistlib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from xml.parsers.expat import ExpatError
 
 from metal_supervisor.host import commands
 from metal_supervisor.host.darwin_memory import Mac
@@ -23,9 +21,8 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 
 FILE, FORMAT = "chip.json", 1
-IOREG = "/usr/sbin/ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator"
 PROFILER = "/usr/sbin/system_profiler", "-json", "-detailLevel", "mini", "SPDisplaysDataType"
-IOREG_TIMEOUT_S, PROFILER_TIMEOUT_S = 5.0, 30.0
+PROFILER_TIMEOUT_S = 30.0
 MOST_LEVELS, MOST_CORES = 4, 1024
 LONGEST_TEXT = 100
 
@@ -81,13 +78,9 @@ def facts(mac: Mac | None, state: Path, boot: str, run: commands.Runner = comman
     key = [boot, found.build, found.model]
     gpu = _kept(state / FILE, key)
     if gpu is None:
-        cores, metal = _gpu_cores(run), ""
         listed = run(PROFILER, PROFILER_TIMEOUT_S)
-        if listed.ok:
-            profiled, metal = displays(listed.out)
-            cores = cores or profiled
-        gpu = cores, metal
-        if cores or metal:  # tools that tell nothing may do so after a while
+        gpu = cores, metal = displays(listed.out) if listed.ok else (None, "")
+        if cores or metal:  # a profiler that tells nothing may do so after a while
             _keep(state / FILE, key, replace(found, gpu_cores=cores, metal=metal))
     return replace(found, gpu_cores=gpu[0], metal=gpu[1])
 
@@ -117,20 +110,6 @@ def _levels(mac: Mac) -> tuple[tuple[str, int], ...]:
 
 
 # ── the GPU ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _gpu_cores(run: commands.Runner) -> int | None:
-    told = run(IOREG, IOREG_TIMEOUT_S)
-    return accelerator_cores(told.out) if told.ok else None
-
-
-def accelerator_cores(listed: str) -> int | None:
-    """`gpu-core-count` in the property list of the accelerators, at any level; None without a plausible one."""
-    try:
-        tree = plistlib.loads(listed.encode("utf-8"), fmt=plistlib.FMT_XML)
-    except (ValueError, TypeError, ExpatError, AttributeError, LookupError, OverflowError):
-        return None
-    return next((count for each in _values(tree, "gpu-core-count") if (count := _count(each))), None)
 
 
 def displays(listed: str) -> tuple[int | None, str]:
@@ -168,7 +147,7 @@ def _values(tree: Any, key: str) -> Iterator[Any]:
 
 
 def _count(found: Any) -> int | None:
-    """A number of cores: one of the tools writes it as text."""
+    """A number of cores, which the profiler writes as text."""
     if isinstance(found, str) and re.fullmatch(r"[0-9]{1,4}", found):
         found = int(found)
     good = isinstance(found, int) and not isinstance(found, bool) and 0 < found <= MOST_CORES

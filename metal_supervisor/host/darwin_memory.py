@@ -17,10 +17,6 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from metal_supervisor.host import commands
-
-SYSCTL = "/usr/sbin/sysctl"
-SYSCTL_TIMEOUT_S = 5.0
 # Numbers, structures and signatures are held against Apple's headers by tests/boundary/test_darwin_headers.py.
 RUSAGE_INFO_V4 = 4
 FUNCTIONS = {
@@ -54,12 +50,6 @@ class RusageInfo(ctypes.Structure):
         ("lifetime_max_phys_footprint", ctypes.c_uint64),
         ("rest", ctypes.c_uint64 * 6),
     )
-
-
-def _told(name: str) -> int:
-    """A sysctl that is a number, from the system's own tool; 0 if that prints none."""
-    text = commands.run((SYSCTL, "-n", name), SYSCTL_TIMEOUT_S).out.strip()
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 class Mac:
@@ -103,11 +93,8 @@ class Mac:
         return int(usage.used)
 
     def total_bytes(self) -> int:
-        """The memory of the machine, which must be known: if the call fails, from the system's own tool."""
-        try:
-            found = self.number("hw.memsize")
-        except OSError:
-            found = _told("hw.memsize")
+        """The memory of the machine."""
+        found = self.number("hw.memsize")
         if found <= 0:
             raise OSError(0, "sysctl hw.memsize: no size")
         return found

@@ -188,31 +188,14 @@ def find_binary(setting: str, name: str, install: str, flag: str | None = "") ->
     raise NoBinary(f"{name} was not found on PATH or in Homebrew's prefixes; {install}{more}")
 
 
-_known_helps: dict[tuple[Path, float], str] = {}
-
-
 def help_of(path: Path, timeout_s: float = commands.TIMEOUT_S, asking: tuple[str, ...] = ("--help",)) -> str:
-    """Output of a binary's `--help`, "" if there is none; cached per build of the binary once it names a flag."""
-    try:
-        build = path, path.stat().st_mtime
-    except OSError:
-        return ""
-    found = _known_helps.get(build)
-    if found is None:
-        found = commands.run((str(path), *asking), timeout_s).out
-        if flags_in(found):
-            _known_helps[build] = found
-    return found
+    """Output of a binary's `--help`, "" if there is none."""
+    return commands.run((str(path), *asking), timeout_s).out
 
 
 def flags_in(help_text: str) -> frozenset[str]:
     """The `--flags` that a help text names, anywhere in it."""
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
-
-
-def flags_of(path: Path, timeout_s: float = commands.TIMEOUT_S) -> frozenset[str]:
-    """The `--flags` a binary names in its help."""
-    return flags_in(help_of(path, timeout_s))
 
 
 _known_versions: dict[tuple[Path, float], str] = {}

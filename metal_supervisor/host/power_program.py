@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.host.power_meter import Alarm, NoMeter, OpenMeter, PowerError, PowerMeter, open_meter
+from metal_supervisor.host.power_meter import EVERY_S, Alarm, NoMeter, PowerError, Powermetrics, open_meter
 from metal_supervisor.host.powermetrics import FORMAT, Power
 from metal_supervisor.state.directory import POWER_FILE
 from metal_supervisor.state.kept_files import write_atomic
@@ -24,6 +24,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LOOK_AGAIN_S = 300.0
 STEADY = 12
 """Consecutive readings after which earlier failures are forgotten: a minute of powermetrics."""
+SOURCE = "powermetrics"
 log = logging.getLogger("power")
 
 
@@ -31,11 +32,16 @@ class PowerProgram:
     """Measuring loop that retries after each failure, until it is to stop."""
 
     def __init__(
-        self, state: Path, alarm: Alarm, opened: OpenMeter = open_meter, first_pause_s: float = FIRST_PAUSE_S
+        self,
+        state: Path,
+        alarm: Alarm,
+        opened: Callable[[], Powermetrics] = open_meter,
+        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
+        """`opened`: starts measuring; raises PowerError, NoMeter."""
         self._path, self._alarm, self._open = state / POWER_FILE, alarm, opened
         self._first_pause_s = self._pause_s = first_pause_s
-        self._meter: PowerMeter | None = None
+        self._meter: Powermetrics | None = None
         """The latest meter, kept until its process has ended."""
         self._told = ""
 
@@ -69,16 +75,16 @@ class PowerProgram:
                 power = meter.next(self._alarm)
                 if meter.unreadable and not unreadable:
                     unreadable = meter.unreadable
-                    log.warning("a sample could not be read; it is left out", extra={"source": meter.source})
+                    log.warning("a sample could not be read; it is left out", extra={"source": SOURCE})
                 if power is None:
                     continue
                 count += 1
                 if count == STEADY:
                     self._pause_s = self._first_pause_s
                 if self._told or count == 1:
-                    log.info("power is measured", extra={"source": meter.source, "seconds": meter.every_s})
+                    log.info("power is measured", extra={"source": SOURCE, "seconds": EVERY_S})
                     self._told = ""
-                self._write(source=meter.source, every_s=meter.every_s, watts=_shown(power))
+                self._write(source=SOURCE, every_s=EVERY_S, watts=_shown(power))
         finally:
             meter.close()
 

@@ -7,13 +7,13 @@ table.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metal_supervisor.install import go_flags
 from metal_supervisor.install.go_flags import DURATION, LIST, NUMBER, PATH, PATHS, SWITCH, TEXT, WHOLE
+from metal_supervisor.spec.nearest import did_you_mean
 
 HOME_KUBECONFIG = "~/.kube/config"
 HOME_STORE = "~/Library/Application Support/llmkube/models"
@@ -232,7 +232,8 @@ def _one(found: Import, given: go_flags.GivenFlags, job: GoAgentJob) -> None:
     subject = option(given.name)
     flag = FLAGS.get(given.name)
     if flag is None:
-        found.refused.append(Remark(subject, given.problem or f"is no flag of the agent's{_nearest(given.name)}"))
+        near = did_you_mean(subject, map(option, FLAGS))
+        found.refused.append(Remark(subject, given.problem or f"is no flag of the agent's{near}"))
         return
     try:
         if given.problem:
@@ -248,11 +249,6 @@ def _one(found: Import, given: go_flags.GivenFlags, job: GoAgentJob) -> None:
         found.unneeded.append(Remark(subject, flag.why if flag.harmless is None else NOTHING_DEPENDS))
     else:
         found.refused.append(Remark(subject, flag.why))
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name[:SHOWN_CHARS], list(FLAGS), n=1, cutoff=0.5)
-    return f"; did you mean --{close[0]}?" if close else ""
 
 
 def _set(found: Import, flag: GoFlag, origin: str, value: Any, job: GoAgentJob) -> None:

@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+
+from metal_supervisor.spec.fields import seconds_of
 
 SWITCH, TEXT, PATH, WHOLE, NUMBER, DURATION, LIST, PATHS = (
     "switch", "text", "path", "whole number", "number", "duration", "list", "list of paths",
 )  # fmt: skip
 TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
-UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(UNITS_S)})", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})", re.ASCII)
 
@@ -77,19 +78,10 @@ def value(kind: str, text: str) -> bool | int | float | str:
             raise ValueError("must be a number")
         return float(text)
     if kind == DURATION:
-        return seconds(text)
+        length_s = Decimal(0) if text == "0" else seconds_of(text)
+        if length_s is None:
+            raise ValueError("must be a duration such as 90s, 1m30s or 300ms")
+        return float(length_s)
     if kind in (LIST, PATHS):
         return ",".join(part for part in (each.strip() for each in text.split(",")) if part)
     return text
-
-
-def seconds(text: str) -> float:
-    """Seconds of a duration such as `1h2m3s` or `300ms`. Raises ValueError."""
-    bare = text[1:] if text[:1] in ("+", "-") else text
-    parts = _PART.findall(bare)
-    if bare != "0" and (not parts or "".join(map("".join, parts)) != bare):
-        raise ValueError("must be a duration such as 90s, 1m30s or 300ms")
-    length_s = sum(float(number) * UNITS_S[unit] for number, unit in parts)
-    if not math.isfinite(length_s):
-        raise ValueError("must be a duration such as 90s, 1m30s or 300ms")
-    return -length_s if text.startswith("-") else length_s

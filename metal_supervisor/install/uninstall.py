@@ -24,6 +24,7 @@ from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install.checks import is_state_directory, refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.models.inventory import files_of
 from metal_supervisor.placement import claims
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
@@ -175,7 +176,7 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
 def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
     """Lines about what stays on the disk, its size, and how to remove it."""
     store = settings.store_path
-    if size_bytes := _size_bytes(store):
+    if size_bytes := sum({each.inode: each.size_bytes for each in files_of(store)}.values()):
         how = f"rm -r {shlex.quote(str(store))}"
         yield f"left      {amount(size_bytes)} of models in {machine.shown(store)}; remove them with: {how}"
     kept = () if purge else USERS
@@ -187,14 +188,3 @@ def left(settings: Settings, machine: Machine, purge: bool) -> Iterator[str]:
     if os.path.lexists(rule):
         how = f"make uninstall-powermetrics-sudo, or sudo rm {rule}"
         yield f"left      {rule}, by which sudo lets the power of the chip be measured; remove it with: {how}"
-
-
-def _size_bytes(path: Path) -> int:
-    """Disk usage of a directory in bytes; a file with several names counts once."""
-    seen: dict[tuple[int, int], int] = {}
-    with contextlib.suppress(OSError):
-        for each in path.rglob("*"):
-            with contextlib.suppress(OSError):
-                found = each.lstat()
-                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(seen.values())

@@ -36,7 +36,6 @@ class Budget:
 
     bytes: int
     total_bytes: int
-    """The machine's memory, or that of its container."""
     reason: str
     """Name of the smallest limit, e.g. `90 % of 128.0 GiB`."""
     limits: Mapping[str, int]
@@ -92,22 +91,18 @@ def budget(
     configured: float | None = None,
     metal_bytes: int | None = None,
     metal_source: str = "",
-    container_bytes: int | None = None,
 ) -> Budget:
     """Compute the budget of a machine.
 
     `configured`: a share from the configuration, which replaces the default share, but not the other limits.
     `metal_bytes`: Metal's wired limit, None where there is no Metal; `metal_source`: the source of that number.
-    `container_bytes`: a cgroup's limit, None without one; a container counts as a machine of its own size.
     """
-    contained = container_bytes is not None and 0 < container_bytes < total_bytes
-    whole = container_bytes if contained and container_bytes is not None else total_bytes
-    share = configured if configured else share_of(whole)
-    percent = f"{share * 100:.4g} % of {amount(whole)}" + (" (the container's limit)" if contained else "")
-    reserve = min(max(RESERVE_BYTES, whole // RESERVE_PART), whole // 4)
-    limits = {percent: round(whole * share), f"{amount(reserve)} stay with the system": whole - reserve}
+    share = configured if configured else share_of(total_bytes)
+    percent = f"{share * 100:.4g} % of {amount(total_bytes)}"
+    reserve = min(max(RESERVE_BYTES, total_bytes // RESERVE_PART), total_bytes // 4)
+    limits = {percent: round(total_bytes * share), f"{amount(reserve)} stay with the system": total_bytes - reserve}
     if metal_bytes is not None:
         source = f" ({metal_source})" if metal_source else ""
         limits[f"Metal wires no more{source}, less 512 MiB"] = max(metal_bytes - METAL_SPARE_BYTES, 0)
     reason = min(limits, key=lambda name: limits[name])
-    return Budget(limits[reason], whole, reason, limits)
+    return Budget(limits[reason], total_bytes, reason, limits)

@@ -1,6 +1,6 @@
 """Measurements of this machine's memory: its size, how much is available, and how much a process holds.
 
-The budget needs the size of the machine or its container, the pressure watch how much is available, and the ledger the
+The budget needs the size of the machine, the pressure watch how much is available, and the ledger the
 memory of a process, which on a Mac neither the resident size (no GPU buffers) nor the footprint (no pages of the mapped
 model) shows alone. A value that cannot be read is None, with a short reason: a failed reading must count neither as a
 full machine nor as an empty one. Nothing here raises.
@@ -15,16 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.host import cgroups, commands, darwin_memory
+from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.host import machine as host
-from metal_supervisor.host.cgroups import CGROUPS, PROC, container_bytes
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import KERNEL, MemorySample
 
-__all__ = [
-    "Held", "container_bytes", "host_budget", "metal_limits", "metal_there", "sample", "total_bytes", "used_bytes",
-]  # fmt: skip
-
+PROC = Path("/proc")
 KIB = 1024
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
 DEVICES_TIMEOUT_S, DEVICES_AGAIN_S = 20.0, 600.0
@@ -52,13 +48,10 @@ def total_bytes() -> int:
         return 0
 
 
-def sample(procfs: Path = PROC, root: Path = CGROUPS) -> MemorySample:
-    """Take one sample of the memory of this Mac, or of this Linux machine or container.
-
-    `procfs`, `root`: paths of Linux's proc and cgroup file systems. A container with a limit counts as a machine.
-    """
+def sample(procfs: Path = PROC) -> MemorySample:
+    """Take one sample of the memory of this Mac, or of this Linux machine. `procfs`: path of its proc file system."""
     mac = darwin_memory.mac()
-    return _sample_darwin(mac) if mac else _sample_linux(procfs, root)
+    return _sample_darwin(mac) if mac else _sample_linux(procfs)
 
 
 def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
@@ -91,26 +84,12 @@ def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
     )  # fmt: skip
 
 
-def _sample_linux(procfs: Path, root: Path) -> MemorySample:
+def _sample_linux(procfs: Path) -> MemorySample:
     problems: list[str] = []
     known = _meminfo(procfs / "meminfo", problems)
     total, available = known.get("MemTotal", 0), known.get("MemAvailable")
     swap = max(0, known["SwapTotal"] - known["SwapFree"]) if {"SwapTotal", "SwapFree"} <= known.keys() else None
-    stall_of = procfs / "pressure" / "memory"
-    group = cgroups.limiting(procfs, root)
-    if group and (group.limit_bytes < total or not total):
-        total = group.limit_bytes
-        try:
-            left = total - group.used_bytes() + group.reclaimable_bytes()
-            # No more than the machine itself has left, whatever the group may have.
-            available = max(0, min(left, total, total if available is None else available))
-        except (OSError, ValueError) as error:
-            problems.append(f"{group.path.name}: {_text(error)}")
-            available = None
-        swap = _swap_of(group, swap)
-        own = group.path / "memory.pressure"
-        stall_of = own if cgroups.exists(own) else stall_of
-    some, full = _stall(stall_of, problems)
+    some, full = _stall(procfs / "pressure" / "memory", problems)
     return MemorySample(
         at=time.monotonic(), total_bytes=total, available_bytes=available, swap_used_bytes=swap,
         some_avg10=some, full_avg10=full, problems=tuple(problems),
@@ -135,14 +114,6 @@ def _figures(text: bytes) -> dict[str, int]:
     """Bytes by name, of a file of proc with lines such as `Name:  12 kB`."""
     # A number counts only with its unit: a truncated one is a number too.
     return {name.decode(): int(kib) * KIB for name, kib in re.findall(rb"(?m)^(\w+): +(\d+) kB\n", text)}
-
-
-def _swap_of(group: cgroups.Group, machine: int | None) -> int | None:
-    """Swap used by a group in bytes; the machine's if the group's cannot be read."""
-    try:
-        return int((group.path / "memory.swap.current").read_text("ascii"))
-    except (OSError, ValueError):
-        return machine
 
 
 def _stall(path: Path, problems: list[str]) -> tuple[float | None, float | None]:
@@ -277,6 +248,6 @@ def host_budget(configured: float | None, binary: Path | None) -> Budget:
     """
     total = total_bytes()
     if darwin_memory.mac() is None:
-        return budget(total, configured, container_bytes=container_bytes())
+        return budget(total, configured)
     wired_mib, listed_mib, macos = metal_limits(binary)
     return budget(total, configured, *metal_limit(total, wired_mib, listed_mib, macos))

@@ -238,8 +238,7 @@ class DownloadJob:
         artifact, slot = self.artifact, self.slot
         base = f"{repository.directory_name(artifact)}/" if artifact.directory else ""
         model = base.rstrip("/") or listing.pieces[0].name
-        noted = self._unnoted or slot.read()
-        known = noted or Contents(shown(artifact.source), model, artifact.directory)
+        known = self._unnoted or slot.read() or Contents(shown(artifact.source), model, artifact.directory)
         space = artifact.secret[0] if artifact.secret else ""
         names = {base + piece.name for piece in listing.pieces}  # an earlier listing may have had others
         files = {name: found for name, found in known.files.items() if name in names}
@@ -258,7 +257,7 @@ class DownloadJob:
             target, hashed = slot.place(name), Hashing(self, piece.size_bytes or 0)
             if self._has(name, piece):
                 self.meter.got(piece.size_bytes or 0)
-            elif found := takeover.taken_over(piece, target, self.shelf.directory, artifact, noted is None, hashed):
+            elif found := takeover.taken_over(piece, target, self.shelf.directory, artifact, hashed):
                 self.meter.got(piece.size_bytes or 0)
                 contents = with_file(contents, name, found)
                 slot.write(contents)

@@ -1,4 +1,4 @@
-"""The attacher's process: it keeps one model attached to a shared daemon of any kind."""
+"""What the services of a shared daemon of any kind have in common: the attacher's process, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from metal_supervisor.spec.attachment import JOB
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Engine, Probe, Service
 from metal_supervisor.state.programs import program_name
+
+SHARED = "the shared daemon decides it for all its models"
+
+
+def of_the_daemon(service: Service, daemon: str) -> tuple[str, str] | None:
+    """(reason, message) of the first field of a service that only the daemon as a whole could honour, else None."""
+    said = {"extraArgs": service.extra_args, "env": service.env, "containerPort": service.container_port}
+    field = next((field for field, given in said.items() if given), None)
+    return ("UnsupportedField", f"spec.{field} is not for {daemon}: {SHARED}; remove it") if field else None
 
 
 def attended(service: Service, place: Place, daemon: str, job: Mapping[str, Any], probe: Probe) -> Engine:

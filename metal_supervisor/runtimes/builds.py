@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.host import machine
@@ -100,16 +101,25 @@ def _code_in(directory: Path) -> list[Path]:
         return []
 
 
+@dataclass
+class _BuildLook:
+    """What is known of one build."""
+
+    interpreter: str
+    """See `interpreter_of`; "" for a program."""
+    help: str = ""
+    flags: frozenset[str] | None = None
+    """None until its help has been read, none where that fails."""
+    version: str = ""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Builds:
     """Help, flags and versions of the engines' builds. Call it from one thread; `on_change` is called from others."""
 
     def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
-        self._helps: dict[tuple[Path, float], str] = {}
-        self._flags: dict[tuple[Path, float], frozenset[str]] = {}
-        self._asked: dict[tuple[Path, float], threading.Event] = {}
-        self._interpreters: dict[tuple[Path, float], str] = {}
-        self._versions: dict[tuple[Path, float], str] = {}
+        self._looks: dict[tuple[Path, float], _BuildLook] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
         """The executable of a runtime; None while its help is being read. Raises NoBinary, Broken."""
@@ -118,35 +128,30 @@ class Builds:
             build = path, path.stat().st_mtime
         except OSError as error:
             raise machine.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
-        if build not in self._asked:
-            done = self._asked[build] = threading.Event()
-            asked = build, done, executable
-            threading.Thread(target=self._ask, args=asked, name="builds", daemon=True).start()
-            done.wait(LOOK_WAIT_S)
-        flags = self._flags.get(build)
-        if flags is None:
+        look = self._looks.get(build)
+        if look is None:
+            look = self._looks[build] = _BuildLook(interpreter_of(path) if executable.script else "")
+            threading.Thread(target=self._ask, args=(path, look, executable), name="builds", daemon=True).start()
+            look.done.wait(LOOK_WAIT_S)
+        if look.flags is None:
             return None
-        if not flags:
+        if not look.flags:
             raise Broken(f"{path} --help does not work; reinstall it")
-        interpreter = self._interpreters.setdefault(build, interpreter_of(path)) if executable.script else ""
-        if executable.script and not interpreter:
+        if executable.script and not look.interpreter:
             raise Broken(f"{path} does not say in its first line which Python runs it; reinstall it")
-        homes, edition = homes_of(path, interpreter), f"{path}|{build[1]}"
-        version = self._versions.get(build, "")
-        return Binary(str(path), flags, executable.name, interpreter, self._helps[build], homes, edition, version)
+        homes, edition = homes_of(path, look.interpreter), f"{path}|{build[1]}"
+        name, python = executable.name, look.interpreter
+        return Binary(str(path), look.flags, name, python, look.help, homes, edition, look.version)
 
-    def _ask(self, build: tuple[Path, float], done: threading.Event, executable: Executable) -> None:
+    def _ask(self, path: Path, look: _BuildLook, executable: Executable) -> None:
         wait_s = SCRIPT_HELP_WAIT_S if executable.script else HELP_WAIT_S
-        while True:
-            self._helps[build] = machine.help_of(build[0], wait_s, executable.help)
-            found = machine.flags_in(self._helps[build])
-            if executable.package and (python := interpreter_of(build[0])):  # before the flags, which make it known
-                self._versions[build] = machine.package_version(python, executable.package, wait_s)
-            changed = self._flags.get(build) != found
-            self._flags[build] = found
-            done.set()
-            if changed:
+        while not look.flags:
+            look.help = machine.help_of(path, wait_s, executable.help)
+            if executable.package and look.interpreter:  # before the flags, which make it known
+                look.version = machine.package_version(look.interpreter, executable.package, wait_s)
+            before, look.flags = look.flags, machine.flags_in(look.help)
+            look.done.set()
+            if before != look.flags:
                 self._on_change()
-            if found:
-                return
-            time.sleep(AGAIN_S)
+            if not look.flags:
+                time.sleep(AGAIN_S)

@@ -69,37 +69,25 @@ def _count(values: Sequence[str]) -> int:
     return len(text.split())
 
 
-# ── how the model is loaded: two spellings ───────────────────────────────────────────────────────
+# ── how the model is loaded ──────────────────────────────────────────────────────────────────────
 
-LOAD_MODE = ("-lm", "--load-mode")
+LOAD_MODE = "--load-mode"
 SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--mlock": ("mlock", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
     "-dio": ("dio", True), "--direct-io": ("dio", True), "-ndio": ("dio", False), "--no-direct-io": ("dio", False),
 }  # fmt: skip
 """Switches of older builds, gone from newer ones; some in between knew both, and took --mlock for unmapped."""
-OLD_SPELLING: Mapping[str, tuple[str, ...]] = {
-    "auto": (), "mmap": ("--mmap",), "none": ("--no-mmap",), "mlock": ("--mlock", "--no-mmap"),
-    "mmap+mlock": ("--mlock",), "dio": ("--direct-io",),
-}  # fmt: skip
-"""Mode -> switches of older builds. There, locked memory was mapped unless --no-mmap was given as well."""
 
 
 def accepted(options: Mapping[str, Option]) -> Mapping[str, Option]:
     """Flags that may be given for a build: its own, and those that `as_built` translates."""
-    if "--load-mode" in options:
-        return {**dict.fromkeys(SWITCHES, Option(0)), **options}
-    if "--mlock" in options:
-        modes = [mode for mode, spelled in OLD_SPELLING.items() if all(name in options for name in spelled)]
-        return {**dict.fromkeys(LOAD_MODE, Option(1, ",".join(modes))), **options}
-    return options
+    return {**dict.fromkeys(SWITCHES, Option(0)), **options} if LOAD_MODE in options else options
 
 
 def as_built(arguments: Sequence[str], options: Mapping[str, Option]) -> tuple[str, ...]:
-    """The same arguments, with the load mode in the spelling of this build."""
+    """The same arguments, with the load mode instead of the switches of older builds where this build has it."""
     parsed = parse(tuple(arguments), GRAMMAR)
-    if "--load-mode" in options:
-        return _with_mode(parsed)
-    return _with_switches(parsed) if "--mlock" in options else parsed.written
+    return _with_mode(parsed) if LOAD_MODE in options else parsed.written
 
 
 def _with_mode(parsed: ParsedArguments) -> tuple[str, ...]:
@@ -110,7 +98,7 @@ def _with_mode(parsed: ParsedArguments) -> tuple[str, ...]:
         if each.name not in SWITCHES:
             result += parsed.words(each)
         elif each is switches[-1]:
-            result += ["--load-mode", _mode(said)]
+            result += [LOAD_MODE, _mode(said)]
     return tuple(result)
 
 
@@ -122,11 +110,3 @@ def _mode(said: Mapping[str, bool]) -> str:
     if said.get("mlock"):
         return "mmap+mlock" if mapped else "mlock"
     return "auto" if mapped and "mmap" not in said else "mmap" if mapped else "none"
-
-
-def _with_switches(parsed: ParsedArguments) -> tuple[str, ...]:
-    result: list[str] = []
-    for each in parsed.items:
-        plain = parsed.words(each)
-        result += OLD_SPELLING.get(each.values[0], plain) if each.name in LOAD_MODE and each.values else plain
-    return tuple(result)

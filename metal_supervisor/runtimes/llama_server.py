@@ -12,7 +12,7 @@ memory could reclaim none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -101,28 +101,26 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
     options = options_of(binary.help)
     if not options:
         return None
+    for field, flag, value in _fields_as_flags(service.options):
+        if problem := _misses(options, flag, value):
+            return "UnsupportedField", f"spec.{field}: {problem}"
+    return _unknown_argument(service, options)
+
+
+def _fields_as_flags(options: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
+    """(field of the spec, its flag, its value) of what not every build has, or has with other values."""
     for name, flag in OPTION_FLAGS.items():
-        value = service.options.get(name)
-        if value is not None and value is not False and (problem := _misses(options, flag, value)):
-            return "UnsupportedField", f"spec.{name}: {problem}"
-    if service.options.get("jinja") is False and (problem := _misses(options, "--no-jinja", None)):
-        return "UnsupportedField", f"spec.jinja: {problem}"
-    return _unable_to_speculate(service, options) or _unknown_argument(service, options)
-
-
-def _unable_to_speculate(service: Service, options: Mapping[str, Option]) -> tuple[str, str] | None:
-    asked = service.options.get("speculativeDecoding")
-    if asked is None:
-        return None
-    wanted = {"type": (SPECULATES, asked["type"])}
-    if "nDraftMax" in asked:
-        wanted["nDraftMax"] = (MOST_DRAFTED[asked["type"]], "")
-    if "pMin" in asked:
-        wanted["pMin"] = (LEAST_PROBABLE, "")
-    for name, (flag, value) in wanted.items():
-        if problem := _misses(options, flag, value or None):
-            return "UnsupportedField", f"spec.speculativeDecoding.{name}: {problem}"
-    return None
+        if options.get(name) is not None and options[name] is not False:
+            yield name, flag, options[name]
+    if options.get("jinja") is False:
+        yield "jinja", "--no-jinja", None
+    asked = options.get("speculativeDecoding")
+    if asked is not None:
+        yield "speculativeDecoding.type", SPECULATES, asked["type"]
+        if "nDraftMax" in asked:
+            yield "speculativeDecoding.nDraftMax", MOST_DRAFTED[asked["type"]], None
+        if "pMin" in asked:
+            yield "speculativeDecoding.pMin", LEAST_PROBABLE, None
 
 
 def _misses(options: Mapping[str, Option], flag: str, value: object) -> str:
@@ -151,7 +149,7 @@ def _unknown_argument(service: Service, options: Mapping[str, Option]) -> tuple[
             return "UnsupportedField", text
         if len(each.values) != known.values:
             return "UnsupportedField", f"{shown} takes {known.values} values in this llama-server; see its --help"
-        if each.name in LOAD_MODE and known.choices and (problem := _misses(asked, each.name, each.values[0])):
+        if each.name in (LOAD_MODE, "-lm") and (problem := _misses(asked, each.name, each.values[0])):
             return "UnsupportedField", f"{shown}: {problem}"
     return None
 

@@ -27,7 +27,11 @@ def demand(
     It is charged for `spec.contextSize`, which its slots share, or else for the model's full context in each of them:
     MLX allocates as a conversation grows. For mlx_lm that limit is enforced; the Swift server is trusted to keep it.
     """
-    made = estimate_of(service, argv, model)
+    return as_demand(estimate_of(service, argv, model), model)
+
+
+def as_demand(made: Estimate | None, model: Reading) -> Demand:
+    """The estimate of a model as a demand, which says why there is none."""
     if made is None:
         return Demand(None, text=model.problem or "the size of its model is not known")
     return Demand(made.total_bytes, made.mapped_bytes, made.explain())
@@ -53,14 +57,25 @@ def estimate_of(service: Service, argv: Sequence[str], model: Reading) -> Estima
     slots = whole(said.last("--max-slots"), whole(said.last("--decode-concurrency"), 1))
     bits, cache = whole(said.last("--kv-bits"), 0), whole(said.last("--prompt-cache-bytes"), 0)
     start, group = whole(said.last("--quantized-kv-start"), QUANTIZED_FROM), whole(said.last("--kv-group-size"), GROUP)
-    why = model.problem
-    if model.config is not None and model.size_bytes is not None:
+    settings = CacheSettings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
+    return by_config(model, settings, bits or None, start, group)
+
+
+def by_config(
+    model: Reading, settings: CacheSettings, kv_bits: int | None, quantized_from: int = 0, group: int = GROUP
+) -> Estimate | None:
+    """Estimate by config.json, or else by size; None if neither is known. `kv_bits` and on: see `estimate_mlx`."""
+    if model.size_bytes is None:
+        return None
+    why, cache = model.problem, settings.prompt_cache_bytes
+    if model.config is not None:
         try:
-            return estimate_mlx(model.size_bytes, model.config, context, slots, bits or None, cache, start, group)
+            return estimate_mlx(
+                model.size_bytes, model.config, settings.context, settings.slots, kv_bits, cache, quantized_from, group
+            )
         except CannotEstimate as error:
             why = str(error)
-    settings = CacheSettings(context=context, slots=slots, prompt_cache_bytes=cache, mmap=False)
-    return None if model.size_bytes is None else by_size(model.size_bytes, settings, why)
+    return by_size(model.size_bytes, settings, why)
 
 
 def whole(text: str | None, default: int) -> int:

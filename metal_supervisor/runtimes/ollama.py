@@ -13,7 +13,7 @@ from typing import Any
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import llama_memory
-from metal_supervisor.runtimes.attached import attended
+from metal_supervisor.runtimes.attached import SHARED, attended, of_the_daemon
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Executable, Place
@@ -26,7 +26,6 @@ BASE, MODELS = "ollama", "served/ollama/models"
 """Directories in the state directory: the daemon's home, and the files attached to it, which it may read."""
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
-SHARED = "the shared daemon decides it for all its models"
 FLAGS = "it is a flag of llama-server; use that runtime"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "parallelSlots": ((1,), f"{SHARED} (OLLAMA_NUM_PARALLEL)"),
@@ -48,10 +47,8 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) if Ollama cannot honour the service's spec, else None."""
-    said = {"extraArgs": service.extra_args, "env": service.env, "containerPort": service.container_port}
-    for field, given in said.items():
-        if given:
-            return "UnsupportedField", f"spec.{field} is not for Ollama: {SHARED}; remove it"
+    if problem := of_the_daemon(service, "Ollama"):
+        return problem
     if SHARD.search(service.model.source):
         text = f'Model "{service.model.name}": spec.source is one of several shards, and Ollama takes one file'
         return "UnsupportedSource", f"{text}; use llama-server, or a model in one file"

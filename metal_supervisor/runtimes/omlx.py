@@ -12,7 +12,7 @@ from typing import Any
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import mlx_memory
-from metal_supervisor.runtimes.attached import attended
+from metal_supervisor.runtimes.attached import attended, of_the_daemon
 from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
 from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Executable, Place
@@ -27,7 +27,6 @@ SERVED, KEY = "served/omlx", "served/omlx/key"
 """Paths that a confined daemon may read: the models attached while it runs, and its key."""
 MODELS = f"{SERVED}/models"
 
-SHARED = "the shared daemon decides it for all its models"
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     **NOT_MLX,
     "cacheTypeK": (("f16", "bf16"), "set spec.turboQuantBits instead"),
@@ -39,13 +38,7 @@ NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) if oMLX cannot honour the service's spec, else None."""
-    if service.extra_args:
-        return "UnsupportedField", f"spec.extraArgs are not for oMLX: {SHARED}; remove them"
-    if service.env:
-        return "UnsupportedField", f"spec.env is not for oMLX: {SHARED}; remove it"
-    if service.container_port is not None:
-        return "UnsupportedField", f"spec.containerPort is not for oMLX: {SHARED}; remove it"
-    if found := meaningless(service, NOT_HERE, "oMLX"):
+    if found := of_the_daemon(service, "oMLX") or meaningless(service, NOT_HERE, "oMLX"):
         return found
     directory = service.options.get("pagedSSDCacheDir")
     if directory is not None and (not directory.startswith("/") or ".." in directory.split("/")):

@@ -12,6 +12,7 @@ import json
 import socket
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.terminal_text import printable
@@ -95,6 +96,14 @@ def _parsed(data: bytes) -> tuple[int, bytes]:
         raise http.client.HTTPException(type(error).__name__) from None
 
 
+def _json(body: bytes) -> Any:
+    """The JSON of a body, None for what is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
 def probe(
     port: int, asked: Probe, identify: bool, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S
 ) -> ProbeAnswer:
@@ -154,10 +163,7 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TI
         return True
     except (OSError, http.client.HTTPException):
         return False  # nothing listens, or all connections are closed
-    try:
-        slots = json.loads(body) if status == 200 else None
-    except (ValueError, RecursionError):
-        slots = None
+    slots = _json(body) if status == 200 else None
     if not isinstance(slots, list):
         return None  # it requires a key, or its slots endpoint is disabled
     return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
@@ -166,9 +172,8 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TI
 def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:
     """True if the engine reports that it sleeps. Raises OSError, also when it does not answer in time."""
     try:
-        _, body = _get(host, port, asked.asleep_path, timeout_s)
-        told = json.loads(body)
-    except (http.client.HTTPException, ValueError, RecursionError):
+        told = _json(_get(host, port, asked.asleep_path, timeout_s)[1])
+    except http.client.HTTPException:
         return False
     return isinstance(told, dict) and told.get("is_sleeping") is True
 
@@ -231,10 +236,9 @@ class FirstRequest:
 
 def _own_name(host: str, port: int, asked: Probe) -> str:
     """The first name in the engine's list of models, "" if there is none. Raises OSError, HTTPException."""
-    _, body = _get(host, port, asked.identity_path)
     try:
-        return str(json.loads(body)["data"][0]["id"])
-    except (ValueError, LookupError, TypeError, RecursionError):
+        return str(_json(_get(host, port, asked.identity_path)[1])["data"][0]["id"])
+    except (LookupError, TypeError):
         return ""
 
 
@@ -271,11 +275,11 @@ def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:
 def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> ProbeAnswer:
     status, body = _get(host, port, asked.identity_path, timeout_s)
     try:
-        listed = json.loads(body)["data"]
+        listed = _json(body)["data"]
         loaded = [item for item in listed if item.get("loaded", True)]  # a daemon also lists models that are not loaded
         names = {name for item in loaded for name in (item.get("id"), *(item.get("aliases") or ()))}
         names |= {str(name).removesuffix(":latest") for name in names}  # Ollama's names have the default tag
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (KeyError, TypeError, AttributeError):
         names = None
     if status != 200 or names is None:
         return ProbeAnswer(False, f"{asked.identity_path} answered {status} without a list of models")

@@ -9,11 +9,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from metal_supervisor.memory.estimate import CacheSettings, Estimate, by_size
-from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
+from metal_supervisor.memory.estimate import CacheSettings, Estimate
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import VLLM
-from metal_supervisor.runtimes.mlx_memory import whole
+from metal_supervisor.runtimes.mlx_memory import as_demand, by_config, whole
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, meaningless
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime
@@ -86,28 +85,21 @@ def demand(
     """
     said = parse(tuple(argv), VLLM.grammar)
     context, slots = whole(said.last("--max-model-len"), 0), whole(said.last("--max-num-seqs"), 1)
-    made = _estimate(context, slots, said.given("--additional-config"), model)
-    if made is None:
-        return Demand(None, text=model.problem or "the size of its model is not known")
-    return Demand(made.total_bytes, made.mapped_bytes, made.explain())
+    return as_demand(_estimate(context, slots, said.given("--additional-config"), model), model)
 
 
 def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Estimate | None:
     """Estimate by config.json, or else by size; None if neither is known."""
-    if model.size_bytes is None:
+    settings = CacheSettings(context=context, slots=slots, mmap=False)
+    made = by_config(model, settings, CACHE_BITS if compressed else None)
+    if made is None:
         return None
-    why = model.problem
-    if model.config is not None:
-        try:
-            made = estimate_mlx(model.size_bytes, model.config, context, slots, CACHE_BITS if compressed else None)
-        except CannotEstimate as error:
-            why = str(error)
-        else:
-            # A prompt is processed in a cache of its own, which is then copied into the slot.
-            scratch = made.compute_bytes + made.kv_bytes // made.slots
-            return replace(made, compute_bytes=scratch, overhead_bytes=PYTHON_BYTES)
-    made = by_size(model.size_bytes, CacheSettings(context=context, slots=slots, mmap=False), why)
-    return replace(made, overhead_bytes=made.overhead_bytes + PYTHON_BYTES)
+    if made.basis != "config":
+        return replace(made, overhead_bytes=made.overhead_bytes + PYTHON_BYTES)
+    # A prompt is processed in a cache of its own, which is then copied into the slot.
+    return replace(
+        made, compute_bytes=made.compute_bytes + made.kv_bytes // made.slots, overhead_bytes=PYTHON_BYTES
+    )
 
 
 RUNTIME = Runtime(

@@ -314,7 +314,7 @@ class Settings:
     )
     apple_power_enabled: bool = _setting(
         False, "Measure the power of the chip, by powermetrics, which has to be allowed once (make "
-        "install-powermetrics-sudo), or by zeus-apple-silicon if that is installed."
+        "install-powermetrics-sudo)."
     )
     namespace_memory: str = _setting(
         "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "

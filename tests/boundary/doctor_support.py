@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +42,6 @@ LOADED = """system/dev.metal-supervisor = {
 \tjetsam priority = 40
 }
 """
-ARM64 = struct.pack("<II", 0xFEEDFACF, 0x0100000C) + bytes(24)
-X86_64 = struct.pack("<II", 0xFEEDFACF, 0x01000007) + bytes(24)
 NOT_LOADED = Done(113, "", 'Could not find service "x" in domain for system\n')
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 
@@ -63,7 +60,7 @@ class Programs:
         return self.said[max(fitting, key=len)] if fitting else Done(NOT_FOUND, "", f"{argv[0]}: No such file")
 
 
-def healthy(engine: Path, store: Path) -> dict[str, Done]:
+def healthy(engine: Path) -> dict[str, Done]:
     """A Mac mini on which all is well."""
     return {
         "/bin/launchctl print": NOT_LOADED,
@@ -71,7 +68,7 @@ def healthy(engine: Path, store: Path) -> dict[str, Done]:
         "/usr/bin/pmset -g custom": Done(0, "AC Power:\n sleep                0\n displaysleep         10\n", ""),
         "/usr/bin/pmset -g batt": Done(0, "Now drawing from 'AC Power'\n", ""),
         "/usr/bin/fdesetup status": Done(0, "FileVault is Off.\n", ""),
-        "/usr/bin/tmutil isexcluded": Done(0, f"[Excluded]    {store}\n", ""),
+        "/usr/bin/file -b": Done(0, "Mach-O 64-bit executable arm64\n", ""),
         "/usr/bin/xattr -p": Done(1, "", "x: No such xattr: com.apple.quarantine\n"),
         f"{FIREWALL} --getglobalstate": Done(0, "Firewall is disabled. (State = 0)\n", ""),
         f"{FIREWALL} --listapps": Done(0, "Total number of apps = 0\n", ""),
@@ -85,8 +82,7 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
     engine, state = tmp_path / "bin" / "llama-server", tmp_path / "state"
     if not engine.exists():
         engine.parent.mkdir()
-        engine.write_bytes(ARM64)
-        engine.chmod(0o755)
+        engine.touch(0o755)
         (state / "models").mkdir(parents=True)
         state.chmod(0o700)
     settings = Settings(**{
@@ -94,11 +90,11 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
     })  # fmt: skip
     fields: dict[str, Any] = {
         "on_mac": True, "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),
-        "run": Programs({**healthy(engine, state / "models"), **(programs or {})}),
+        "run": Programs({**healthy(engine), **(programs or {})}),
         "sample": lambda: MemorySample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
         "own_budget": lambda _: budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26)),
-        "free_bytes": lambda _: 500 * GIB, "open_files": lambda: (256, 1 << 40),
-        "abandoned": list, **more,
+        "free_bytes": lambda _: 500 * GIB,
+        **more,
     }  # fmt: skip
     return Surroundings(settings, **fields)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import plistlib
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor.host import chip, commands, darwin_memory, machine
-from metal_supervisor.host.chip import Chip, accelerator_cores, displays
+from metal_supervisor.host.chip import Chip, displays
 from metal_supervisor.host.commands import Done
 from metal_supervisor.host.darwin_memory import Mac
 from tests.boundary.mac_memory import GIB, M4_MAX, FakeLibc, u32
@@ -25,7 +24,6 @@ SYSCTLS = {
     "hw.perflevel0.name": b"Performance\0", "hw.perflevel0.physicalcpu": u32(12),
     "hw.perflevel1.name": b"Efficiency\0", "hw.perflevel1.physicalcpu": u32(4),
 }  # fmt: skip
-ACCELERATOR = plistlib.dumps([{"IOClass": "AGXAcceleratorG16X", "gpu-core-count": 40}]).decode()
 DISPLAYS = json.dumps({
     "SPDisplaysDataType": [
         {"_name": "Apple M4 Max", "sppci_cores": "40", "spdisplays_mtlgpufamilysupport": "spdisplays_metal4"}
@@ -37,32 +35,31 @@ WHOLE = Chip(
 
 
 class Tools:
-    """The two tools, with what they say; every question is counted."""
+    """system_profiler, with what it says; every question is counted."""
 
-    def __init__(self, ioreg: Done, profiler: Done) -> None:
-        self._says = {chip.IOREG: ioreg, chip.PROFILER: profiler}
+    def __init__(self, says: Done) -> None:
+        self._says = says
         self.asked: list[str] = []
 
     def __call__(self, argv: Sequence[str], timeout_s: float) -> Done:
         self.asked.append(Path(argv[0]).name)
-        assert timeout_s > 0
-        return self._says[tuple(argv)]  # type: ignore[index]
+        assert timeout_s > 0 and tuple(argv) == chip.PROFILER
+        return self._says
 
 
-def tools(ioreg: str | None = ACCELERATOR, profiler: str | None = DISPLAYS) -> Tools:
+def tools(profiler: str | None = DISPLAYS) -> Tools:
     """None: the tool is not there."""
-    gone = Done(commands.NOT_FOUND, "", "")
-    return Tools(*(gone if each is None else Done(0, each, "") for each in (ioreg, profiler)))
+    return Tools(Done(commands.NOT_FOUND, "", "") if profiler is None else Done(0, profiler, ""))
 
 
 def test_all_of_a_mac_is_told_and_the_slow_half_of_it_is_asked_once_per_boot(tmp_path: Path) -> None:
     mac, run = Mac(FakeLibc(SYSCTLS)), tools()
     assert [chip.facts(mac, tmp_path, "boot-1", run) for _ in range(3)] == [WHOLE] * 3
-    assert run.asked == ["ioreg", "system_profiler"]
+    assert run.asked == ["system_profiler"]
     chip.facts(mac, tmp_path, "boot-2", run)
-    assert len(run.asked) == 4, "another boot"
+    assert len(run.asked) == 2, "another boot"
     chip.facts(Mac(FakeLibc({**SYSCTLS, "kern.osversion": b"25C1\0"})), tmp_path, "boot-2", run)
-    assert len(run.asked) == 6, "another macOS"
+    assert len(run.asked) == 3, "another macOS"
     (tmp_path / chip.FILE).write_text('{"format": 1}')
     assert chip.facts(mac, tmp_path, "boot-2", run) == WHOLE, "a damaged file is made again"
 
@@ -79,32 +76,14 @@ def test_each_sysctl_may_be_missing(name: str) -> None:
 
 
 def test_nothing_is_told_where_nothing_is_there(tmp_path: Path) -> None:
-    run = tools(None, None)
+    run = tools(None)
     assert chip.facts(Mac(FakeLibc({})), tmp_path, "boot", run) == Chip()
     assert not (tmp_path / chip.FILE).exists(), "and it is asked again"
-    assert chip.facts(None, tmp_path, "boot", run) == Chip() and len(run.asked) == 2, "no tool is run off a Mac"
+    assert chip.facts(None, tmp_path, "boot", run) == Chip() and len(run.asked) == 1, "no tool is run off a Mac"
 
 
 def test_a_translated_python_is_noticed() -> None:
     assert chip.quick(Mac(FakeLibc({**SYSCTLS, "sysctl.proc_translated": u32(1)}))).rosetta
-
-
-@pytest.mark.parametrize(
-    ("listed", "cores"),
-    [
-        (ACCELERATOR, 40),
-        (plistlib.dumps([{"children": [{"deep": {"gpu-core-count": 10}}]}]).decode(), 10),
-        (plistlib.dumps([{"gpu-core-count": True}, {"gpu-core-count": -1}, {"gpu-core-count": 8}]).decode(), 8),
-        (plistlib.dumps([{"gpu-core-count": 10**9}]).decode(), None),
-        (plistlib.dumps([]).decode(), None),
-        ("", None),
-        ("<plist><array>", None),
-        ("<plist><array><integer>x</integer></array></plist>", None),
-        ("bplist00", None),
-    ],
-)
-def test_the_list_of_accelerators(listed: str, cores: int | None) -> None:
-    assert accelerator_cores(listed) == cores
 
 
 @pytest.mark.parametrize(
@@ -124,9 +103,8 @@ def test_the_list_of_displays(listed: str, expected: tuple[int | None, str]) -> 
     assert displays(listed) == expected
 
 
-def test_the_profiler_counts_cores_where_ioreg_does_not(tmp_path: Path) -> None:
+def test_a_profiler_that_tells_nothing_is_asked_again(tmp_path: Path) -> None:
     mac = Mac(FakeLibc(SYSCTLS))
-    assert chip.facts(mac, tmp_path, "a", tools(ioreg=None)) == WHOLE
     assert chip.facts(mac, tmp_path, "b", tools(profiler=None)).metal == ""
     assert chip.facts(mac, tmp_path, "b", tools()).gpu_cores == 40
 

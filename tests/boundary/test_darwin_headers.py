@@ -17,7 +17,7 @@ import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.cluster import kube
-from metal_supervisor.doctor import login, macho
+from metal_supervisor.doctor import login
 from metal_supervisor.host import darwin_memory, iokit, sleep_clock
 from metal_supervisor.models import model_directory
 from tests.support import kqueue, parts
@@ -28,7 +28,7 @@ from tests.support.finders.find_zig import LINKED, TARGETS, command, environment
 PRODUCT = ROOT / "metal_supervisor"
 ACCEPTANCE = ROOT / "docs" / "mac-acceptance.md"
 HEADERS = (
-    "errno.h", "fcntl.h", "libproc.h", "limits.h", "mach-o/fat.h", "mach-o/loader.h", "mach/error.h", "mach/machine.h",
+    "errno.h", "fcntl.h", "libproc.h", "limits.h", "mach/error.h", "mach/machine.h",
     "netinet/tcp.h", "stddef.h", "stdint.h", "sys/event.h", "sys/proc_info.h", "sys/resource.h", "sys/sysctl.h",
     "time.h",
 )  # fmt: skip
@@ -48,13 +48,6 @@ VALUES = {
     "launch.PROCARGS_BYTES": (launch.PROCARGS_BYTES, "ARG_MAX"),
     "darwin_memory.RUSAGE_INFO_V4": (darwin_memory.RUSAGE_INFO_V4, "RUSAGE_INFO_V4"),
     "login.NO_ROUTE_ON_A_MAC": (login.NO_ROUTE_ON_A_MAC, "EHOSTUNREACH"),
-    "macho.THIN_64": (macho.THIN_64, "MH_MAGIC_64"),
-    "macho.THIN_32": (macho.THIN_32, "MH_MAGIC"),
-    "macho.FAT": (macho.FAT, "FAT_MAGIC"),
-    "macho.FAT_64": (macho.FAT_64, "FAT_MAGIC_64"),
-    **{
-        f"macho.PROCESSORS {name}": (number, f"CPU_TYPE_{name.upper()}") for number, name in macho.PROCESSORS.items()
-    },
     # <IOKit/IOReturn.h> and <IOKit/IOMessage.h> are not among these headers, but what their macros are made of is.
     **{
         f"iokit.{name}": (getattr(iokit, name), f"(uint32_t)(err_system(0x38) | err_sub(0) | {message:#x})")

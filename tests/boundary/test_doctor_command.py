@@ -15,6 +15,7 @@ from metal_supervisor.cli import main
 from metal_supervisor.doctor import command
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import Done
+from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import Overrides, Settings
 from tests.support.system import free_ports
@@ -53,7 +54,7 @@ def test_the_exit_code_tells_and_every_fix_is_below_its_line(
     for at, line in enumerate(lines[:-1]):
         if line.startswith("warn"):
             assert lines[at + 1].lstrip().startswith("→ ")
-    machine(open_files=lambda: (1, 1))
+    machine(sample=lambda: MemorySample(0.0, 0))
     code, out, _ = run(capsys, *flags(tmp_path))
     assert code == 1 and "1 fail" in out.splitlines()[-1]
 
@@ -61,11 +62,11 @@ def test_the_exit_code_tells_and_every_fix_is_below_its_line(
 def test_json_has_the_same_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
 ) -> None:
-    machine(open_files=lambda: (1, 1))
+    machine(sample=lambda: MemorySample(0.0, 0))
     code, out, _ = run(capsys, "--json", *flags(tmp_path))
     said = json.loads(out)
     assert code == 1 and said["ok"] is False and said["summary"].endswith(" ok")
-    assert [each["status"] for each in said["findings"] if each["check"] == "files"] == ["fail"]
+    assert [each["status"] for each in said["findings"] if each["check"] == "memory"] == ["fail"]
     assert all(set(each) == {"check", "status", "text", "fix"} for each in said["findings"])
 
 

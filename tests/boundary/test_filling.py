@@ -404,7 +404,7 @@ def test_what_others_fetched_is_taken_over(
 
 @pytest.mark.parametrize("what", ["size", "sha256", "magic", "link", "directory"])
 def test_what_is_another_file_is_not_taken_over(home: Home, web: Uneven, tmp_path: Path, what: str) -> None:
-    artifact = link_to(web, model="my-model", sha256=sha256(MODEL) if what == "sha256" else "")
+    artifact = link_to(web, model="my-model", sha256=sha256(MODEL))
     old = home.directory / "my-model" / "m.gguf"
     data = {"size": MODEL[:-1], "sha256": MODEL[:-1] + b"?", "magic": b"FUGG" + MODEL[4:]}.get(what, MODEL)
     outside = tmp_path / "outside"
@@ -419,17 +419,6 @@ def test_what_is_another_file_is_not_taken_over(home: Home, web: Uneven, tmp_pat
     found = Path(home.ready(artifact).path)
     assert found.read_bytes() == MODEL and web.sent() == len(MODEL)
     assert old.read_bytes() == data and not found.samefile(outside / "m.gguf")
-
-
-def test_a_file_of_the_hub_is_taken_over_from_where_an_earlier_release_kept_it(home: Home, hub: Hub) -> None:
-    hub.upload("1" * 40, {"o/r": {"m.gguf": MODEL}})
-    home.terms = replace(NEAR, hub=hub.url)
-    home.restart()
-    name = hashlib.sha256(b"https://huggingface.co/o/r/resolve/main/m.gguf").hexdigest()[:16]
-    (home.directory / name).mkdir(parents=True)
-    (home.directory / name / "m.gguf").write_bytes(MODEL)
-    home.ready(of("hf://o/r/m.gguf"))
-    assert hub.sent("m.gguf") == 0
 
 
 def test_where_no_link_can_be_made_it_is_fetched(home: Home, web: Uneven, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -675,7 +664,7 @@ def test_a_gated_repository_is_told_apart_from_one_that_is_not_there(
 
 
 def test_a_note_that_makes_no_sense_is_as_good_as_none(home: Home, web: Uneven) -> None:
-    artifact = link_to(web)
+    artifact = link_to(web, sha256=sha256(MODEL))
     home.ready(artifact)
     good = json.loads((home.slot(artifact) / "slot.json").read_text())
     for bad in ("", "[]", "{", json.dumps({**good, "format": 9}), json.dumps({**good, "files": []}),

@@ -1,4 +1,4 @@
-"""A process that its parent left behind, as the doctor and import-launchd find it."""
+"""A process that its parent left behind, as import-launchd and the budget find it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from doctor_support import found, shown, surroundings
 
 from metal_supervisor.cli import main
 from metal_supervisor.controller.pressure_watch import Watchdog, budget_of
-from metal_supervisor.host import machine
 from metal_supervisor.host.left_engines import AGENTS_OWN
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sizes import MIB
@@ -44,12 +42,6 @@ def left(tmp_path: Path) -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_doctor_names_it_with_the_command_that_ends_it(tmp_path: Path, left: int) -> None:
-    told = shown(found(surroundings(tmp_path, abandoned=machine.abandoned), "left engines")["left engines"])
-    assert told.startswith("warn ") and f"llama-server /m.gguf (pid {left}, port 52011" in told
-    assert str(left) in told.partition("| kill ")[2].split()
-
-
 def test_models_may_not_have_what_it_holds(left: int) -> None:
     budget = budget_of(Settings())
     assert "less 256 MiB of engines that LLMKube's agent left behind" in budget.reason
@@ -57,7 +49,7 @@ def test_models_may_not_have_what_it_holds(left: int) -> None:
     assert budget.bytes == min(rest.values()) - 256 * MIB == Watchdog(Settings(), lambda: None).budget.bytes
 
 
-def test_import_launchd_names_it_too(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_launchd_names_it(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
     job = {"Label": "com.llmkube.metal-agent", "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent"]}
     (tmp_path / "agent.plist").write_bytes(plistlib.dumps(job))
     assert main.main(["import-launchd", str(tmp_path / "agent.plist")]) == 0

@@ -34,7 +34,6 @@ def libc(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
     for name in ("virtual_memory", "swap_memory"):
         monkeypatch.setattr(psutil, name, fail)
-    monkeypatch.setattr(darwin_memory, "SYSCTL", "/nonexistent/sysctl")
     machine_memory._devices.clear()
     return fake
 
@@ -108,16 +107,11 @@ def test_a_reading_of_another_shape_is_none(libc: FakeLibc, name: str, value: by
     assert getattr(found, READINGS[name]) is None and len(found.problems) == 1
 
 
-def test_the_total_has_a_second_way(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_size_that_is_not_told_is_a_problem(libc: FakeLibc) -> None:
     libc.refused["hw.memsize"] = errno.EPERM
     assert machine_memory.total_bytes() == 0
     found = machine_memory.sample()
     assert (found.total_bytes, found.available_bytes) == (0, None) and found.problems
-    tool = tmp_path / "sysctl"
-    tool.write_text('#!/bin/sh\n[ "$*" = "-n hw.memsize" ] && echo 137438953472\n')
-    tool.chmod(0o755)
-    monkeypatch.setattr(darwin_memory, "SYSCTL", str(tool))
-    assert machine_memory.total_bytes() == 128 * GIB
 
 
 # --- what a process holds
@@ -233,11 +227,10 @@ def test_the_budget_of_a_mac(libc: FakeLibc, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what it is there")
-def test_the_budget_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_where_there_is_no_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * GIB)
-    monkeypatch.setattr(machine_memory, "container_bytes", lambda: 16 * GIB)
     found = machine_memory.host_budget(None, Path("/bin/false"))
-    assert (found.total_bytes, found.bytes) == (16 * GIB, round(0.67 * 16 * GIB))
+    assert (found.total_bytes, found.bytes) == (64 * GIB, round(0.75 * 64 * GIB))
     assert not any("Metal" in name for name in found.limits)
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,10 @@ from metal_supervisor.host.power_meter import (
     COMMAND,
     POWERMETRICS,
     Alarm,
-    FirstOf,
     NoMeter,
     PowerError,
-    PowerMeter,
     Powermetrics,
-    Zeus,
     open_meter,
-    spent,
     sudoers,
 )
 from metal_supervisor.host.powermetrics import Power
@@ -134,64 +129,7 @@ def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -
         Powermetrics([str(tmp_path / "nowhere/sudo")])
 
 
-# ── zeus-apple-silicon ───────────────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class Energy:
-    """As that package tells it; millijoules."""
-
-    cpu_total_mj: Any = None
-    gpu_mj: Any = None
-    ane_mj: Any = None
-
-
-class Monitor:
-    """A stand-in for its monitor, by its documentation: there is no such package for Linux."""
-
-    def __init__(self, *told: Energy | Exception) -> None:
-        self._told = iter(told)
-
-    def get_cumulative_energy(self) -> Energy:
-        found = next(self._told)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ((1000, 0, 5), (6000, 20_000, 5), {"combined": 2.5, "cpu": 0.5, "gpu": 2.0, "ane": 0.0}),
-        ((1000, 0, None), (6000, 20_000, None), {"combined": 2.5, "cpu": 0.5, "gpu": 2.0}),
-        ((1000, 0, 5), (1000, 20_000, 5), {"gpu": 2.0}),  # macOS 27: the CPU's counter stands still
-        ((None, 0, 5), (None, 20_000, 5), {"gpu": 2.0}),
-        ((1000, 500, 5), (2000, 400, 5), {"cpu": 0.1, "ane": 0.0}),  # a counter that went back
-        (("x", [], {}), (1, 2, 3), {}),
-    ],
-)
-def test_counters_become_watts_and_what_stands_still_is_unknown(before: Any, after: Any, expected: Any) -> None:
-    first, last = (dict(zip(("cpu", "gpu", "ane"), each, strict=True)) for each in (before, after))
-    assert spent(first, last, 10.0).watts() == pytest.approx(expected)
-
-
-def test_counters_are_compared_over_a_window_that_an_alarm_may_interrupt(alarm: Alarm) -> None:
-    meter = Zeus(Monitor(Energy(0, 0, 0), Energy(1000, 2000, 0)), window_s=0.2)
-    alarm.ring()
-    assert meter.next(alarm) is None
-    found = meter.next(alarm)
-    assert found is not None and found.cpu_w is not None and found.gpu_w == pytest.approx(2 * found.cpu_w)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_package_that_fails_is_an_error_that_names_it(alarm: Alarm, failing: int) -> None:
-    told: list[Energy | Exception] = [Energy(0, 0, 0), Energy(0, 0, 0)]
-    told[failing] = RuntimeError("no IOReport")
-    with pytest.raises(PowerError, match="zeus-apple-silicon: RuntimeError"):
-        Zeus(Monitor(*told), window_s=0.01).next(alarm)
-
-
-# ── which one it is ──────────────────────────────────────────────────────────────────────────────
+# ── its leave ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_sudo_is_asked_for_just_what_would_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,55 +141,23 @@ def test_sudo_is_asked_for_just_what_would_be_run(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(boundary, "Powermetrics", lambda: Powermetrics(["/bin/true"]))
     meter = open_meter(runner)
-    assert meter.source == "powermetrics" and meter.every_s == 5
     meter.close()
     assert asked == [("/usr/bin/sudo", "-n", "-l", *POWERMETRICS)] and asked[0] == (*COMMAND[:2], "-l", *COMMAND[2:])
 
 
-REFUSED = ["/bin/sh", "-c", "echo sudo: a password is required >&2; exit 1"]
-
-
-def test_a_rule_that_wants_a_password_after_all_leaves_it_to_the_package(alarm: Alarm) -> None:
-    first = Powermetrics(REFUSED)
-    meter = FirstOf(first, lambda: Zeus(Monitor(Energy(0, 0, 0), Energy(1000, 2000, 0)), window_s=0.01))
-    assert meter.next(alarm) is not None
-    assert (meter.source, meter.every_s, meter.unreadable) == ("zeus-apple-silicon", boundary.WINDOW_S, 0)
-    meter.close()
-    assert meter.left() == "" and first._child.poll() == 1
-
-
-def test_without_the_package_it_is_what_sudo_said(alarm: Alarm) -> None:
-    meter = FirstOf(Powermetrics(REFUSED), Zeus)
-    for _ in range(2):
-        with pytest.raises(PowerError, match="exit code 1: sudo: a password is required"):
-            meter.next(alarm)
-    meter.close()
-
-
-def test_one_that_has_worked_is_not_given_up_when_it_ends(tmp_path: Path, alarm: Alarm) -> None:
-    meter = FirstOf(Powermetrics(printing(tmp_path, "sys.exit(1)")), lambda: pytest.fail("opened"))
-    assert meter.next(alarm) == POWER
-    with pytest.raises(PowerError, match="exit code 1"):
-        meter.next(alarm)
-    meter.close()
-
-
-def test_without_sudos_leave_it_is_the_package_and_without_that_it_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_sudos_leave_it_says_what_to_do() -> None:
     def refuses(_argv: Any, _timeout_s: float) -> Done:
         return Done(1, "", "sudo: a password is required")
 
     with pytest.raises(NoMeter, match="make install-powermetrics-sudo"):
         open_meter(refuses)
-    (tmp_path / "zeus_apple_silicon.py").write_text(
-        "class AppleEnergyMonitor:\n    def get_cumulative_energy(self):\n        return None\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        assert open_meter(refuses).source == "zeus-apple-silicon"
-    finally:
-        sys.modules.pop("zeus_apple_silicon")
+
+
+def test_a_rule_that_wants_a_password_after_all_is_told_as_sudo_did(alarm: Alarm) -> None:
+    meter = Powermetrics(["/bin/sh", "-c", "echo sudo: a password is required >&2; exit 1"])
+    with pytest.raises(PowerError, match="exit code 1: sudo: a password is required"):
+        meter.next(alarm)
+    meter.close()
 
 
 # ── the program ──────────────────────────────────────────────────────────────────────────────────
@@ -260,7 +166,7 @@ def test_without_sudos_leave_it_is_the_package_and_without_that_it_says_what_to_
 class Running:
     """The program in a thread."""
 
-    def __init__(self, state: Path, opened: Callable[[], PowerMeter], first_pause_s: float = 0.01) -> None:
+    def __init__(self, state: Path, opened: Callable[[], Powermetrics], first_pause_s: float = 0.01) -> None:
         self.path, self._alarm, self._stopped = state / POWER_FILE, Alarm(), threading.Event()
         self.program = power_program.PowerProgram(state, self._alarm, opened, first_pause_s)
         self._thread = threading.Thread(target=self.program.run, args=(self._stopped.is_set,))
@@ -281,7 +187,7 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def begin(opened: Callable[[], PowerMeter], first_pause_s: float = 0.01) -> Running:
+    def begin(opened: Callable[[], Powermetrics], first_pause_s: float = 0.01) -> Running:
         started.append(Running(tmp_path, opened, first_pause_s))
         return started[-1]
 
@@ -312,7 +218,7 @@ def test_a_failure_is_told_once_and_tried_again_until_it_works(
     attempts: list[float] = []
     may = threading.Event()
 
-    def opened() -> PowerMeter:
+    def opened() -> Powermetrics:
         attempts.append(time.monotonic())
         return Powermetrics(printing(tmp_path) if may.is_set() else [sys.executable, "-c", "raise SystemExit(3)"])
 
@@ -338,13 +244,15 @@ def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_agai
     assert program._next_pause_s(NoMeter("x")) == power_program.LOOK_AGAIN_S == 300
 
 
-class Scripted:
+class Scripted(Powermetrics):
     """Gives so many readings and ends; nothing is left of it once that is allowed."""
-
-    source, every_s, unreadable = "powermetrics", 5, 0
 
     def __init__(self, readings: int = 0, ended: threading.Event | None = None) -> None:
         self._readings, self._ended = readings, ended
+
+    @property
+    def unreadable(self) -> int:
+        return 0
 
     def next(self, alarm: Alarm) -> Power | None:
         if not self._readings:
@@ -365,7 +273,7 @@ def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
 ) -> None:
     attempts: list[int] = []
 
-    def opened() -> PowerMeter:
+    def opened() -> Powermetrics:
         attempts.append(1)
         if len(attempts) < 5:
             raise PowerError("not yet")
@@ -377,7 +285,7 @@ def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
 
 
 def test_nothing_that_measures_is_said_in_the_file(tmp_path: Path, start: Callable[..., Running]) -> None:
-    def opened() -> PowerMeter:
+    def opened() -> Powermetrics:
         raise NoMeter("nobody may")
 
     running = start(opened)
@@ -389,7 +297,7 @@ def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Cal
     stays = threading.Event()
     opened_: list[int] = []
 
-    def opened() -> PowerMeter:
+    def opened() -> Powermetrics:
         opened_.append(1)
         return Scripted(ended=stays)
 

@@ -41,7 +41,7 @@ def ask(port: int, path: str, body: Any = None) -> Any:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeTarget]:
     """An engine as the runtime composes it, which serves."""
     path = engine_path()
-    binary = Binary(str(path), machine.flags_of(path))
+    binary = Binary(str(path), machine.flags_in(machine.help_of(path)))
     if "--sleep-idle-seconds" not in binary.flags:
         pytest.skip("this build of llama-server does not know how to sleep")
     base, (port,) = tmp_path_factory.mktemp("sleeper"), free_ports(1)

@@ -73,14 +73,6 @@ def test_a_configured_share_replaces_the_one_by_size_but_not_the_limits() -> Non
     assert (without_metal.bytes, without_metal.reason) == (120 * GIB, "8.0 GiB stay with the system")
 
 
-def test_a_container_is_a_machine_of_its_own_size() -> None:
-    found = budget(64 * GIB, container_bytes=16 * GIB)
-    assert found.total_bytes == 16 * GIB
-    assert found.reason == "67 % of 16.0 GiB (the container's limit)"
-    assert budget(64 * GIB, container_bytes=(1 << 63) - 4096) == budget(64 * GIB), "cgroup's way to say unlimited"
-    assert budget(64 * GIB, container_bytes=0) == budget(64 * GIB)
-
-
 def test_small_machines_keep_something_for_models() -> None:
     for mib in (512, 1024, 2048, 4096):
         found = budget(mib * MIB)

@@ -43,7 +43,7 @@ OTHER_WORDS = frozenset({
     "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
     "BadAnswer", "TooLarge", "Unreachable", "Untrusted", "All",
-    "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "Held", "LoadedJob", "Kube", "KubeError", "Launchctl",
+    "BadKubeconfig", "BadSpec", "Binary", "Copy", "Executable", "LoadedJob", "Kube", "KubeError", "Launchctl",
     "LaunchdError", "Place", "Pool",
     "Settings", "Ollama", "WithdrawalToken",
     "CoreFoundation", "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",

@@ -14,8 +14,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = frozenset({"metal_supervisor", "gate"})
-"""`gate`: a file of ours that a program beside it imports by its own name."""
+OWN = frozenset({"metal_supervisor", "gate", "wrapper"})
+"""`gate`, `wrapper`: files of ours that a program beside them imports by their own names."""
 
 
 def imported() -> dict[str, str]:

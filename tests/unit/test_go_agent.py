@@ -165,7 +165,7 @@ def test_a_value_that_go_would_not_take_is_named(flag: str, text: str) -> None:
 
 def test_an_unknown_flag_is_named_with_the_nearest_there_is() -> None:
     found = of("--kube-contxt", "home", "--port=9091")
-    assert words(found.refused) == {"--kube-contxt": "is no flag of the agent's; did you mean --kube-context?"}
+    assert words(found.refused) == {"--kube-contxt": "is no flag of the agent's (did you mean --kube-context?)"}
     assert values(found)["port"] == 9091
     assert words(of("--zzz").refused) == {"--zzz": "is no flag of the agent's"}
     (evil,) = of("--a\nport = 1").refused

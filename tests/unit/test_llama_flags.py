@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
-from metal_supervisor.runtimes.llama_flags import Option, accepted, as_built, options_of
+from metal_supervisor.runtimes.llama_flags import accepted, as_built, options_of
 from metal_supervisor.spec.arguments import parse
 from tests.support.system import engine_path, free_ports
 
@@ -114,20 +114,7 @@ def test_what_is_said_later_still_wins() -> None:
     assert as_built(["-lm", "none", "--mlock"], options) == ("-lm", "none", "--load-mode", "mmap+mlock")
 
 
-@pytest.mark.parametrize(
-    ("mode", "old"),
-    [
-        ("mmap+mlock", "--mlock"), ("mlock", "--mlock --no-mmap"), ("none", "--no-mmap"), ("mmap", "--mmap"),
-        ("auto", ""), ("dio", "--direct-io"),
-    ],
-)
-def test_a_build_without_load_modes_is_told_the_switches(mode: str, old: str) -> None:
-    for flag in ("-lm", "--load-mode", "--load_mode"):
-        assert as_built([flag, mode, "-h"], options_of(OLD)) == (*old.split(), "-h")
-
-
-def test_only_modes_that_can_be_said_are_accepted_and_nothing_is_touched_where_nothing_is_known() -> None:
-    ancient = {name: option for name, option in options_of(OLD).items() if "dio" not in name and "direct" not in name}
-    assert accepted(ancient)["-lm"] == Option(1, "auto,mmap,none,mlock,mmap+mlock")
-    assert as_built(["-lm", "dio", "--mlock"], {}) == ("-lm", "dio", "--mlock")
-    assert accepted(options_of(HELP)) == options_of(HELP)
+def test_nothing_is_touched_where_no_mode_is_known() -> None:
+    for options in (options_of(OLD), options_of(HELP), {}):
+        assert as_built(["-lm", "dio", "--mlock"], options) == ("-lm", "dio", "--mlock")
+        assert accepted(options) == options

@@ -338,7 +338,7 @@ def test_the_list_names_every_item_and_every_check() -> None:
     for topic in (
         "plist", "sudoers", "vm_stat", "footprint", "residency", "wired limit", "kqueue", "MLX", "daemon", "agent",
         "shell", "exchange under a stream", "kill -9", "ExitTimeOut", "ThrottleInterval", "bootout", "Local Network",
-        "sleep and wake", "awake", "powermetrics", "zeus", "memory pressure", "ProcessType", "tokens per second",
+        "sleep and wake", "awake", "powermetrics", "memory pressure", "ProcessType", "tokens per second",
         "firewall", "quarantine", "doctor", "Ollama", "oMLX", "vllm-swift", "mlx_lm", "mlx-server", "llama-server",
     ):  # fmt: skip
         assert topic.lower() in done.stdout.lower(), topic

@@ -13,49 +13,30 @@ A spec of an older release may name this file: keep its arguments as they are. E
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
-import io
 import json
 import os
 import pwd
-import select
 import site
 import sys
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __name__ != "__main__":
-    from metal_supervisor.runtimes.shims import gate
+    from metal_supervisor.runtimes.shims import gate, wrapper
+    from metal_supervisor.runtimes.shims.wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 else:
     import gate  # mlx_lm's interpreter does not have our package
+    import wrapper
+    from wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 
 KNOWN = "0.32.2"
 """Version of mlx_lm that this was written for."""
-EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
-
-
-class Log(io.TextIOBase):
-    """Replacement of stdout and stderr that ignores write errors: a closed log pipe must not cut off an answer."""
-
-    turn = threading.RLock()  # reentrant: a finalizer that runs during a write may write, too
-
-    def write(self, text: str) -> int:
-        with Log.turn, contextlib.suppress(OSError):
-            os.write(2, text.encode("utf-8", "replace"))
-        return len(text)
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """End the process at once, because it cannot serve: other threads would keep it alive."""
-    # Keep other threads from writing after the reason; with a timeout, because one may be blocked on a full pipe.
-    Log.turn.acquire(timeout=1)
-    with contextlib.suppress(OSError, ValueError):
-        if select.select([], [2], [], 1)[1]:
-            os.write(2, f"mlx_engine: {why}\n".encode("utf-8", "replace"))
-    os._exit(code)
+    """See `wrapper.end`."""
+    wrapper.end("mlx_engine", why, code)
 
 
 def hold_to_one_model(server: Any, context: int) -> None:
@@ -176,13 +157,9 @@ def add_user_packages() -> None:
 
 def main(argv: list[str]) -> None:
     """Serve; ends the process."""
-    sys.stdout = sys.stderr = Log()
+    own, argv = wrapper.begin(argv, {"--alias": "", "--context": "0"})
     # The tracker of semaphores outlives this process, and its warning would follow the reason of the exit in the log.
     sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
-    own = {"--alias": "", "--context": "0"}
-    while len(argv) > 1 and argv[0] in own:
-        own[argv[0]], argv = argv[1], argv[2:]
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # it must not import ours
     add_user_packages()
     try:
         version = importlib.metadata.version("mlx-lm")
@@ -196,13 +173,7 @@ def main(argv: list[str]) -> None:
     except AttributeError as error:
         end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", EXIT_UNKNOWN)
     sys.argv = ["mlx_lm.server", *argv]
-    try:
-        server.main()
-    except SystemExit as error:
-        os._exit(error.code if isinstance(error.code, int) else EXIT_CANNOT_SERVE)
-    except BaseException as error:  # noqa: BLE001 - a port that is taken, mostly
-        end(f"{type(error).__name__}: {error}"[:1000])
-    os._exit(0)
+    wrapper.run("mlx_engine", server.main)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 from metal_supervisor import launch
 from metal_supervisor.runtimes.shims import gate
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state import programs
+from metal_supervisor.state.directory import StateDir
 
 LOOPBACK = "127.0.0.1"
 READING = frozenset({"/", "/api/version", "/api/tags", "/api/ps", "/v1/models"})
@@ -78,37 +78,6 @@ def judged(body: bytes, models: Collection[str]) -> bytes:
     return json.dumps({**passed, "model": name}).encode()
 
 
-class Services:
-    """The names of the services that Ollama serves, from the records in the state directory."""
-
-    def __init__(self, home: Path) -> None:
-        self._records = home / "records"
-        self._known: dict[str, tuple[int, str]] = {}
-        """File name -> (when it was written, in ns; model, "" for none)."""
-
-    def names(self) -> frozenset[str]:
-        """Names of the models that clients may use. A record is read again only when it was replaced."""
-        found = {}
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self._records):
-                with contextlib.suppress(OSError):
-                    written = entry.stat().st_mtime_ns
-                    known = self._known.get(entry.name)
-                    same = known is not None and known[0] == written
-                    found[entry.name] = known if known and same else (written, _model(Path(entry.path)))
-        self._known = found
-        return frozenset(model for _, model in found.values() if model)
-
-
-def _model(record: Path) -> str:
-    """The model of an Ollama service that runs, "" for any other record."""
-    try:
-        read = programs.read_record(record.read_text("utf-8"))
-    except (OSError, ValueError, programs.UnreadableRecord):
-        return ""
-    return read.name if read.daemon == "ollama" and read.runs else ""
-
-
 class Handler(BaseHTTPRequestHandler):
     """One request of one connection."""
 
@@ -130,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
                 kept = [f"{name}: {text}" for name, text in self.headers.items() if name.lower() not in HOP_BY_HOP]
                 self._relay(self.path, kept, uploads=True)
             elif self.command == "POST" and path in INFERENCE:
-                body = judged(self._body(), self.server.services.names())
+                body = judged(self._body(), self.server.models())
                 self._relay(path, ["Content-Type: application/json", f"Content-Length: {len(body)}"], body)
             elif self.command in ("GET", "HEAD") and path in READING:
                 self._relay(path, [])
@@ -222,12 +191,18 @@ class OllamaGate(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: socket.socket, ollama_port: int, services: Services) -> None:
+    def __init__(self, listening: socket.socket, ollama_port: int, state: StateDir) -> None:
         super().__init__(("", 0), Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        self.ollama_port, self.services = ollama_port, services
+        self.ollama_port, self._state, self._turn = ollama_port, state, threading.Lock()
         self._free = threading.BoundedSemaphore(MOST_CLIENTS)
+
+    def models(self) -> frozenset[str]:
+        """The models that clients of other machines may use: those of the services of Ollama that run."""
+        with self._turn:
+            records = self._state.records()[0].values()
+        return frozenset(each.name for each in records if each.daemon == "ollama" and each.runs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread. Close connections of other machines beyond MOST_CLIENTS; this machine has no limit."""
@@ -288,9 +263,8 @@ def guard(sockets: list[socket.socket], ollama_port: int, home: Path, parent: in
             _end(parent, started)
             os._exit(0)
 
-    services = Services(home)
     for each in sockets:
-        serve = OllamaGate(each, ollama_port, services).serve_forever
+        serve = OllamaGate(each, ollama_port, StateDir(home)).serve_forever
         threading.Thread(target=until, args=(serve,), daemon=True).start()
     until(lambda: launch.wait_for_exit(parent, started))
 

@@ -22,12 +22,9 @@ import asyncio
 import contextlib
 import hmac
 import importlib
-import io
 import json
 import os
-import select
 import sys
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -35,13 +32,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 if TYPE_CHECKING or __name__ != "__main__":
-    from metal_supervisor.runtimes.shims import gate
+    from metal_supervisor.runtimes.shims import gate, wrapper
+    from metal_supervisor.runtimes.shims.wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 else:
     import gate  # oMLX's interpreter does not have our package
+    import wrapper
+    from wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 
 KNOWN = "0.7.0"
 """Version of oMLX that this was written for."""
-EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
 OURS = "/metal-supervisor/"
 INFERENCE = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/messages",
@@ -50,17 +49,6 @@ INFERENCE = frozenset({
 READING = frozenset({"/health", "/v1/models"})
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-class OmlxLog(io.TextIOBase):
-    """Replacement of stdout and stderr that ignores write errors: a closed log pipe must not cut off an answer."""
-
-    turn = threading.RLock()  # reentrant: a finalizer that runs during a write may write, too
-
-    def write(self, text: str) -> int:
-        with OmlxLog.turn, contextlib.suppress(OSError):
-            os.write(2, text.encode("utf-8", "replace"))
-        return len(text)
 
 
 class Trouble(Exception):
@@ -265,12 +253,8 @@ async def _answer(send: Send, status: int, body: object) -> None:
 
 
 def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """End the process at once, with the reason as the last line of the log, unless its pipe is full."""
-    OmlxLog.turn.acquire(timeout=1)
-    with contextlib.suppress(OSError, ValueError):
-        if select.select([], [2], [], 1)[1]:
-            os.write(2, f"omlx_engine: {why}\n".encode("utf-8", "replace"))
-    os._exit(code)
+    """See `wrapper.end`."""
+    wrapper.end("omlx_engine", why, code)
 
 
 def _begin(base: Path, key: str) -> Path:
@@ -302,11 +286,7 @@ def run_no_model_code(utils: Any) -> None:
 
 def main(argv: list[str]) -> None:
     """Serve; ends the process."""
-    sys.stdout = sys.stderr = OmlxLog()
-    own = {"--key-file": "", "--base-path": "", "--served": ""}
-    while len(argv) > 1 and argv[0] in own:
-        own[argv[0]], argv = argv[1], argv[2:]
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]  # it must not import ours
+    own, argv = wrapper.begin(argv, {"--key-file": "", "--base-path": "", "--served": ""})
     base = Path(own["--base-path"])
     served = Path(own["--served"]) if own["--served"] else None
     os.umask(0o077)
@@ -334,13 +314,7 @@ def main(argv: list[str]) -> None:
         OmlxGate(app, ServedModels(state, directory, served), key, key_file), **named
     )
     sys.argv = ["omlx", "serve", "--base-path", str(base), "--model-dir", str(directory), *argv]
-    try:
-        cli.main()
-    except SystemExit as error:
-        os._exit(error.code if isinstance(error.code, int) else EXIT_CANNOT_SERVE)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it cannot serve
-        end(f"{type(error).__name__}: {error}"[:1000])
-    os._exit(0)
+    wrapper.run("omlx_engine", cli.main)
 
 
 if __name__ == "__main__":

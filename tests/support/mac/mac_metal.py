@@ -24,7 +24,7 @@ def footprint(kit: Kit, sheet: Sheet) -> None:
     model = kit.model()
     weights_mib = model.stat().st_size / MIB
     sheet.figure("model file", "MiB", weights_mib)
-    flags = machine.flags_of(kit.llama_server())
+    flags = machine.flags_in(machine.help_of(kit.llama_server()))
     modes: dict[str, tuple[str, ...]] = {"mmap": ()}
     if "--no-mmap" in flags:
         modes["no mmap"] = ("--no-mmap",)

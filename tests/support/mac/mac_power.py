@@ -18,7 +18,6 @@ from tests.support.mac.mac_kit import Kit
 from tests.support.mac.mac_report import Sheet, Skip
 
 FRAMES, FRAME_S = 3, 6.0
-WINDOW_S = 60.0
 ASLEEP_S, NOTABLE_S, OVER_S = 75, 20.0, 300.0
 LOOK_S = 0.05
 PMSET, POWERMETRICS = "/usr/bin/pmset", "/usr/bin/powermetrics"
@@ -38,7 +37,6 @@ def powermetrics(kit: Kit, sheet: Sheet) -> None:
         sheet.figure(domain, "W", *watts(found, domain))
     sheet.claim(watts(found, "gpu"), "the power of the GPU is among them")
     leave(kit, sheet, power_meter.POWERMETRICS)
-    compare(kit, sheet, power_meter.POWERMETRICS)
 
 
 def output_of(kit: Kit, argv: tuple[str, ...], seconds: float) -> bytes:
@@ -82,25 +80,6 @@ def leave(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
     kit.cleanup("end powermetrics", lambda: kit.end_root(child))
     assert child.stdout is not None
     sheet.claim(child.stdout.read(64), "ours is allowed without a password")
-
-
-def compare(kit: Kit, sheet: Sheet, argv: tuple[str, ...]) -> None:
-    """zeus-apple-silicon beside powermetrics, over the same minute."""
-    try:
-        from zeus_apple_silicon import AppleEnergyMonitor
-    except ImportError:
-        sheet.omit("zeus-apple-silicon beside it: pip install zeus-apple-silicon")
-        return
-    monitor = AppleEnergyMonitor()
-    before, began = monitor.get_cumulative_energy(), time.monotonic()
-    found = mac_parse.frames(output_of(kit, argv, WINDOW_S))
-    after, seconds = monitor.get_cumulative_energy(), time.monotonic() - began
-    for domain, name in (("cpu", "cpu_total_mj"), ("gpu", "gpu_mj"), ("ane", "ane_mj")):
-        first, last = getattr(before, name, None), getattr(after, name, None)
-        if first is not None and last is not None:
-            sheet.figure(f"{domain} by zeus, over {WINDOW_S:.0f} s", "W", (last - first) / 1000 / seconds)
-        if told := watts(found, domain):
-            sheet.figure(f"{domain} by powermetrics, over {WINDOW_S:.0f} s", "W", sum(told) / len(told))
 
 
 def sleep(kit: Kit, sheet: Sheet) -> None:
