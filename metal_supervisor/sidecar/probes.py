@@ -31,7 +31,7 @@ SILENT_S = 0.5
 FIRST_LOOK_S = 0.2
 FIRST_AGAIN_S = 1.0
 FIRST_AWAITED = "its first answer is waited for"
-SOONEST_S, SHARE, LATEST_S = 0.02, 0.05, 2.0
+SOONEST_S, SHARE, LATEST_S = 0.02, 0.03, 1.0
 """Pause between looks at an engine that loads: a share of the time that it has loaded for, within limits."""
 
 
