@@ -201,7 +201,7 @@ def _room(case: Case) -> Iterator[str]:
     if not budget:
         return
     yield f"this Mac's budget is {memory.get('because') or amount(budget)}"
-    yield f"of that {amount(charged)} are charged to all engines, and {amount(left, 'down')} are left"
+    yield f"of that {amount(charged)} are reserved by all engines, and {amount(left, 'down')} are left"
     if record.verdict.standing is Standing.WAIT and record.queue_position and record.reserved_bytes:
         need = amount(record.reserved_bytes, "up")
         compared = "more than" if record.reserved_bytes > left else "not more than"

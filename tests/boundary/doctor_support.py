@@ -20,6 +20,7 @@ from metal_supervisor.host.darwin_memory import Mac
 from metal_supervisor.memory.budget import budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings.loader import Settings
+from tests.support.system import free_ports
 
 CHIP = {**M4_MAX, "machdep.cpu.brand_string": b"Apple M4 Max\0", "sysctl.proc_translated": u32(0)}
 LOADED = """system/dev.metal-supervisor = {
@@ -85,8 +86,10 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
         engine.touch(0o755)
         (state / "models").mkdir(parents=True)
         state.chmod(0o700)
+    port, gateway = free_ports(2)  # somebody may have a system with the usual ones
     settings = Settings(**{
-        "state_dir": str(state), "llama_server": str(engine), "runtimes": "llama-server", **more.pop("settings", {}),
+        "state_dir": str(state), "llama_server": str(engine), "runtimes": "llama-server", "port": port,
+        "gateway": f"127.0.0.1:{gateway}", **more.pop("settings", {}),
     })  # fmt: skip
     fields: dict[str, Any] = {
         "on_mac": True, "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),

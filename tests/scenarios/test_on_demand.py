@@ -202,7 +202,8 @@ def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
 
     def ask() -> None:
         while not over.is_set() and not failed:
-            answer = tight.chat("one", timeout_s=120)
+            # So long that the other two are under way when one of them ends: between answers it would be idle.
+            answer = tight.chat("one", timeout_s=120, max_tokens=600, ignore_eos=True)
             failed.extend([answer] if answer[0] != 200 else [])
 
     clients = [threading.Thread(target=ask, daemon=True) for _ in range(3)]

@@ -83,7 +83,7 @@ def test_one_that_serves_tells_of_every_stage() -> None:
         "it is estimated to take 3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
         "its engine holds 2.0 GiB, no more than the estimate: it is charged 3.0 GiB",
         "this Mac's budget is 8.0 GiB (75 % of 10.7 GiB)",
-        "of that 7.0 GiB are charged to all engines, and 1.0 GiB are left",
+        "of that 7.0 GiB are reserved by all engines, and 1.0 GiB are left",
     ]
     assert texts(CASE, "process") == ["pid 41, started at 2027-01-15T07:59:05Z; supervisord says RUNNING",
                                       f"it runs {SPEC}, as wanted"]  # fmt: skip
