@@ -126,7 +126,7 @@ class Observer:
         if look.note is not None and look.note.pid:
             self._engines[record.program] = look.note.pid
         died = before is not None and before.pid not in (0, pid) and self._was_engine(before)
-        crashed = died and not _planned(record, word, leaving)
+        crashed = died and not _planned(record, before, word, leaving)
         if crashed:
             self._state.keep_crash_log(record.program)
         held = self._meter.held(look.engine) if pid else None
@@ -273,10 +273,14 @@ def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bo
     return noted + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not noted)
 
 
-def _planned(record: Record, word: str, leaving: bool) -> bool:
-    """True if the end of the process was planned: by the controller, by a human, or by a stop of the whole system."""
+def _planned(record: Record, before: Observed | None, word: str, leaving: bool) -> bool:
+    """True if the end of the process was planned: by the controller, by a human, or by a stop of the whole system.
+
+    `before`: the last observation. By now the next process may be up, with nothing left of how the last one ended.
+    """
     ours = bool(record.withdraw) or record.verdict.standing is not Standing.RUN or leaving
-    return ours or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
+    ending = before is not None and (bool(before.withdrawn) or before.state == State.STOPPING.value)
+    return ours or ending or record.stopped_by_hand or word in ("STOPPING", "STOPPED")
 
 
 def _charged(pid: int, held: Held | None, before: Observed | None) -> int:

@@ -198,6 +198,20 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
     assert rung(), "no launcher rings for it"
 
 
+def test_a_planned_end_that_no_pass_saw_is_no_crash(tmp_path: Path) -> None:
+    """The next engine is up, and the withdrawal forgotten, before the sidecar looks again."""
+    life = Life(tmp_path)
+    life.engine(1000, -3600)
+    life.quiet.found = ProbeFinding(True, "", True)
+    life.look(State.RUNNING, 1000, 1000)
+    life.record = replace(RECORD, withdraw=withdrawal_token(time.time()))
+    life.published = Published(withdrawn=life.record.withdraw)
+    assert life.look(State.RUNNING, 1000, 1000).withdrawn
+    life.record, life.published = RECORD, Published()
+    life.note = replace(life.note, starts=())
+    assert life.engine(1010, 1).restarts == 0
+
+
 def test_what_could_not_be_written_wakes_the_controller_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
