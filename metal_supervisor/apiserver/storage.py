@@ -94,7 +94,7 @@ class ObjectStore:
             for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
                 place = f"the row of {kind.lstrip('/')} {namespace}/{name} in its table `objects`"
                 obj = json.loads(body)
-                int(obj["metadata"]["resourceVersion"])  # or it is no object of ours
+                int(obj["metadata"]["resourceVersion"])  # raises for what was not stored here
                 self._keep(kind, (namespace, name), obj, written_s)
         except sqlite3.DatabaseError as problem:
             raise _damaged(self._data_file, str(problem)) from problem

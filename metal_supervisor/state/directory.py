@@ -153,9 +153,7 @@ class StateDir:
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / "specs") as entries:
-            return [each.name for each in entries if each.name.endswith(".json") and each.name[0] != "."]
-        return []
+        return self._files.names("specs", ".json")
 
     def section_spec(self, program: str) -> str:
         """The spec that a program's section on file names; "" without one, or if it is not ours."""

@@ -3,7 +3,7 @@
 Each process has a FIFO in the state directory. Other processes ring it after they have written something
 worth reading, its own threads when they have news, its signal handler when the process is to end. A FIFO has
 no path limit and needs no server, and a ring without a listener is simply lost: every loop also runs a pass
-by itself now and then. News that nobody waits for rings later: a few together wake the loop once.
+by itself now and then. News that can wait rings later: several rings together wake the loop once.
 """
 
 from __future__ import annotations

@@ -85,26 +85,34 @@ class KeptFiles:
             found = self._paths[folder, name] = self._path / folder / name
         return found
 
+    def _entries(self, directory: str, suffix: str) -> list[os.DirEntry[str]]:
+        """The files there with the suffix, without those that are being written."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(f"{self._path}/{directory}") as entries:
+            return [each for each in entries if each.name.endswith(suffix) and each.name[0] != "."]
+        return []
+
+    def names(self, directory: str, suffix: str) -> list[str]:
+        """Name of each file there with the suffix, without a look at the files."""
+        return [each.name for each in self._entries(directory, suffix)]
+
     def listed(self, directory: str, suffix: str) -> Files:
-        """(file name, edition) of each file there with the suffix, without those that are being written.
+        """(file name, edition) of each file there with the suffix.
 
         The very same object while none is replaced. Each directory is always asked for with one suffix. A file that is
         edited in place changes nothing of its directory: that is seen LISTED_S later.
         """
-        path, now, before = f"{self._path}/{directory}", time.monotonic(), time.time_ns()
+        now, before = time.monotonic(), time.time_ns()
         try:
-            changed = os.stat(path).st_mtime_ns
+            changed = os.stat(f"{self._path}/{directory}").st_mtime_ns
         except FileNotFoundError:
             return ()
         known = self._listings.get(directory)
         if known is not None and known.changed_ns == changed and now < known.until:
             return known.files
         found = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
-            for each in entries:
-                if each.name.endswith(suffix) and each.name[0] != ".":
-                    with contextlib.suppress(FileNotFoundError):
-                        found.append((each.name, _edition(each.stat())))
+        for each in self._entries(directory, suffix):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((each.name, _edition(each.stat())))
         files = tuple(sorted(found))
         files = known.files if known is not None and known.files == files else files
         # Within the resolution of its clock, a further change may leave the directory's time as it is.

@@ -86,7 +86,7 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
         engine.touch(0o755)
         (state / "models").mkdir(parents=True)
         state.chmod(0o700)
-    port, gateway = free_ports(2)  # somebody may have a system with the usual ones
+    port, gateway = free_ports(2)  # the default ones may be in use
     settings = Settings(**{
         "state_dir": str(state), "llama_server": str(engine), "runtimes": "llama-server", "port": port,
         "gateway": f"127.0.0.1:{gateway}", **more.pop("settings", {}),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,21 +170,36 @@ def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:
         other.close()
 
 
+class Tries:
+    """Counts how often a worker looks for the holder, which it does quickly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        monkeypatch.setattr(listeners, "RETRY_S", 0.01)
+        monkeypatch.setattr(listeners, "timeout", self._timeout)
+
+    def _timeout(self, seconds: float) -> Any:
+        self._count += 1
+        return timeout(seconds)
+
+    def more(self) -> None:
+        """Waits until the holder has been looked for ten more times."""
+        before = self._count
+        eventually(lambda: self._count > before + 10, what="more tries")
+
+
 def test_a_worker_without_a_holder_retires_once_it_has_no_supervisord_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
     path = tmp_path / "gateway.sock"
     monkeypatch.setattr(listeners, "ALONE_S", 0.0)
-    monkeypatch.setattr(listeners, "RETRY_S", 0.01)
-    tries = []
-    monkeypatch.setattr(listeners, "timeout", lambda seconds: tries.append(seconds) or timeout(seconds))
+    tries = Tries(monkeypatch)
     with running(path):
         worker = Worker(path, f"127.0.0.1:{port}")
         eventually(lambda: worker.served, what="the socket")
     path.unlink(missing_ok=True)
-    before = len(tries)
-    eventually(lambda: len(tries) > before + 10, what="more tries")
+    tries.more()
     assert not worker.retired.is_set()
     monkeypatch.setattr(worker.listeners, "_parent", -1)
     assert worker.retired.wait(10)
@@ -196,12 +212,17 @@ def test_a_worker_waits_for_the_next_holder_however_long_it_had_the_one_before(
 ) -> None:
     (port,) = free_ports(1)
     path = tmp_path / "gateway.sock"
-    monkeypatch.setattr(listeners, "ALONE_S", 1.0)
+    tries, later_s = Tries(monkeypatch), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
+    monkeypatch.setattr(listeners, "time", clock)
     with running(path):
         worker = Worker(path, f"127.0.0.1:{port}")
         eventually(lambda: worker.served, what="the socket")
         monkeypatch.setattr(worker.listeners, "_parent", -1)
-        time.sleep(1.2)
-    assert not worker.retired.wait(0.6)
+        later_s[0] += 2 * listeners.ALONE_S
+    path.unlink(missing_ok=True)
+    tries.more()
+    assert not worker.retired.is_set()
+    later_s[0] += 2 * listeners.ALONE_S
     assert worker.retired.wait(10)
     worker.ended.join(10)

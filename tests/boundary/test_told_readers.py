@@ -18,7 +18,7 @@ from tests.boundary.test_many_stops import record
 from tests.boundary.test_placement import NoKube
 
 
-@pytest.mark.parametrize("error", [OSError("full"), ValueError("a mistake of ours")])
+@pytest.mark.parametrize("error", [OSError("full"), ValueError("a programming error")])
 def test_what_a_pass_wrote_before_it_failed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -15,7 +15,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = frozenset({"metal_supervisor", "gate", "wrapper"})
-"""`gate`, `wrapper`: files of ours that a program beside them imports by their own names."""
+"""`gate`, `wrapper`: files of this package that a program beside them imports by their own names."""
 
 
 def imported() -> dict[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.support.bench import bench_scale
 from tests.support.bench.bench_scale import Scale
-from tests.support.system import eventually, kill
+from tests.support.system import eventually
 
 ROOT = Path(__file__).parents[3]
 EDITS = 5
@@ -36,31 +36,20 @@ def one_side(services: int, ports: str) -> None:
     with bench_scale.loaded(services, scale) as (system, slices):
         time.sleep(bench_scale.QUIET_S)
         print(json.dumps({"allReady": scale.all_ready}), flush=True)
-        ours, count = bench_scale.processes(system), 0
         for _ in sys.stdin:
-            own = statistics.median(bench_scale.own_load_s() for _ in range(3))
-            pids, ready, before = [], [], bench_scale.cpu_s(ours)
-            for name in [f"edit-{count + each}" for each in range(EDITS)]:
-                since = time.monotonic()
-                system.apply(bench_scale.engine(name))
-                pids.append(bench_scale.seconds_until(lambda name=name: bench_scale.started(system, name), since))
-                ready.append(slices.after_for(name, "ready=True", since) - own)
-            after = bench_scale.cpu_s(ours)
-            spent = {f"CPU of an edit, {name}": 1000 * (after[name] - before[name]) / EDITS for name in ours}
-            time.sleep(bench_scale.SETTLED_S)
-            since = time.monotonic()
-            kill(system.pid(f"edit-{count}"))
-            withdrawn = slices.after_for(f"edit-{count}", "ready=False", since)
-            slices.after_for(f"edit-{count}", "ready=True", since + withdrawn)
-            for name in [f"edit-{count + each}" for each in range(EDITS)]:
+            made = Scale(own=statistics.median(bench_scale.own_load_s() for _ in range(3)))
+            bench_scale.edits(system, slices, EDITS, made)
+            bench_scale.crashes(system, slices, 1, made)
+            for name in [f"edit-{number}" for number in range(EDITS)]:
                 system.delete(name)
-                eventually(lambda name=name: not system.pid(name), what=f"{name} to be gone")
-            count += EDITS
+                # Its note goes with its record: the next round has services of the same names.
+                eventually(lambda name=name: system.files.run_note(f"default.{name}") is None, what=f"no {name}")
             figures = {
-                "apply -> pid": 1000 * statistics.median(pids),
-                "apply -> ready slice, beyond load": 1000 * statistics.median(ready),
-                "crash -> slice not ready": 1000 * withdrawn,
+                "apply -> pid": 1000 * statistics.median(made.to_pid),
+                "apply -> ready slice, beyond load": 1000 * statistics.median(made.to_slice),
+                "crash -> slice not ready": 1000 * made.withdrawn[0],
             }
+            spent = {f"CPU of an edit, {name}": ms for name, ms in made.edit_cpu_ms.items()}
             print(json.dumps({**figures, **spent}), flush=True)
 
 
