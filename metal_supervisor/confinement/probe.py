@@ -224,7 +224,8 @@ def _leak(base: Path, launcher: Path, access: Access) -> str:
         execute=(sys.executable, str(real)), libraries=(sys.prefix, str(real.parent.parent)), write=access.write,
         bind=access.bind, python=True, pulls=access.pulls,
     )  # fmt: skip
-    port = 0 if access.pulls else free_port()
+    # The port of the trial was let go again, and may be the next free one.
+    port = 0 if access.pulls else next(each for each in iter(free_port, None) if each not in access.bind)
     argv = (sys.executable, "-I", "-c", CANARY, str(base / "canary"), str(port), str(os.getpid()))
     done = subprocess.run(
         launcher_command(base, launcher, argv, {}, own), capture_output=True, text=True, timeout=SERVE_S, check=False

@@ -390,3 +390,15 @@ def test_a_home_directory_that_a_link_leads_to_is_denied_by_its_real_path(
 
 def test_the_code_that_python_engines_need_is_this_package() -> None:
     assert os.path.isfile(f"{CODE}/mlx_engine.py")
+
+
+def test_the_port_that_must_be_refused_is_none_that_the_engine_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports, asked = iter([18100, 18101]), []
+    monkeypatch.setattr(probe, "free_port", lambda: next(ports))
+    monkeypatch.setattr(
+        probe, "launcher_command", lambda _base, _launcher, argv, *_: asked.append(argv) or [sys.executable, "-c", ""]
+    )
+    assert probe._leak(tmp_path, tmp_path, Access(bind=(18100,))) == ""
+    assert asked[0][-2] == "18101"
