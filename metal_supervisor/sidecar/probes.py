@@ -22,7 +22,8 @@ from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer
 from metal_supervisor.sidecar.probe_threads import ProbeThreads
 from metal_supervisor.spec.types import Probe
 
-READY_EVERY_S = 15.0
+READY_EVERY_S, LONGEST_REST_S, MOST_A_SECOND = 15.0, 60.0, 5
+"""Seconds between probes of an engine that serves, and the most; probes a second of all engines that serve."""
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2
 PATIENT_S = 5.0
@@ -65,6 +66,11 @@ class ProbeFinding:
     """Reason why it should be restarted, or ""."""
 
 
+def rest_s(engines: int) -> float:
+    """Seconds between probes of an engine that serves, among so many: a Mac at rest must not pay for each of them."""
+    return min(LONGEST_REST_S, max(READY_EVERY_S, engines / MOST_A_SECOND))
+
+
 class _Asker:
     """Probes one target until `end` is called. One thread at a time calls it."""
 
@@ -82,6 +88,7 @@ class _Asker:
         self._on_change, self._on_message = on_change, on_message
         self.ending = False
         """The engine is to end; a first request of the probe would only delay it."""
+        self.rest_s = READY_EVERY_S
         self._first: FirstRequest | None = None
         self._first_failed = False
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
@@ -201,7 +208,7 @@ class _Asker:
         if self._first is not None:
             return 0.0
         if self._pulse.ready:
-            return DOUBT_EVERY_S if self._pulse.failures else READY_EVERY_S
+            return DOUBT_EVERY_S if self._pulse.failures else self.rest_s
         if self._pulse.served:
             return DOUBT_EVERY_S
         loaded_s = time.monotonic() - self._pulse.born
@@ -268,8 +275,9 @@ class Prober:
             )
             asker.ending = program in ending
             self._threads.add(asker.once)
+        pause_s = rest_s(len(self._askers))
         for program, asker in self._askers.items():
-            asker.ending = program in ending
+            asker.ending, asker.rest_s = program in ending, pause_s
 
     def busy(self, program: str, token: str, target: ProbeTarget | None) -> bool | None:
         """True if an engine that is to stop has requests in flight; None before it is known.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from metal_supervisor.host.liveness import HangLimits
-from metal_supervisor.sidecar import probe_threads
+from metal_supervisor.sidecar import probe_threads, probes
 from metal_supervisor.sidecar.probe_threads import ProbeThreads
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.spec.types import Probe
@@ -100,5 +100,26 @@ def test_engines_at_rest_have_no_threads_of_their_own() -> None:
         prober.ask_only({name: (target, ProbeFinding(False, "")) for name in names})
         eventually(lambda: all((found := prober.finding(name)) and found.ready for name in names), what="all ready")
         assert len(probing() - before) < 20
+        prober.ask_only({})
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("engines", "seconds"), [(1, 15.0), (75, 15.0), (150, 30.0), (1000, 60.0)])
+def test_many_engines_at_rest_are_asked_less_often(engines: int, seconds: float) -> None:
+    assert probes.rest_s(engines) == seconds
+
+
+def test_an_engine_at_rest_is_asked_again_after_the_pause_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "READY_EVERY_S", 1000.0)
+    monkeypatch.setattr(probes, "LONGEST_REST_S", 0.01)
+    answered: list[float] = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        prober = Prober(lambda: None, lambda: None, HangLimits(30.0, 0.0), on_probe=lambda _, s: answered.append(s))
+        target = ProbeTarget(0, "127.0.0.1", server.server_address[1], Probe(shared=True))
+        prober.ask_only({"one": (target, ProbeFinding(False, ""))})
+        eventually(lambda: (found := prober.finding("one")) and found.ready, what="it to be ready")
+        answered.clear()
+        eventually(lambda: len(answered) > 2, what="more looks")
         prober.ask_only({})
         server.shutdown()

@@ -89,7 +89,7 @@ def test_series_go_with_their_service(system: System) -> None:
 
 
 def test_engines_are_not_asked_for_theirs_where_nobody_wants_it(system: System) -> None:
-    eventually(lambda: system.slice_ready(), what="its endpoint")
+    eventually(system.slice_ready, what="its endpoint")
     system.chat()
     assert "llamacpp:" not in system.fetch("/metrics")[1]
     assert "engine_metrics" not in system.fetch("/metrics")[1]
