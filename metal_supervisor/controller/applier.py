@@ -90,6 +90,7 @@ class Applier:
     def write_sections(
         self,
         records: Collection[Record],
+        at_rest: Collection[str],
         complete: bool,
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
@@ -97,6 +98,7 @@ class Applier:
         """Make `models.d/` match the records: write wanted sections, and delete our own that are not wanted.
 
         Unless the records are `complete`, a section without a record is left alone: its record may have been lost.
+        `at_rest`: programs whose records are those of the last pass.
         """
         wanted = {}
         known = {record.program for record in records}
@@ -117,8 +119,12 @@ class Applier:
         for name, record in wanted.items():
             assert record.spec_file is not None
             spec_file = record.next_spec or record.spec_file
-            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), on_file.get(f"{name}.conf")
-            if before.get(name) == basis:
+            kept, edition = before.get(name), on_file.get(f"{name}.conf")
+            if kept is not None and name in at_rest and kept[-1] == edition:
+                self._in_place[name] = kept
+                continue
+            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), edition
+            if kept == basis:
                 self._in_place[name] = basis
                 continue
             if not self.state.spec_path(spec_file).exists():
@@ -234,6 +240,7 @@ class Applier:
     def plan(
         self,
         records: Collection[Record],
+        at_rest: Collection[str],
         table: Mapping[str, ProgramState],
         diff: Diff,
         notes: Mapping[str, RunNote],
@@ -242,7 +249,11 @@ class Applier:
         now: float,
         held: Callable[[str], str],
     ) -> list[Step]:
-        """The steps of this pass. `held`: why a program must not be started now, "" if it may."""
+        """The steps of this pass.
+
+        `at_rest`: programs that run as they should; they have none but for a section that has changed. `held`: why a
+        program must not be started now, "" if it may.
+        """
         wanted, stopping, shift = {}, dict(self._stopping), now - time.monotonic()
         answering = self._answering([each for each in records if self._is_unsaid(each, notes, observed)], notes)
 
@@ -250,12 +261,7 @@ class Applier:
             """Unix time of a monotonic time, 0 for 0: we remember monotonic times, the plan works in Unix time."""
             return at + shift if at else 0.0
 
-        idle = {
-            record.program for record in records
-            if record.program not in self._told and plan.needs_nothing(
-                record, table.get(record.program), notes.get(record.program), observed.get(record.program), diff.changed
-            )
-        }  # fmt: skip
+        idle = frozenset(at_rest) - self._told.keys() - diff.changed
         for record in records:
             if record.program in idle:
                 continue

@@ -16,7 +16,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
-from metal_supervisor.controller.plan import live_note
+from metal_supervisor.controller.plan import live_note, runs_as_wanted
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -61,7 +61,6 @@ class _SteadyEngine:
     item: Service
     record: Record
     note: RunNote | None
-    up: bool
     share: tuple[tuple[int, ...], int]
     """(the slots that this Mac holds of the service, the replicas that serve besides)."""
     proposal: Proposal
@@ -102,6 +101,8 @@ class Assignment:
         self._gateway_keys = GatewayKeys(settings)
         self._sleep = sleep_note.SleepNoteReader(directory.path)
         self.placed = Placed({})
+        self.at_rest: set[Key] = set()
+        """Engines of the latest pass that run as they should, and of which nothing has changed since an earlier one."""
         self._unsure_until = time.monotonic() + UNSURE_S
         self._steady: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
         """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
@@ -119,7 +120,7 @@ class Assignment:
         `before`: the records of the last pass, with shared daemons.
         """
         result: dict[Key, Proposal] = {}
-        self.unsure = False
+        self.unsure, self.at_rest = False, set()
         if snapshot.services is not None:
             self._propose(before, snapshot.services, snapshot, result)
         for key, record in before.items():
@@ -219,6 +220,7 @@ class Assignment:
         peers, ready = self._placement.peers_ready(placed, item), serving.get(item.key, frozenset())
         if self._is_settled(item, ours, (slots, peers + len(ready.difference(slots))), snapshot):
             result[item.key] = self._settled[item.key].proposal
+            self.at_rest.add(item.key)
             return
         ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
         for slot in slots:
@@ -249,8 +251,11 @@ class Assignment:
         known = self._settled.get(item.key)
         if known is None or known.item is not item or len(ours) != 1 or known.record is not ours[0]:
             return False
-        note, state = snapshot.notes.get(known.record.program), snapshot.table.get(known.record.program)
-        if known.note is not note or known.up != (live_note(note, state) is not None) or known.share != share:
+        program = known.record.program
+        note, seen = snapshot.notes.get(program), snapshot.observed.get(program)
+        if known.note is not note or known.share != share:
+            return False
+        if not runs_as_wanted(known.record, snapshot.table.get(program), note, seen):
             return False
         self._prerequisites.still_reads(known.record.files)
         return True
@@ -262,9 +267,7 @@ class Assignment:
         steady = self._steady.get(record.key)
         ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)
         if steady is not None and steady[1] is proposal and ports:
-            note = snapshot.notes.get(record.program)
-            up = live_note(note, snapshot.table.get(record.program)) is not None
-            self._settled[item.key] = _SteadyEngine(item, record, note, up, share, proposal)
+            self._settled[item.key] = _SteadyEngine(item, record, snapshot.notes.get(record.program), share, proposal)
 
     def take(
         self,

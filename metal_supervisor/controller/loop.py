@@ -181,32 +181,46 @@ class Controller:
         if proposals.keys() - known.keys():  # one whose record was lost may be up
             ups = self._ups(before, proposals, snapshot)
         self.records = self._admitted(proposals, before, ups, snapshot)
+        moving = self._moving(before)
+        at_rest = {record.program for key, record in self.records.items() if key not in moving}
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
-        self.applier.write_specs(self.records.values(), self.prerequisites.specs)
-        written = self._keep_records(self.records.values())
+        self.applier.write_specs(moving.values(), self.prerequisites.specs)
+        written = self._keep_records(moving.values())
         if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
             self._tell_readers()
         complete = snapshot.complete and not self.assignment.unsure
-        self.applier.write_sections(self.records.values(), complete, snapshot.table, snapshot.notes)
+        self.applier.write_sections(self.records.values(), at_rest, complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.controller_status.quarantined)
         world = snapshot.table, diff, snapshot.notes, snapshot.observed, snapshot.uses
-        steps = self.applier.plan(self.records.values(), *world, snapshot.now, self._held(snapshot))
+        steps = self.applier.plan(self.records.values(), at_rest, *world, snapshot.now, self._held(snapshot))
         done = [step for step in steps if self._tried(step, snapshot)]
-        self._settle(snapshot, steps)
+        self._settle(moving, snapshot, steps)
         self.applier.sweep(snapshot.table, snapshot.notes)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
-        return self._pause_s(snapshot, steps, done)
+        return self._pause_s(moving, snapshot, steps, done)
 
-    def _pause_s(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> float:
+    def _moving(self, before: Mapping[Key, Record]) -> dict[Key, Record]:
+        """The records of this pass but those of engines at rest: those are on file, and no step is due.
+
+        None rests while a record could not be written.
+        """
+        at_rest = frozenset() if self._unkept else self.assignment.at_rest
+        return {
+            key: record for key, record in self.records.items() if key not in at_rest or record is not before.get(key)
+        }
+
+    def _pause_s(
+        self, moving: Mapping[Key, Record], snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]
+    ) -> float:
         """Seconds after which another pass is worthwhile without a wake."""
         if self.applier.lacks or any(step.do not in TELLING for step in done):
             return SOONEST_S
         self.applier.collect(self.records.values(), snapshot.table, snapshot.notes)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
         later += [ACKNOWLEDGED_S if step.do is Action.WITHDRAW else STARTED_S for step in done]
-        if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in self.records.values()):
+        if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in moving.values()):
             later.append(plan.HAND_GRACE_S)
         again = (
             self.assignment.placed.again_in_s,
@@ -347,10 +361,11 @@ class Controller:
                 self._tell_readers()
                 return
 
-    def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
+    def _settle(self, moving: Mapping[Key, Record], snapshot: Snapshot, steps: Sequence[Step]) -> None:
         """Forget finished business: removed services, completed withdrawals, past retries."""
         busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
-        for key, record in list(self.records.items()):
+        for key in moving:
+            record = self.records[key]  # as the steps have left it
             name = record.program
             kept = plan.after_steps(record, snapshot.table.get(name), snapshot.notes.get(name), name in busy)
             if kept is None:

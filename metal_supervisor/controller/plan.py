@@ -8,7 +8,7 @@ not stop one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -143,15 +143,15 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
-def needs_nothing(
-    record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None, changed: Collection[str]
+def runs_as_wanted(
+    record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None
 ) -> bool:
-    """True if an engine runs from its wanted spec, so that it has no step. `changed`: as `Diff.changed`."""
+    """True if an engine runs from its wanted spec, so that it has no step unless its section has changed."""
     return (
         state is not None and state.state is State.RUNNING
         and note is not None and note.launcher_pid == state.pid and note.spec_file == record.spec_file
         and record.runs and not record.withdraw
-        and not (seen is not None and seen.hung) and record.program not in changed
+        and not (seen is not None and seen.hung)
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
     diff = Diff(removed=frozenset(table))
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
-                         table, diff, notes, {}, {}, now, lambda _: "")
+                         (), table, diff, notes, {}, {}, now, lambda _: "")
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 

@@ -520,14 +520,15 @@ class Asked(Assignment):
     def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
         """The proposals, which have to be those that are made from nothing."""
         result = self._made(before, snapshot)
-        kept, self._steady, self._settled = (self._steady, self._settled), {}, {}
+        kept, self._steady, self._settled = (self._steady, self._settled, self.at_rest), {}, {}
         anew = self._made(before, snapshot)
-        self._steady, self._settled = kept
+        self._steady, self._settled, self.at_rest = kept
         assert result == anew, f"{result} was kept, {anew} is right"
         return result
 
     def _made(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
         self._look_anew(snapshot.news)
+        self.at_rest = set()
         found, result, ports = self.mac.wanted, dict[Any, Proposal](), Ports(before.values())
         for name in reversed(found) if self.mac.reverse else found:
             item = asked_for(name, *found[name])
@@ -555,7 +556,7 @@ class Brain(Controller):
         self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
-        self._untold = False
+        self._untold, self._unkept = False, ""
 
     def _observe(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()

@@ -39,7 +39,7 @@ class Sharing(Assignment):
     def __init__(self, slots: tuple[int, ...]) -> None:
         self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], still_reads=lambda _: None)
         self._placement: Any = peers(0)
-        self._steady, self._settled, self._unsure_until = {}, {}, 0.0
+        self._steady, self._settled, self._unsure_until, self.at_rest = {}, {}, 0.0, set()
         self.placed = Placed({ITEM.key: slots})
         self.taken: list[Key] = []
         self.notes: dict[str, RunNote] = {}

@@ -26,8 +26,8 @@ from metal_supervisor.controller.plan import (
     Step,
     Stopping,
     Wanted,
-    needs_nothing,
     retry_at,
+    runs_as_wanted,
     runs_wanted_spec,
     stays_stopped,
     steps,
@@ -334,14 +334,14 @@ def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_runni
 
 @PROPERTY
 @given(ROWS, NOTES, DIFFS, STOPPINGS, st.booleans(), TIMES)
-def test_what_needs_nothing_has_no_step_whatever_else_is_said(
+def test_what_runs_as_wanted_has_no_step_whatever_else_is_said(
     state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, by_hand: bool, now: float
 ) -> None:
     record: Any = SimpleNamespace(program=NAME, spec_file=NEW, runs=True, withdraw="")
     mine = replace(said or note(), spec_file=NEW, launcher_pid=PID)
-    assert needs_nothing(record, row(State.RUNNING), mine, None, diff.changed) is (NAME not in diff.changed)
+    assert runs_as_wanted(record, row(State.RUNNING), mine, None)
     for each, its in ((state, said), (row(State.RUNNING), mine)):
-        if needs_nothing(record, each, its, None, diff.changed):
+        if runs_as_wanted(record, each, its, None) and NAME not in diff.changed:
             assert not moves(each, want=Wanted(NEW, by_hand), diff=diff, said=its, stopping=stopping, now=now)
 
 
