@@ -22,10 +22,13 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json, Key, ModelFile, Standing
 
+NEVER = float("inf")
 CLEAR_AFTER_S = (2.0, 60.0)
 """Seconds after readiness at which to look for a stale schedulingStatus: the operator may write late once."""
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
+PROGRESS_S = 1.0
+"""Seconds after a write of a status before one that changes no more than its messages."""
 NUDGE = "metal-supervisor.io/changed"
 
 
@@ -67,11 +70,24 @@ class _Written:
     """Monotonic times at which to look for a stale schedulingStatus."""
     nudge_at: list[float] = field(default_factory=list)
     """Monotonic times at which to trigger the operator for a service whose slices it cannot map back."""
+    at: float = 0.0
+    """Monotonic time of the latest write."""
+    held_until: float = NEVER
+    """Monotonic time until which further messages are held back, NEVER if there are none."""
     ready: bool = False
     beside: bool = False
     """Written with the operator present; until then we may own more fields than our condition."""
     leaving: bool = False
     """The service is no longer for any Mac: our fields of its status are to be removed."""
+
+
+def _differ_in_words(before: WantedStatus, now: WantedStatus) -> bool:
+    """True if two statuses of one edition of a service have the same phase for the same reason."""
+    kept = [
+        (each.record.uid, each.record.generation, each.report.phase, each.report.reason, each.report.ready)
+        for each in (before, now)
+    ]
+    return kept[0] == kept[1]
 
 
 def now_seconds(kube: Kube) -> str:
@@ -109,13 +125,21 @@ class Statuses:
 
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
-        times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
-        return min(times, default=float("inf"))
+        times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at, each.held_until))
+        return min(times, default=NEVER)
 
     def rests(self, want: WantedStatus) -> bool:
-        """True if `service` would find nothing to do for this very object."""
+        """True if `service` would find nothing to do for this very object, or only a message that can wait a little.
+
+        An engine that starts has several within a second.
+        """
         written = self._services.get(want.record.key)
-        return self._operator is False and written is not None and written.body is not None and written.want is want
+        if self._operator is not False or written is None or written.body is None or written.want is None:
+            return False
+        until = written.at + PROGRESS_S
+        held = written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until
+        written.held_until = until if held else NEVER
+        return held or written.want is want
 
     def service(self, want: WantedStatus) -> None:
         """Write the status of one InferenceService, if this Mac holds its first replica."""
@@ -142,7 +166,8 @@ class Statuses:
             body = manifests.status(record, want.report, written.body, now, want.direct)
             if body != written.body:
                 self._whole(record.owner, body)
-                written.body = body
+                written.body, written.at = body, time.monotonic()
+            written.held_until = NEVER
             written.want = want
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)

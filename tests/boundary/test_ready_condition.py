@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,3 +83,23 @@ def test_that_of_another_field_manager_is_left_alone(cluster: Cluster, before: b
     cluster.write(None)
     assert cluster.shown("Ready") == ("False", "Theirs", "not ours")
     assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
+
+
+def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wanted(message: str, state: str = "RUNNING") -> WantedStatus:
+        seen = Observed("default.tiny", 7, False, 1.0, state, message)
+        return WantedStatus(cluster.record, report(cluster.record, seen), "192.0.2.1", "")
+
+    statuses, first, second = cluster.statuses, wanted("it does not listen"), wanted("it loads its model")
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 3600.0)
+    statuses.service(first)
+    assert statuses.rests(first) and statuses.due_at() == float("inf")
+    assert statuses.rests(second) and statuses.due_at() < time.monotonic() + 3600
+    assert not statuses.rests(wanted("", "STOPPING")), "for another reason"
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 0.0)
+    assert not statuses.rests(second)
+    statuses.service(second)
+    assert cluster.shown("MetalReady") == ("False", "Loading", "it loads its model")
+    assert statuses.rests(second) and statuses.due_at() == float("inf")
