@@ -56,7 +56,7 @@ class Applier:
         self._diff = Diff()
         self._unread: set[str] = set()
         """Programs whose sections supervisord has to read again, though their files are as they were."""
-        self._read: dict[str, object] | None = None
+        self._read: Mapping[str, object] | None = None
         """The sections on file that it has read, by edition; None before the first reload."""
         self._in_place: dict[str, tuple[object, ...]] = {}
         """Program whose section is in place, and nothing is pending -> what that was decided by."""

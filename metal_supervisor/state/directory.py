@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,9 @@ class StateDir:
         """A program's section on file, "" without one that can be read."""
         return _text_of(self.section_path(program))
 
-    def sections_on_file(self) -> dict[str, object]:
+    def sections_on_file(self) -> Mapping[str, object]:
         """File name -> edition of each section, which is another once it was replaced or edited."""
-        return dict(self._files.listed("models.d", ".conf"))
+        return self._files.listed("models.d", ".conf")
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""

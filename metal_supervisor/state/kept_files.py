@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from metal_supervisor.state.programs import UnreadableRecord
 T = TypeVar("T")
 Edition: TypeAlias = tuple[int, int, int]
 """(inode, mtime, size) of a file: different once it was replaced or edited."""
-Files: TypeAlias = tuple[tuple[str, Edition], ...]
+Files: TypeAlias = dict[str, Edition]
+"""Edition of each file of a directory, by name. It is never changed, only replaced."""
 LISTED_S, SETTLED_NS = 1.0, 100_000_000
 MOST_KNOWN = 4096
 
@@ -73,7 +75,7 @@ class KeptFiles:
         self._written: dict[Path, _LastWrite] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._listings: dict[str, _Listing] = {}
-        self._read: dict[str, tuple[Files, dict[str, Any]]] = {}
+        self._read: defaultdict[str, tuple[Files, dict[str, Any]]] = defaultdict(lambda: ({}, {}))
         """Directory -> its files, and what was read from them, if all could be."""
 
     def path_of(self, folder: str, name: str) -> Path:
@@ -96,7 +98,7 @@ class KeptFiles:
         return [each.name for each in self._entries(directory, suffix)]
 
     def listed(self, directory: str, suffix: str) -> Files:
-        """(file name, edition) of each file there with the suffix.
+        """The files there with the suffix.
 
         The very same object while none is replaced. Each directory is always asked for with one suffix. A file that is
         edited in place changes nothing of its directory: that is seen LISTED_S later.
@@ -105,15 +107,14 @@ class KeptFiles:
         try:
             changed = os.stat(f"{self._path}/{directory}").st_mtime_ns
         except FileNotFoundError:
-            return ()
+            return {}
         known = self._listings.get(directory)
         if known is not None and known.changed_ns == changed and now < known.until:
             return known.files
-        found = []
+        files = {}
         for each in self._entries(directory, suffix):
             with contextlib.suppress(FileNotFoundError):
-                found.append((each.name, _edition(each.stat())))
-        files = tuple(sorted(found))
+                files[each.name] = _edition(each.stat())
         files = known.files if known is not None and known.files == files else files
         # Within the resolution of its clock, a further change may leave the directory's time as it is.
         until = now + LISTED_S if before - changed > SETTLED_NS else now
@@ -137,17 +138,16 @@ class KeptFiles:
     def read_all(self, directory: str, parse: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
         """(readable files, reasons why the others cannot be read), both by program name."""
         files = self.listed(directory, ".json")
-        known = self._read.get(directory)
-        if known is not None and known[0] is files:
-            return dict(known[1]), {}
-        before, good = (frozenset(known[0]), dict[str, T](known[1])) if known is not None else (frozenset(), {})
+        before, read = self._read[directory]
+        if before is files:
+            return dict(read), {}
+        good: dict[str, T] = {name: value for name, value in read.items() if f"{name}.json" in files}
         bad: dict[str, str] = {}
-        for file_name, _ in before.difference(files):
-            good.pop(file_name[:-5], None)
-        for file_name, edition in sorted(set(files) - before):
+        for file_name in sorted(name for name, edition in files.items() if before.get(name) != edition):
             name = file_name[:-5]
+            good.pop(name, None)
             try:
-                good[name] = self.parsed(self.path_of(directory, file_name), parse, edition)
+                good[name] = self.parsed(self.path_of(directory, file_name), parse, files[file_name])
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, UnreadableRecord) as error:
