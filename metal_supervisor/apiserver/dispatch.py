@@ -51,8 +51,8 @@ class Stream:
 
     run: Callable[[Callable[[bytes], None]], None]
     """Called with the function that sends lines; returns when the watch is over."""
-    hang_up: Callable[[], None]
-    """Called when the client has gone."""
+    close: Callable[[], None]
+    """Called when the client has gone, and in any case at the end."""
 
 
 class Dispatcher:

@@ -154,10 +154,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, stream: Stream) -> None:
         headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-        self.wfile.write(self._head(200, headers))
-        threading.Thread(target=self._await_hangup, args=(stream,), name="apiserver-hangup", daemon=True).start()
-        stream.run(self._send_chunk)
-        self.wfile.write(b"0\r\n\r\n")
+        try:
+            self.wfile.write(self._head(200, headers))
+            threading.Thread(target=self._await_hangup, args=(stream,), name="apiserver-hangup", daemon=True).start()
+            stream.run(self._send_chunk)
+            self.wfile.write(b"0\r\n\r\n")
+        finally:
+            stream.close()
 
     def _await_hangup(self, stream: Stream) -> None:
         """Notify a stream when its client hangs up. Clients send nothing during a watch; data is the next request."""
@@ -166,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
                 with suppress(TimeoutError):
                     self.connection.recv(1, socket.MSG_PEEK)
                     break
-        stream.hang_up()
+        stream.close()
 
     def _send_chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

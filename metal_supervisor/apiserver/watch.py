@@ -90,7 +90,7 @@ class Watcher:
         self._open: set[Subscription] = set()
 
     def open(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Subscription:
-        """A new watch, which can be closed from now on. Raises ApiError for bad parameters."""
+        """A new watch, which is open until `close`. Raises ApiError for bad parameters."""
         asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
         if asked and query.get("resourceVersionMatch") != "NotOlderThan":
             detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
@@ -117,10 +117,11 @@ class Watcher:
             return list(self._open)
 
     def close(self, subscription: Subscription) -> None:
-        """Ends a watch whose client has gone."""
+        """Ends and forgets a watch: its client has gone, or it is over."""
         subscription.closed = True
         condition = self._store.condition(subscription.target.resource.storage_key)
         with condition:
+            self._open.discard(subscription)
             condition.notify_all()
 
     def close_all(self) -> None:
@@ -146,9 +147,6 @@ class Watcher:
                 over = self._over(subscription, subscription.ends_s)
         except ApiError as problem:
             send(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
-        finally:
-            with self._store.lock:
-                self._open.discard(subscription)
 
     def _next_bookmark(self, subscription: Subscription) -> float:
         """Time of the next bookmark: after a pause, and once more just before the end, for clients that resume."""

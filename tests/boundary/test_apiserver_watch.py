@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from typing import Any
 
-from apiserver_support import CONFIG_MAPS, EVENTS, WIDGETS, Client, config_map, options, widget
+from apiserver_support import CONFIG_MAPS, EVENTS, PREFIX, WIDGETS, Client, config_map, options, widget
 
 from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver.dispatch import Dispatcher, Response, Stream
+from metal_supervisor.apiserver.routes import Request
 from metal_supervisor.apiserver.storage import HISTORY_CHANGES
 
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
@@ -125,6 +129,28 @@ def test_a_client_that_hangs_up_is_noticed_without_a_write(api: ApiServer, clien
     while api.kernel.watcher.subscriptions() and time.monotonic() < deadline_s:
         time.sleep(0.005)
     assert api.kernel.watcher.subscriptions() == []
+
+
+def test_a_client_that_hangs_up_before_the_headers_leaves_no_watch_behind(tmp_path: Any) -> None:
+    opened = []
+    with socket.socket() as impatient:
+        # Closing resets the connection, so that writing the headers fails.
+        impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        class HangUp(Dispatcher):
+            def answer(self, request: Request) -> Response | Stream:
+                answer = super().answer(request)
+                opened.extend(self._kernel.watcher.subscriptions())
+                impatient.close()
+                return answer
+
+        with ApiServer(options(tmp_path, crd_paths=()), HangUp) as server:
+            impatient.connect(("127.0.0.1", server.port))
+            impatient.sendall(f"GET {PREFIX}{CONFIG_MAPS}?watch=true HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            deadline_s = time.monotonic() + 5
+            while time.monotonic() < deadline_s and (not opened or server.kernel.watcher.subscriptions()):
+                time.sleep(0.005)
+            assert len(opened) == 1 and server.kernel.watcher.subscriptions() == []
 
 
 def test_lists_come_in_chunks(client: Client) -> None:
