@@ -22,6 +22,7 @@ Exact lists of the past         any that etcd still has             410
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
+apply while a CRD is deleted    creates what goes with the rest     405, as a POST
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs, nodePorts   chosen at random                    the first that is free
 status of a Service             only load balancers have ingress    not checked

@@ -44,7 +44,7 @@ class Writer:
         with self._store.lock:
             name = candidate["metadata"]["name"]
             target = replace(target, name=name)
-            self._check_namespace(resource, target.namespace, name)
+            self._check_creatable(resource, target.namespace, name)
             taken = name and self._store.get(*target.place)
             if candidate["metadata"].get("resourceVersion"):
                 raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
@@ -98,7 +98,7 @@ class Writer:
         with self._store.lock:
             previous = target.stored(self._store) if target.subresource else self._store.get(*target.place)
             if previous is None:
-                self._check_namespace(resource, target.namespace, target.name)
+                self._check_creatable(resource, target.namespace, target.name)
                 if uid := declaration["metadata"].get("uid"):
                     why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                     raise errors.conflict(resource.group, resource.plural, target.name, why)
@@ -120,7 +120,18 @@ class Writer:
 
     # ---- the steps -----------------------------------------------------------------------------
 
-    def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
+    def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
+        """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
+
+        Under the store's lock: the definition was there when the request was routed.
+        """
+        if resource.custom:
+            crd = self._store.get(crds.KIND, ("", f"{resource.plural}.{resource.group}"))
+            if crd is None:
+                raise errors.no_such_path()
+            if crd["metadata"].get("deletionTimestamp"):
+                why = "create not allowed while custom resource definition is terminating"
+                raise ApiError(405, "MethodNotAllowed", why, details={"group": resource.group, "kind": resource.plural})
         if not resource.namespaced:
             return
         found = self._store.get(NAMESPACES, ("", namespace))

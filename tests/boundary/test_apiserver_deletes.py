@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from apiserver_support import (
+    APPLY,
     CONFIG_MAPS,
     CRD_PATH,
     WIDGET_CRD,
@@ -18,6 +20,9 @@ from apiserver_support import (
 
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
+from metal_supervisor.apiserver.errors import ApiError
+from metal_supervisor.apiserver.routes import resource_target
+from metal_supervisor.apiserver.targets import WriteOptions
 
 
 def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
@@ -184,6 +189,34 @@ def test_a_crd_that_a_finalizer_held_takes_its_routes_along(widgets: Client) -> 
     assert widgets.delete(where).body["metadata"]["deletionTimestamp"]
     assert widgets.merge(where, {"metadata": {"finalizers": None}}).code == 200
     assert widgets.get(where).code == 404 and widgets.get(WIDGETS).code == 404
+
+
+def test_nothing_is_created_while_its_crd_is_being_deleted(widgets: Client) -> None:
+    widgets.post(WIDGETS, {**widget("held"), "metadata": {"name": "held", "finalizers": ["example.test/hold"]}})
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{CRD_PATH}/widgets.example.test")
+        assert watch.next()[0] == "MODIFIED"
+        for reply in (widgets.post(WIDGETS, widget()), widgets.apply(f"{WIDGETS}/w", widget(), "tests")):
+            assert (reply.code, reply.body["reason"]) == (405, "MethodNotAllowed")
+            assert reply.body["message"] == "create not allowed while custom resource definition is terminating"
+        assert widgets.merge(f"{WIDGETS}/held", {"spec": {"size": 2}}).code == 200
+        assert widgets.merge(f"{WIDGETS}/held", {"metadata": {"finalizers": None}}).code == 200
+        assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"] and watch.ended()
+
+
+def test_a_write_that_began_before_its_crd_was_gone_leaves_nothing(api: ApiServer, widgets: Client) -> None:
+    target = resource_target(api.kernel.registry, WIDGETS)
+    assert target is not None
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{CRD_PATH}/widgets.example.test")
+        assert watch.ended()
+    options = WriteOptions("tests")
+    with pytest.raises(ApiError, match="could not find the requested resource"):
+        api.kernel.writer.create(target, widget(), options)
+    with pytest.raises(ApiError, match="could not find the requested resource"):
+        api.kernel.writer.patch(replace(target, name="w"), APPLY, widget(), options)
+    assert widgets.post(CRD_PATH, WIDGET_CRD).code == 201
+    assert widgets.get(WIDGETS).body["items"] == []
 
 
 def test_collections_are_deleted_by_selector(client: Client) -> None:
