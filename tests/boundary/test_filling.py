@@ -362,6 +362,17 @@ def test_a_file_that_the_hub_sends_wrong_is_not_kept(home: Home, hub: Hub) -> No
     assert not list(home.slot(artifact).glob("*.gguf*"))
 
 
+@pytest.mark.parametrize("first", ["", "right"])
+def test_a_digest_that_is_edited_after_the_fetch_is_compared_with_the_file(home: Home, web: Uneven, first: str) -> None:
+    right, wrong = link_to(web, sha256=sha256(MODEL)), link_to(web, sha256="a" * 64)
+    path = Path(home.ready(right if first else link_to(web)).path)
+    bodies, heads = len(web.asked), web.heads
+    message = home.failed(wrong, "ModelDigestMismatch", f"and has {sha256(MODEL)}").message
+    assert "a" * 64 in message and f"models rm {wrong.slot}" in message
+    home.ready(right)
+    assert (len(web.asked), web.heads) == (bodies, heads) and path.read_bytes() == MODEL
+
+
 def test_a_local_file_is_hashed_once_and_again_when_it_changes(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
