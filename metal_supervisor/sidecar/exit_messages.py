@@ -15,6 +15,8 @@ LINES = 20
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
 USAGE = re.compile(r"usage\b|-|\s|to show", re.IGNORECASE)
 LLAMA_ERROR = re.compile(r"[0-9.]+ E ")
+KILLED = re.compile(r"terminated by SIG(?!ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)")
+"""Exits by a signal that comes from outside, of which the log does not tell why."""
 NO_CAUSE = re.compile(rf"{launch.SAYS}({launch.CRASHED}|engine pid \d+ {launch.ADOPTS})")
 """Lines of the launcher about the backoff and about an adoption."""
 
@@ -39,24 +41,28 @@ def last_lines(state: StateDir, program: str) -> list[str]:
     return [line for line in lines if not NO_CAUSE.match(line)][-LINES:]
 
 
-def cause(lines: Sequence[str]) -> str:
+def cause(lines: Sequence[str], ended: str = "") -> str:
     """The line of a log that best tells why its engine ended: the last that reports an error, else the last.
+
+    `ended`: its exit in supervisord's words; "" is returned for an engine that was killed.
 
     llama-server reports the fault first, and then each function that failed by it: the first of these counts. An engine
     that refuses its command line prints the error first, and then how to use it.
     """
+    if not lines or KILLED.match(ended):
+        return ""
     told = [index for index, line in enumerate(lines) if ERROR.search(line) and not USAGE.match(line)]
     found = told[-1] if told else len(lines) - 1
     chain = {index for index, line in enumerate(lines) if LLAMA_ERROR.match(line)}
     while found in chain and chain & {found - 1, found - 2}:
         found = max(chain & {found - 1, found - 2})
-    return lines[found][:300] if lines else ""
+    return lines[found][:300]
 
 
 def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) -> str:
-    """Reason why an engine does not stay up: `ended`, the cause in its log, and the time of the next start."""
+    """Reason why an engine does not stay up: `ended`, any cause in its log, and the time of the next start."""
     lines = last_lines(state, record.program)
     due = record.retry_at or (note.not_before if note else 0.0)
     again = f"next start at {utc(due)}" if due else ""
-    parts = ended, cause(lines), again
+    parts = ended, cause(lines, ended), again
     return "; ".join(part for part in parts if part)

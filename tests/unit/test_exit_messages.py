@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.sidecar.exit_messages import cause, last_lines
+from metal_supervisor.sidecar.exit_messages import cause, last_lines, why_down
 from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,35 @@ from metal_supervisor.state.directory import StateDir
 )  # fmt: skip
 def test_the_cause_is_the_last_error_and_not_the_usage_text(lines: list[str], told: str) -> None:
     assert cause(lines) == told
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_log_does_not_tell_why_somebody_killed_its_engine(signal: str) -> None:
+    assert cause(["error: of a request long before", "idle"], f"terminated by {signal}") == ""
+
+
+@pytest.mark.parametrize(
+    "ended", ["exit status 1", "terminated by SIGABRT", "terminated by SIGSEGV (core dumped", ""]
+)
+def test_a_log_may_tell_why_its_engine_ended_by_itself(ended: str) -> None:
+    assert cause(["GGML_ASSERT(n > 0) failed"], ended) == "GGML_ASSERT(n > 0) failed"
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ("terminated by SIGKILL", "terminated by SIGKILL; next start at 1970-01-01T00:00:09Z"),
+        ("exit status 1", "exit status 1; error: of a request; next start at 1970-01-01T00:00:09Z"),
+    ],
+)
+def test_a_crash_loop_quotes_the_log_only_of_an_engine_that_ended_by_itself(
+    tmp_path: Path, ended: str, told: str
+) -> None:
+    state, held = StateDir(tmp_path), a_record(retry_at=9.0)
+    log = state.log_path(held.program)
+    log.parent.mkdir(parents=True)
+    log.write_text("error: of a request\n")
+    assert why_down(state, held, None, ended) == told
 
 
 def test_what_the_launcher_says_of_an_adopted_engine_is_none_of_its_last_lines(
