@@ -186,7 +186,7 @@ def test_a_deleted_service_is_not_waited_for(gateway: Gateway) -> None:
 
 @fault(
     "W17",
-    "more requests wait for one model than may",
+    "more requests of one client wait for a model than may",
     happens="those beyond 64 are refused, the others answered",
     sees="503 `queue_full` with `Retry-After`",
     bound="64 answers",

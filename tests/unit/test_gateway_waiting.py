@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import pytest
 from metal_supervisor.gateway import waiting
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable
-from metal_supervisor.gateway.waiting import MOST_LOADS, MOST_OF_ONE, WaitingRoom
+from metal_supervisor.gateway.waiting import MOST_LOADS, MOST_OF_CLIENT, MOST_OF_ONE, WaitingRoom
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state import use_notes
@@ -117,6 +118,24 @@ def test_too_many_are_refused_and_those_who_wait_are_when_it_closes() -> None:
         with pytest.raises(GatewayError) as refused:
             await here.room.change(time.monotonic() + 5)
         assert refused.value.code == "restarting"
+
+    asyncio.run(go())
+
+
+def test_one_client_leaves_places_to_others_and_gets_its_own_back() -> None:
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        with contextlib.ExitStack() as crowd:
+            for _ in range(MOST_OF_CLIENT):
+                crowd.enter_context(here.room.wait_for(NAME, CLIENT))
+            with pytest.raises(GatewayError) as refused, here.room.wait_for(NAME, CLIENT):
+                pass
+            assert refused.value.code == "queue_full"
+            with here.room.wait_for(NAME, "192.0.2.8"):
+                pass
+        with here.room.wait_for(NAME, CLIENT):
+            pass
 
     asyncio.run(go())
 
