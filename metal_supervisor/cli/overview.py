@@ -177,7 +177,8 @@ def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str
     length = max(SHORTEST_BAR, min(LONGEST_BAR, (width or 999) - LABEL - 8))
     held, kept = (min(length, length * part // budget) for part in (measured, max(charged, measured)))
     picture = f"[{'#' * held}{'=' * (kept - held)}{' ' * (length - kept)}] {100 * charged // budget} %"
-    numbers = [f"{amount(charged)} of {amount(budget)} charged", f"{amount(measured)} measured"]
+    numbers = [f"{amount(charged)} of {amount(budget)} charged"]
+    numbers += [f"{amount(measured)} measured"] if measured else []
     numbers += [f"{waiting} waiting"] if waiting else []
     numbers += [f"pressure {pressure}"] if pressure else []
     why = string(memory, "why") if pressure not in ("Normal", "") else ""

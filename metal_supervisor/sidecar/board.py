@@ -31,6 +31,7 @@ class Row:
     address: str
     """`<address>:<port>` as advertised, "" without one."""
     rss_bytes: int
+    """0 without a process, and before its first sample."""
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,10 @@ def _service(row: Row) -> Json:
         "confined": observed.confined if observed.pid else None,
         "unconfinedWhy": confinement(record, observed)[2] if observed.pid and not observed.confined else "",
         "nextAttempt": record.retry_at,
-        "rssBytes": row.rss_bytes,
+        "rssBytes": row.rss_bytes or None,
         "memory": {
             "reservedBytes": record.reserved_bytes,
-            "measuredBytes": observed.memory_bytes,
+            "measuredBytes": observed.memory_bytes or None,
             "limitBytes": record.limit_bytes,
             "estimate": record.memory,
             "evictions": record.evictions,

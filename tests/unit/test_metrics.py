@@ -164,6 +164,13 @@ def test_series_go_with_their_service_and_with_its_process() -> None:
     assert not [labels for _, labels in scraped(gone) if dict(labels).get("name") == "tiny"]
 
 
+def test_memory_has_no_series_before_its_first_sample() -> None:
+    young = replace(full_board(), rows=(replace(row(memory_bytes=0), rss_bytes=0),))
+    names = {name for name, _ in scraped(young)}
+    assert not names & {INCUMBENT + "process_rss_bytes", OURS + "service_memory_bytes"}
+    assert INCUMBENT + "process_healthy" in names
+
+
 def test_what_was_counted_of_a_program_goes_with_it() -> None:
     counters = Counters()
     for program in ("default.a", "default.b"):

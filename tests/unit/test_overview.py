@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metal_supervisor.cli.overview import COLUMNS, Beside, Strange, downloads, facts, lines, painted, uptime
+from metal_supervisor.sidecar import board
+from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import cells
 from metal_supervisor.spec.throughput import tokens_per_s
+from tests.support import boards
 
 NOW = 10_000.0
 GIB = 1 << 30
@@ -95,6 +99,15 @@ def test_when_it_is_tried_again_is_said_once() -> None:
     said = "exit status 1; it fails; next start at 2026-11-21T09:00:00Z"
     row = service(phase="Failed", reason="CrashLoopBackOff", message=said, nextAttempt=NOW + 35)
     assert why(document(row)) == "CrashLoopBackOff: exit status 1; it fails; next attempt in 35 s"
+
+
+def test_memory_is_left_open_before_its_first_sample() -> None:
+    young = replace(boards.row(memory_bytes=0), rss_bytes=0)
+    told = board.status(replace(boards.full_board(), rows=(young,)), "1")
+    (found,) = told["services"]
+    assert (found["rssBytes"], found["memory"]["measuredBytes"]) == (None, None)
+    assert cell(document(found), "MEMORY") == f"?/{amount(young.record.reserved_bytes)}"
+    assert not [line for line in shown(document(found)) if "measured" in line]
 
 
 def test_a_bad_edit_beside_a_running_engine_is_told() -> None:

@@ -68,7 +68,7 @@ SERVED = (
         GAUGE,
         "Resident memory of the engine and its children.",
         SERVICE,
-        "LLMKube's has no namespace and never goes; ours has both, and goes with the process",
+        "LLMKube's has no namespace and never goes; ours has both, from its first sample to the process's end",
     ),
     MetricEntry(
         INCUMBENT + "memory_pressure_level",
@@ -148,7 +148,7 @@ SERVED = (
         GAUGE,
         "Memory of the engine, with its children and the files it maps.",
         SERVICE,
-        "not there without a process",
+        "not there without a process, and before its first sample",
     ),
     MetricEntry(
         OURS + "memory_reserved_bytes",

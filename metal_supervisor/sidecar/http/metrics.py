@@ -135,8 +135,8 @@ def _service(page: _Page, row: Row) -> None:
     page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
     if observed.pid:
         page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
-        page.add(INCUMBENT + "process_rss_bytes", row.rss_bytes, **service)
-        page.add(OURS + "service_memory_bytes", observed.memory_bytes, **service)
+        page.add(INCUMBENT + "process_rss_bytes", row.rss_bytes or None, **service)
+        page.add(OURS + "service_memory_bytes", observed.memory_bytes or None, **service)
         page.add(OURS + "service_confined", int(observed.confined), **service)
     for phase in PHASES:
         page.add(OURS + "service_phase", int(row.report.phase == phase), **service, phase=phase)
