@@ -41,7 +41,7 @@ def last_lines(state: StateDir, program: str) -> list[str]:
     return [line for line in lines if not NO_CAUSE.match(line)][-LINES:]
 
 
-def cause(lines: Sequence[str], ended: str = "") -> str:
+def cause(lines: Sequence[str], ended: str) -> str:
     """The line of a log that best tells why its engine ended: the last that reports an error, else the last.
 
     `ended`: its exit in supervisord's words; "" is returned for an engine that was killed.

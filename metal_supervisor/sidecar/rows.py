@@ -238,7 +238,8 @@ class Rows:
         if before is None or (before.phase, before.reason) != (told.phase, told.reason):
             detail = {"service": record.program, "phase": told.phase, "reason": told.reason, "why": told.message}
             log.info("service", extra=detail)
-        cause = exit_messages.cause(exit_messages.last_lines(self._state, record.program)) if died else ""
+        lines = exit_messages.last_lines(self._state, record.program) if died else []
+        cause = exit_messages.cause(lines, observed.last_exit)
         ended = f"the engine ended: {observed.last_exit or 'unknown'}{f'; {cause}' if cause else ''}" if died else ""
         what = happening(before, told, ended)
         if what and not record.is_daemon and not (before is None and what.type == "Normal"):

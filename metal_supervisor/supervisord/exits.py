@@ -30,7 +30,7 @@ class Exits:
                 with self._log.open("rb") as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - self._most_bytes))
                     tail = file.read().decode("utf-8", "replace")
-                ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;)]*)", tail)
+                ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;()]*[^;() ])", tail)
                 self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
         except OSError:
             return ""

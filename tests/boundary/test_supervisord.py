@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from supervisor.options import decode_wait_status
 from supervisor.poller import PollPoller
 from supervisor.states import ProcessStates, SupervisorStates
 
@@ -329,6 +330,14 @@ def test_last_exit_is_in_supervisords_words(daemon: Daemon) -> None:
     assert exits.last("default.a") == "exit status 7"
     assert exits.last("default.b") == ""
     assert Exits(daemon.path / "none").last("default.a") == ""
+
+
+def test_an_exit_with_a_core_dump_is_one_by_its_signal(tmp_path: Path) -> None:
+    """The words are those of `supervisor.options.decode_wait_status`."""
+    log = tmp_path / "log"
+    _, told = decode_wait_status(signal.SIGSEGV | 0x80)
+    log.write_text(f"2026-01-01 00:00:00,000 WARN exited: default.a ({told}; not expected)\n")
+    assert "core dumped" in told and Exits(log).last("default.a") == "terminated by SIGSEGV"
 
 
 BAD = {

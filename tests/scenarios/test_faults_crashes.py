@@ -93,6 +93,7 @@ def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second
     assert other.completed(), f"{other.chunks} chunks, {other.error}"
     figure.add("streams of others cut", 0, "")
     eventually(lambda: "terminated by SIGKILL" in events(system, "victim").get("Crashed", ""), 30, "an Event")
+    assert events(system, "victim")["Crashed"].endswith("SIGKILL"), "nothing in its log says why"
     assert (restarts(system, "victim"), system.observe("victim")["lastExit"]) == (1, "terminated by SIGKILL")
     figure.add("restarts", restarts(system, "victim"), "")
     gone(system, "victim")
