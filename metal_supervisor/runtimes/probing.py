@@ -31,6 +31,8 @@ class ProbeAnswer:
     """Reason why not, "" when ready."""
     refused: bool = False
     """The connection was refused."""
+    loading: bool = False
+    """It answers, and says that it is loading its model."""
 
 
 class _Received:
@@ -111,7 +113,7 @@ def probe(
     try:
         status, body = _get(host, port, asked.path, timeout_s)
         if status == 503:
-            return ProbeAnswer(False, "the engine is loading its model")
+            return ProbeAnswer(False, "the engine is loading its model", loading=True)
         if status != 200:
             return ProbeAnswer(False, f"{asked.path} answered {status}")
         if asked.expects.encode() not in body:

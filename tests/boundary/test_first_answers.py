@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from metal_supervisor.host import machine
 from metal_supervisor.host.liveness import HangLimits
+from metal_supervisor.runtimes import probing
 from metal_supervisor.sidecar.probes import FIRST_AWAITED, ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
@@ -142,6 +144,23 @@ def clients(up: Asked) -> list[object]:
     """Connections of ours to the engine."""
     found = psutil.Process().net_connections("tcp")
     return [each for each in found if each.raddr and each.raddr.port == up.target.port and each.status == "ESTABLISHED"]
+
+
+def test_who_listens_is_looked_up_while_it_loads_and_not_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bool] = []
+    really = machine.listens
+
+    def listens(pid: int, port: int) -> frozenset[str] | None:
+        loaded.append(probing.probe(port, Probe(), identify=False).ready)
+        return really(pid, port)
+
+    monkeypatch.setattr(machine, "listens", listens)
+    up = start("--fake-never-ready")
+    up.ask()
+    eventually(lambda: loaded, 20, "the look")
+    up.tell(never_ready=False)
+    up.finds(ProbeFinding(True, "", served=True))
+    assert loaded == [False]
 
 
 def test_an_engine_that_never_loads_is_never_asked(start: Start) -> None:
