@@ -26,6 +26,22 @@ from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 LOOK_EVERY_S = 10.0
 
 
+class _Editions:
+    """Resources, each the very same object while no more than its status changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, tuple[Json, Json]] = {}
+        """Resource -> as last seen, and as first seen with all that is not its status."""
+
+    def of(self, items: Mapping[Key, Json]) -> dict[Key, Json]:
+        before, self._known = self._known, {}
+        for key, item in items.items():
+            seen, first = before.get(key, (item, item))
+            changed = seen is not item and more_than_status(seen, item)
+            self._known[key] = item, item if changed else first
+        return {key: first for key, (_, first) in self._known.items()}
+
+
 class ResourceFilter:
     """Reads custom resources by what this Mac offers."""
 
@@ -47,25 +63,24 @@ class ResourceFilter:
         self._judged: dict[Key, tuple[Service, Service | Rejected | None]] = {}
         """Service -> as it was read, and what became of that."""
         self._answer: tuple[tuple[object, ...], dict[Key, Service | Rejected]] | None = None
-        """What the latest answer was made from besides the services, and that answer."""
-        self._services: Mapping[Key, Json] = {}
+        """What the latest answer was made from, and that answer."""
+        self._services, self._models = _Editions(), _Editions()
 
     def read(self, snapshot: Snapshot, records: Mapping[Key, Record]) -> dict[Key, Service | Rejected]:
         """Every InferenceService that is for this Mac, accepted or rejected; none while they are not known.
 
         The very same answer while nothing of what it depends on changes.
         """
-        services, models = snapshot.services or {}, snapshot.models
+        services, models = self._services.of(snapshot.services or {}), self._models.of(snapshot.models)
         kept = {
             key: (record.generation, record.runtime)
             for key, record in records.items()
             if record.verdict.standing is Standing.RUN
         }
         owners = {record.owner for record in records.values()}
-        inputs = models, kept, owners, snapshot.operator, self._offered()
-        if self._answer is None or self._answer[0] != inputs or not _same(self._services, services):
-            self._answer = inputs, self._read_anew(services, *inputs)
-        self._services = services
+        inputs = services, models, kept, owners, snapshot.operator, self._offered()
+        if self._answer is None or self._answer[0] != inputs:
+            self._answer = inputs, self._read_anew(*inputs)
         return self._answer[1]
 
     def _read_anew(
@@ -127,13 +142,6 @@ class ResourceFilter:
             self._policy = replace(self._policy, installed=frozenset(found))
             self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._policy
-
-
-def _same(before: Mapping[Key, Json], now: Mapping[Key, Json]) -> bool:
-    """True if nothing but status differs."""
-    if before.keys() != now.keys():
-        return False
-    return not any(item is not before[key] and more_than_status(before[key], item) for key, item in now.items())
 
 
 def _with_nearest(item: Rejected, models: Mapping[Key, Json]) -> Rejected:

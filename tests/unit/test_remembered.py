@@ -12,6 +12,7 @@ from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the settings
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import resources
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Rejected
 from tests.support.effort import cases
@@ -77,6 +78,40 @@ EDITS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def with_status(items: dict[tuple[str, str], Any], number: int) -> dict[tuple[str, str], Any]:
+    """The resources after a write of each one's status."""
+    return {
+        key: {**item, "status": {"n": number}, "metadata": {**item["metadata"], "resourceVersion": str(number)}}
+        for key, item in items.items()
+    }
+
+
+def test_a_status_makes_nobody_read_a_service_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ResourceFilter(Settings(kubeconfig="/k", runtimes="llama-server"), "mac")
+    models: dict[tuple[str, str], Any] = {}
+    services: dict[tuple[str, str], Any] = {}
+    for number in range(3):
+        models["default", "a"] = model("a", "/m.gguf")
+        services["default", f"s{number}"] = service(f"s{number}", "a")
+    for item in (*models.values(), *services.values()):
+        item["metadata"] |= {"uid": item["metadata"]["name"], "generation": 1}
+    read: list[str] = []
+    really = resources.read_service
+
+    def noted(resource: Any, *more: Any) -> Any:
+        read.append(resource["metadata"]["name"])
+        return really(resource, *more)
+
+    monkeypatch.setattr(resources, "read_service", noted)
+    before = kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {})
+    services, models = with_status(services, 1), with_status(models, 1)
+    assert kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {}) is before
+    services, models = with_status(services, 2), with_status(models, 2)
+    services["default", "s1"]["spec"] = {**services["default", "s1"]["spec"], "contextSize": 1024}
+    kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {})
+    assert read == ["s0", "s1", "s2", "s1"]
+
+
 @pytest.mark.parametrize("seed", range(cases(100)))
 def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(seed: int) -> None:
     rng, settings = random.Random(seed), Settings(kubeconfig="/k", runtimes="llama-server,mlx-server,vllm-swift")
@@ -93,6 +128,8 @@ def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(s
             services = {**services, key: service(name, "a", **rng.choice(EDITS))}
         found = services.get(key) or models.get(key)
         found["metadata"] |= {"uid": name, "generation": generation}
+        if rng.random() < 0.3:
+            services, models = with_status(services, generation), with_status(models, generation)
         if rng.random() < 0.1 and services:
             gone = rng.choice(sorted(services))
             services = {each: item for each, item in services.items() if each != gone}
