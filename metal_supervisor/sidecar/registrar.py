@@ -179,7 +179,10 @@ class Registrar(threading.Thread):
         return self._out
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything wanted is written; False if that took longer than `timeout_s`."""
+        """Wait until everything wanted is written, but for messages that `Statuses.rests` holds back.
+
+        False if that took longer than `timeout_s`.
+        """
         return self._settled.wait(timeout_s)
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────
@@ -203,6 +206,7 @@ class Registrar(threading.Thread):
         if self._backoffs:
             later = due_at if due_at > time.monotonic() else float("inf")  # overdue: it is one of those held back
             due_at = min(later, self._backoffs.due_at())
+        due_at = min(due_at, self._publisher.statuses.held_until())  # one that is past is new: it ran out in this pass
         if self._refused or self._overdue or self._around.cloned:  # overdue, and refused
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at

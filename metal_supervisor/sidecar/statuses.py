@@ -125,8 +125,12 @@ class Statuses:
 
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
-        times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at, each.held_until))
+        times = (at for each in self._services.values() for at in (*each.clear_at, *each.nudge_at))
         return min(times, default=NEVER)
+
+    def held_until(self) -> float:
+        """Monotonic time at which the first message is to be written that `rests` held back; NEVER if there is none."""
+        return min((each.held_until for each in self._services.values()), default=NEVER)
 
     def rests(self, want: WantedStatus) -> bool:
         """True if `service` would find nothing to do for this very object, or only a message that can wait a little.
@@ -134,12 +138,16 @@ class Statuses:
         An engine that starts has several within a second.
         """
         written = self._services.get(want.record.key)
-        if self._operator is not False or written is None or written.body is None or written.want is None:
+        if written is None:
+            return False
+        written.held_until = NEVER
+        if self._operator is not False or written.body is None or written.want is None:
             return False
         until = written.at + PROGRESS_S
-        held = written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until
-        written.held_until = until if held else NEVER
-        return held or written.want is want
+        if written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until:
+            written.held_until = until
+            return True
+        return written.want is want
 
     def service(self, want: WantedStatus) -> None:
         """Write the status of one InferenceService, if this Mac holds its first replica."""
@@ -167,7 +175,6 @@ class Statuses:
             if body != written.body:
                 self._whole(record.owner, body)
                 written.body, written.at = body, time.monotonic()
-            written.held_until = NEVER
             written.want = want
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)

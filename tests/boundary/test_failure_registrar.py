@@ -107,6 +107,20 @@ def test_on_the_embedded_api_a_service_is_looked_at_in_time_though_heartbeats_ar
     assert registrar._due_at() - time.monotonic() <= 30.0
 
 
+def test_a_message_that_waits_is_in_time_and_hides_nothing_while_another_write_is_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, membership, registrar = setup()
+    registrar.want(wanted(), {}, Around(operator=False, namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    registrar._backoffs.hold(("status", "other"), KubeError(503, "ServiceUnavailable", "later", 3600.0))
+    lease_at = membership.due_at(frozenset({"default"}))
+    assert registrar._due_at() <= lease_at
+    for held_until in (time.monotonic() + 0.1, time.monotonic() - 0.1):
+        monkeypatch.setattr(registrar._publisher.statuses, "held_until", lambda held_until=held_until: held_until)
+        assert registrar._due_at() == held_until
+
+
 class Filled(Cluster):
     """Holds slices of this Mac's from before its state was lost."""
 

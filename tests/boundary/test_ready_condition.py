@@ -12,7 +12,7 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.report import report
-from metal_supervisor.sidecar.statuses import Statuses, WantedStatus
+from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Endpoint
@@ -85,21 +85,36 @@ def test_that_of_another_field_manager_is_left_alone(cluster: Cluster, before: b
     assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
 
 
+def looking(cluster: Cluster, message: str, state: str = "RUNNING") -> WantedStatus:
+    """The status of an engine that loads, with a message."""
+    seen = Observed("default.tiny", 7, False, 1.0, state, message)
+    return WantedStatus(cluster.record, report(cluster.record, seen), "192.0.2.1", "")
+
+
 def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wanted(message: str, state: str = "RUNNING") -> WantedStatus:
-        seen = Observed("default.tiny", 7, False, 1.0, state, message)
-        return WantedStatus(cluster.record, report(cluster.record, seen), "192.0.2.1", "")
-
-    statuses, first, second = cluster.statuses, wanted("it does not listen"), wanted("it loads its model")
+    statuses, first, second = cluster.statuses, looking(cluster, "it does not listen"), looking(cluster, "it loads")
     monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 3600.0)
     statuses.service(first)
-    assert statuses.rests(first) and statuses.due_at() == float("inf")
-    assert statuses.rests(second) and statuses.due_at() < time.monotonic() + 3600
-    assert not statuses.rests(wanted("", "STOPPING")), "for another reason"
+    assert statuses.rests(first) and statuses.held_until() == NEVER
+    assert statuses.rests(second) and statuses.held_until() < time.monotonic() + 3600
+    assert not statuses.rests(looking(cluster, "", "STOPPING")), "for another reason"
     monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 0.0)
     assert not statuses.rests(second)
     statuses.service(second)
-    assert cluster.shown("MetalReady") == ("False", "Loading", "it loads its model")
-    assert statuses.rests(second) and statuses.due_at() == float("inf")
+    assert cluster.shown("MetalReady") == ("False", "Loading", "it loads")
+    assert statuses.rests(second) and statuses.held_until() == NEVER
+
+
+@pytest.mark.parametrize("operator", [True, None, False])
+def test_a_message_that_waits_is_forgotten_once_all_is_compared_anew(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, operator: bool | None
+) -> None:
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 3600.0)
+    statuses, second = cluster.statuses, looking(cluster, "it loads")
+    statuses.service(looking(cluster, "it does not listen"))
+    assert statuses.rests(second) and statuses.held_until() < NEVER
+    statuses.operator = operator
+    statuses.look_anew()
+    assert not statuses.rests(second) and statuses.held_until() == NEVER, "or the registrar would never rest"
