@@ -96,7 +96,9 @@ class _Asker:
         self.answered = False
         self._elsewhere, self._elsewhere_at = "", self._pulse.born
         self._seen_loading: ProbeAnswer | None = None
-        """Result of `_ours` while it loaded, so that its first answer need not wait for that; None without one."""
+        """Result of `_ours` while it loads, so that its first answer need not wait for that. None without one, and once
+        it has answered anything else in between, or nothing.
+        """
         self._asks_one = False
         """The next look at it is at its work loop alone: each second one, while all is well."""
         self._over = False
@@ -135,11 +137,11 @@ class _Asker:
         wait_s = patience_s if works is None else SILENT_S
         answer = probing.probe(target.port, target.probe, not self._pulse.ready, target.host, wait_s)
         self._on_probe(time.monotonic() - asked_at)
-        if answer.loading and self._seen_loading is None and not target.reached_at:
-            self._seen_loading = self._ours()
+        before, self._seen_loading = self._seen_loading, None
+        if answer.loading and not self._pulse.ready and not target.reached_at:
+            self._seen_loading = before or self._ours()
         elif answer.ready and not self._pulse.ready:
-            seen, self._seen_loading = self._seen_loading, None
-            answer = seen if seen is not None and seen.ready else self._ours()
+            answer = before if before is not None and before.ready else self._ours()
             if answer.ready and target.probe.first_path and not self._pulse.served:
                 self._first = FirstRequest(
                     target.port, target.probe, self._key(), self._limits.loading_s, target.host

@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.host import machine
+from metal_supervisor.host import liveness, machine
 from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.runtimes import probing
-from metal_supervisor.sidecar.probes import FIRST_AWAITED, ProbeFinding, Prober, ProbeTarget
+from metal_supervisor.runtimes.probing import ProbeAnswer
+from metal_supervisor.sidecar.probes import FIRST_AWAITED, ProbeFinding, Prober, ProbeTarget, _Asker
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
 from tests.support.system import FAKE_ENGINE, eventually, free_ports
@@ -155,12 +156,27 @@ def test_who_listens_is_looked_up_while_it_loads_and_not_again(start: Start, mon
         return really(pid, port)
 
     monkeypatch.setattr(machine, "listens", listens)
+    monkeypatch.setattr(liveness, "SIGNS_EVERY_S", 3600.0)  # it is not looked for elsewhere
     up = start("--fake-never-ready")
     up.ask()
     eventually(lambda: loaded, 20, "the look")
     up.tell(never_ready=False)
     up.finds(ProbeFinding(True, "", served=True))
     assert loaded == [False]
+
+
+def test_one_that_closed_its_port_after_it_loaded_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([ProbeAnswer(False, "", loading=True), ProbeAnswer(False, "", refused=True), ProbeAnswer(True, "")])
+    holders = iter([frozenset({"127.0.0.1"}), frozenset()])
+    monkeypatch.setattr(probing, "probe", lambda *_, **__: next(answers))
+    monkeypatch.setattr(machine, "listens", lambda *_: next(holders))
+    monkeypatch.setattr(machine, "port_holder", lambda _: "a stranger")
+    asker = _Asker(
+        ProbeTarget(1, "127.0.0.1", 18100, Probe()), UNKNOWN, HangLimits(60, 60), lambda: None, lambda: None,
+        lambda: ("", ""), lambda _: None,
+    )  # fmt: skip
+    found = [(asker.once(), asker.finding)[1] for _ in range(3)]
+    assert found[2] == ProbeFinding(False, "port 18100 is answered by a stranger, not by the engine")
 
 
 def test_an_engine_that_never_loads_is_never_asked(start: Start) -> None:
