@@ -127,6 +127,8 @@ class Controller:
         self._unkept = ""
         self._untold = False
         """The sidecar and the gateway have not been told yet of what was written."""
+        self._torn = False
+        """The latest pass did not come to its end."""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -172,6 +174,7 @@ class Controller:
 
     def one_pass(self) -> float:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
+        torn, self._torn = self._torn, True
         self.state.refresh_link()
         snapshot = self._observe()
         known = plan.with_hands(self.records, snapshot.table, snapshot.notes)
@@ -181,7 +184,7 @@ class Controller:
         if proposals.keys() - known.keys():  # one whose record was lost may be up
             ups = self._ups(before, proposals, snapshot)
         self.records = self._admitted(proposals, before, ups, snapshot)
-        moving = self._moving(before)
+        moving = self._moving(before, torn)
         at_rest = {record.program for key, record in self.records.items() if key not in moving}
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(moving.values(), self.prerequisites.specs)
@@ -199,14 +202,16 @@ class Controller:
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
-        return self._pause_s(moving, snapshot, steps, done)
+        pause_s = self._pause_s(moving, snapshot, steps, done)
+        self._torn = False
+        return pause_s
 
-    def _moving(self, before: Mapping[Key, Record]) -> dict[Key, Record]:
+    def _moving(self, before: Mapping[Key, Record], torn: bool) -> dict[Key, Record]:
         """The records of this pass but those of engines at rest: those are on file, and no step is due.
 
-        None rests while a record could not be written.
+        `torn`: the last pass did not come to its end. No engine rests then, nor while a record could not be written.
         """
-        at_rest = frozenset() if self._unkept else self.assignment.at_rest
+        at_rest = frozenset() if torn or self._unkept else self.assignment.at_rest
         return {
             key: record for key, record in self.records.items() if key not in at_rest or record is not before.get(key)
         }

@@ -14,10 +14,10 @@ import pytest
 
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.loop import Controller
-from metal_supervisor.controller.plan import Action, Step, Stopping
+from metal_supervisor.controller.plan import Action, Hung, Step, Stopping
 from metal_supervisor.runtimes import use_probe
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.processes import Diff, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import Diff, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
@@ -86,6 +86,18 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
                          (), table, diff, notes, {}, {}, now, lambda _: "")
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
+
+
+def test_one_that_was_told_to_end_and_serves_again_is_no_longer_told(tmp_path: Path) -> None:
+    rpc: Any = None
+    applier, each = Applier(StateDir(tmp_path / "state"), rpc, Settings()), record("back")
+    row = ProgramState(each.program, State.RUNNING, 1000, 1.0, 0.0, 100.0)
+    note = RunNote(1000, 1000, "t", each.spec_file or "", (1.0,), 0.0, "", "")
+    seen = Observed(each.program, 1000, True, 1.0, "RUNNING")
+    applier._told[each.program] = 1000, Hung("it hangs", 1.0)
+    world = {each.program: row}, Diff(), {each.program: note}, {each.program: seen}
+    assert applier.plan([each], {each.program}, *world, {}, 100.0, lambda _: "") == []
+    assert not applier._told
 
 
 def test_withdrawing_many_services_writes_each_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

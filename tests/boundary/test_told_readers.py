@@ -1,8 +1,9 @@
-"""What the controller wrote in a pass reaches its readers, also if the pass fails afterwards."""
+"""A pass that fails: what it wrote reaches its readers, and what it left undone is done by the next one."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +11,19 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller.loop import Controller
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.launch import NOW
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.supervisord.client import Unavailable
 from tests.boundary.test_many_stops import record
 from tests.boundary.test_placement import NoKube
 
 
-@pytest.mark.parametrize("error", [OSError("full"), ValueError("a programming error")])
-def test_what_a_pass_wrote_before_it_failed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    """One with an engine at rest, and without a cluster and a supervisord."""
     state = StateDir(tmp_path / "state")
     state.create()
     nothing: Any = None
@@ -29,9 +31,36 @@ def test_what_a_pass_wrote_before_it_failed_is_told(
     controller = Controller(Settings(state_dir=str(state.path)), state, kube, nothing, lambda: True)
     for part in ("services", "models", "placement", "memory", "metal"):
         monkeypatch.setattr(controller, part, SimpleNamespace(start=lambda: None))
-    bells = [Doorbell(state.path, name) for name in ("sidecar", "gateway")]
     made = record("new")
-    controller.records = {made.key: made}
+    controller.records, controller.assignment.at_rest = {made.key: made}, {made.key}
+    return controller
+
+
+def test_what_is_not_on_file_or_not_done_does_not_rest(controller: Controller) -> None:
+    (key, made), = controller.records.items()
+    assert controller._moving({key: made}, torn=False) == {}
+    assert controller._moving({key: made}, torn=True) == {key: made}, "the last pass failed in the middle"
+    assert controller._moving({key: replace(made, port=1)}, torn=False) == {key: made}, "it is another one now"
+    controller._unkept = "no room"
+    assert controller._moving({key: made}, torn=False) == {key: made}
+
+
+def test_a_pass_that_fails_is_remembered(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> Snapshot:
+        raise Unavailable("timed out")
+
+    monkeypatch.setattr(controller, "_observe", failing)
+    with pytest.raises(Unavailable):
+        controller.one_pass()
+    assert controller._torn
+
+
+@pytest.mark.parametrize("error", [OSError("full"), ValueError("a programming error")])
+def test_what_a_pass_wrote_before_it_failed_is_told(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    bells = [Doorbell(controller.state.path, name) for name in ("sidecar", "gateway")]
+    (made,) = controller.records.values()
 
     def failing() -> float:
         assert controller._keep_records([made]) == {made.program}

@@ -556,7 +556,7 @@ class Brain(Controller):
         self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
-        self._untold, self._unkept = False, ""
+        self._untold, self._torn, self._unkept = False, False, ""
 
     def _observe(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()
