@@ -123,11 +123,11 @@ class Writer:
     def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
         """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
 
-        Under the store's lock: the definition was there when the request was routed.
+        Under the store's lock: the definition was there when the request was routed, and may be another by now.
         """
         if resource.custom:
             crd = self._store.get(crds.KIND, ("", f"{resource.plural}.{resource.group}"))
-            if crd is None:
+            if crd is None or (crd["spec"]["scope"] == "Namespaced") != resource.namespaced:
                 raise errors.no_such_path()
             if crd["metadata"].get("deletionTimestamp"):
                 why = "create not allowed while custom resource definition is terminating"

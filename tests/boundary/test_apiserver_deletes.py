@@ -225,3 +225,16 @@ def test_collections_are_deleted_by_selector(client: Client) -> None:
     gone = client.delete(CONFIG_MAPS, labelSelector="n in (a, b)").body
     assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "b"]
     assert [item["metadata"]["name"] for item in client.get(CONFIG_MAPS).body["items"]] == ["c"]
+
+
+def test_nothing_is_created_under_a_crd_of_another_scope_than_its_route(api: ApiServer, widgets: Client) -> None:
+    target = resource_target(api.kernel.registry, WIDGETS)
+    assert target is not None
+    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+        widgets.delete(f"{CRD_PATH}/widgets.example.test")
+        assert watch.ended()
+    spec = {**WIDGET_CRD["spec"], "scope": "Cluster"}
+    assert widgets.post(CRD_PATH, {**WIDGET_CRD, "spec": spec}).code == 201
+    with pytest.raises(ApiError) as refused:
+        api.kernel.writer.create(target, widget(), WriteOptions("tests"))
+    assert refused.value.code == 404
