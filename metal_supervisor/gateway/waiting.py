@@ -15,8 +15,8 @@ from metal_supervisor.gateway.routing import ServiceTable
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.types import Key
 
-MOST_OF_CLIENT, MOST_OF_ONE, MOST_WAITING = 64, 128, 256
-"""Waiting requests of one client, for one model, and in all: no client takes all places of a model."""
+MOST_OF_CLIENT_FOR_ONE, MOST_OF_CLIENT, MOST_OF_ONE, MOST_WAITING = 64, 128, 128, 256
+"""Waiting requests: of one client for one model and for all, and of all clients; none takes all places of a model."""
 MOST_LOADS = 60
 """Models that one client may have loaded within a minute: more often than one a second serves nobody."""
 HOLD_S = 280.0
@@ -44,8 +44,8 @@ class WaitingRoom:
         """
         self._in_flight, self._keep, self._waited = in_flight, tell, waited
         self.waiting: Counter[str] = Counter()
-        self._clients: Counter[str] = Counter()
-        """Waiting requests by client."""
+        self._clients: dict[str, Counter[str]] = {}
+        """Client -> its waiting requests, by program."""
         self._loads = LastMinute()
         self._used_at: dict[str, float] = {}
         self._born = time.time()
@@ -87,15 +87,17 @@ class WaitingRoom:
     @contextlib.contextmanager
     def wait_for(self, program: str, client: str) -> Iterator[None]:
         """Count a waiting request. Raises GatewayError if too many wait, or the client has had too much loaded."""
-        own, same, every = self._clients[client], self.waiting[program], self.waiting.total()
-        if own >= MOST_OF_CLIENT or same >= MOST_OF_ONE or every >= MOST_WAITING:
-            text = f"{own} requests of {client} wait, {same} for this model, {every} in all"
+        own, same, every = self._clients.get(client, Counter()), self.waiting[program], self.waiting.total()
+        full = own[program] >= MOST_OF_CLIENT_FOR_ONE or own.total() >= MOST_OF_CLIENT
+        if full or same >= MOST_OF_ONE or every >= MOST_WAITING:
+            text = f"{own.total()} requests of {client} wait, {same} for this model, {every} in all"
             raise GatewayError(503, "queue_full", text, retry_after_s=FULL_RETRY_S)
         if not self.waiting[program] and (wait_s := self._loads.enter(client, MOST_LOADS, time.monotonic())):
             text = f"{client} has had models loaded {MOST_LOADS} times within a minute"
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=wait_s)
         self.waiting[program] += 1
-        self._clients[client] += 1
+        self._clients[client] = own
+        own[program] += 1
         service, began = self._table.key_of(program), time.monotonic()
         self._used_at[program] = time.time()
         if self.waiting[program] == 1:
@@ -104,9 +106,9 @@ class WaitingRoom:
             yield
         finally:
             self.waiting[program] -= 1
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
+            own[program] -= 1
+            if not own.total():
+                self._clients.pop(client, None)
             self._waited(service, time.monotonic() - began)
             self.used(program)
 

@@ -14,7 +14,13 @@ import pytest
 from metal_supervisor.gateway import waiting
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable
-from metal_supervisor.gateway.waiting import MOST_LOADS, MOST_OF_CLIENT, MOST_OF_ONE, WaitingRoom
+from metal_supervisor.gateway.waiting import (
+    MOST_LOADS,
+    MOST_OF_CLIENT,
+    MOST_OF_CLIENT_FOR_ONE,
+    MOST_OF_ONE,
+    WaitingRoom,
+)
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state import use_notes
@@ -127,13 +133,18 @@ def test_one_client_leaves_places_to_others_and_gets_its_own_back() -> None:
         here = Room()
         here.room.look(table())
         with contextlib.ExitStack() as crowd:
-            for _ in range(MOST_OF_CLIENT):
+            for _ in range(MOST_OF_CLIENT_FOR_ONE):
                 crowd.enter_context(here.room.wait_for(NAME, CLIENT))
             with pytest.raises(GatewayError) as refused, here.room.wait_for(NAME, CLIENT):
                 pass
             assert refused.value.code == "queue_full"
             with here.room.wait_for(NAME, "192.0.2.8"):
                 pass
+            for _ in range(MOST_OF_CLIENT - MOST_OF_CLIENT_FOR_ONE):
+                crowd.enter_context(here.room.wait_for("default.other", CLIENT))
+            with pytest.raises(GatewayError) as refused, here.room.wait_for("default.third", CLIENT):
+                pass
+            assert refused.value.code == "queue_full"
         with here.room.wait_for(NAME, CLIENT):
             pass
 
