@@ -15,7 +15,7 @@ LINES = 20
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
 USAGE = re.compile(r"usage\b|-|\s|to show", re.IGNORECASE)
 LLAMA_ERROR = re.compile(r"[0-9.]+ E ")
-KILLED = re.compile(r"terminated by SIG(?!ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)")
+KILLED = re.compile(r"terminated by SIG(?!ABRT|BUS|FPE|ILL|PIPE|SEGV|SYS|TRAP|XCPU|XFSZ)")
 """Exits by a signal that comes from outside, of which the log does not tell why."""
 NO_CAUSE = re.compile(rf"{launch.SAYS}({launch.CRASHED}|engine pid \d+ {launch.ADOPTS})")
 """Lines of the launcher about the backoff and about an adoption."""
