@@ -5,12 +5,10 @@ Import it wherever settings are read: the settings cannot import it, because the
 
 from __future__ import annotations
 
-import re
-
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
 from metal_supervisor.settings.schema import RUNTIME_CHECKS, Settings, listed
-from metal_supervisor.spec.arguments import FlagVerdict
+from metal_supervisor.spec.arguments import NAMEABLE, FlagVerdict
 
 
 def _runtime(value: str) -> str | None:
@@ -23,7 +21,7 @@ def _runtimes(value: str) -> str | None:
 
 def _flags(value: str) -> str | None:
     for each in listed(value):
-        if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", each, re.ASCII):
+        if not NAMEABLE["extra-args"].fullmatch(each):
             return "must look like --flag,--other-flag"
         flag = GRAMMAR.flags.get(each)
         if flag is not None and flag.verdict is FlagVerdict.OURS:
@@ -33,7 +31,7 @@ def _flags(value: str) -> str | None:
 
 def _variables(value: str) -> str | None:
     for each in listed(value):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each, re.ASCII):
+        if not NAMEABLE["env"].fullmatch(each):
             return "must look like NAME,OTHER_NAME"
         found = ENVIRONMENT.judge(each, {each})
         if found.verdict is FlagVerdict.OURS:

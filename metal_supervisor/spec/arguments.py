@@ -20,6 +20,13 @@ from metal_supervisor.spec.nearest import did_you_mean
 Problem: TypeAlias = tuple[str, str]
 """(reason, message) of a refusal."""
 
+NAMEABLE: Mapping[str, re.Pattern[str]] = {
+    "extra-args": re.compile(r"--?[A-Za-z][A-Za-z0-9-]*", re.ASCII),
+    "env": re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII),
+}
+"""Names that the settings `allow_extra_args` and `allow_env` may hold, by the end of their flag."""
+LONGEST_NAMEABLE = 80
+
 
 class FlagVerdict(Enum):
     """Treatment of a flag or a variable that a manifest names."""
@@ -268,7 +275,7 @@ def _refused(
     if near is not None and near.verdict is FlagVerdict.OURS:
         return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}"
     if near is not None and near.verdict is FlagVerdict.REFUSED and not allowed:
-        return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}; {opens(plain, 'extra-args')}"
+        return "InvalidSpec", f"{place} {plain:.80} is not yours to set: {near.why}{opens(plain, 'extra-args')}"
     shown = f"{place} {item.written!r:.80}"
     if item.flag is None:
         if not item.written.startswith("-"):
@@ -278,11 +285,12 @@ def _refused(
         if allowed:
             return None
         first, *rest = item.written.split(None, 1)
-        if rest and folded(first, grammar) in grammar.flags:
+        name = folded(first.partition("=")[0], grammar)
+        if rest and (name in grammar.flags or name in opened):
             return "InvalidSpec", f"{shown} is one item; split it into two items: {first!r:.80} and {rest[0]!r:.80}"
-        offered = (name for name, flag in grammar.flags.items() if flag.verdict is FlagVerdict.VALUE)
-        text = f"{shown} is not known to {engine}{did_you_mean(plain, offered)}; remove it"
-        return "UnsupportedField", f"{text}; {opens(plain, 'extra-args')}"
+        offered = (known for known, flag in grammar.flags.items() if flag.verdict is FlagVerdict.VALUE)
+        text = f"{shown} is not known to {engine}{did_you_mean(name, offered)}; remove it"
+        return "UnsupportedField", f"{text}{opens(name, 'extra-args')}"
     if item.ambiguous:
         return "InvalidSpec", f"{shown} could be several flags; write its name in full"
     if not item.complete:
@@ -304,5 +312,7 @@ def is_opened(item: Argument, flag: Flag | None, opened: Collection[str]) -> boo
 
 
 def opens(name: str, setting: str) -> str:
-    shown = name if re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII) else "NAME"
-    return f"the administrator of this Mac can allow it with its setting --allow-{setting}={shown}"
+    """Advice to add to a refusal: the setting that allows a flag or a variable; "" for a name that it cannot hold."""
+    if len(name) > LONGEST_NAMEABLE or not NAMEABLE[setting].fullmatch(name):
+        return ""
+    return f"; the administrator of this Mac can allow it with its setting --allow-{setting}={name}"

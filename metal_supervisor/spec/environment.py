@@ -100,7 +100,7 @@ class Vocabulary:
         if flag is not None and flag.verdict is FlagVerdict.PATH:
             return "InvalidSpec", f"{where} {name} names a file; write {flag.names[-1]} in spec.extraArgs instead"
         if found.verdict is FlagVerdict.OURS:
-            advice = "remove it"
+            advice = "; remove it"
         elif found.verdict is not FlagVerdict.REFUSED:
             return None
         elif flag is None:
@@ -109,7 +109,7 @@ class Vocabulary:
             advice = opens(flag.names[-1], "extra-args")
         else:
             return None
-        return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}; {advice}"
+        return "InvalidSpec", f"{where} {name!r:.80} is not yours to set: {found.why}{advice}"
 
 
 @lru_cache(maxsize=16)

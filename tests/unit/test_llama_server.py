@@ -486,12 +486,25 @@ def test_other_flags_are_the_users_business(extra: tuple[str, ...]) -> None:
     assert refuse(service(extra=extra)) is None
 
 
-@pytest.mark.parametrize("flag", ["--porthole", "-ma", "--hosts", "--verbos", "--thread", "-", "--"])
+@pytest.mark.parametrize("flag", ["--porthole", "-ma", "--hosts", "--verbos", "--thread"])
 def test_what_is_in_no_table_is_refused_with_the_setting_that_opens_it(flag: str) -> None:
     found = refuse(service(extra=(flag, "1")))
     assert found is not None and found[0] == "UnsupportedField"
     assert f"spec.extraArgs[0] {flag!r} is not known" in found[1] and f"--allow-extra-args={flag}" in found[1]
     assert refuse(replace(service(extra=(flag, "1")), allowed_args=frozenset({flag}))) is None
+
+
+def test_the_advice_on_a_refused_flag_can_be_copied_into_the_setting() -> None:
+    found = refuse(service(extra=("--porthole 1",)))
+    assert found is not None and found[1].endswith(" can allow it with its setting --allow-extra-args=--porthole")
+    found = refuse(replace(service(extra=("--porthole 1",)), allowed_args=frozenset({"--porthole"})))
+    assert found is not None and "split it into two items: '--porthole' and '1'" in found[1]
+
+
+@pytest.mark.parametrize("flag", ["-", "--", "--a'b", "-1", "--" + "x" * 90])
+def test_no_setting_is_named_that_could_not_hold_the_flag(flag: str) -> None:
+    found = refuse(service(extra=(flag,)))
+    assert found is not None and found[0] == "UnsupportedField" and found[1].endswith("; remove it")
 
 
 def test_longrope_and_unknown_cache_types_are_refused_by_name() -> None:
