@@ -17,7 +17,7 @@ from metal_supervisor.controller import daemons
 from metal_supervisor.host import addresses
 from metal_supervisor.install import go_agent
 from metal_supervisor.placement import claims
-from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx
+from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx, probing
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
 from metal_supervisor.runtimes.llama_server import refuse
@@ -25,9 +25,10 @@ from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.shims import omlx_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.resources import Policy, interpret
-from metal_supervisor.spec.types import Service
+from metal_supervisor.spec.types import Probe, Service
 from tests.support.doc_commands import blocks
 from tests.support.mac import mac_acceptance
+from tests.support.system import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("omlx", "ollama")
@@ -90,6 +91,12 @@ def test_the_readme_is_short_and_the_index_has_every_page() -> None:
     index = REPOSITORY / "docs" / "README.md"
     pages = {path.name for path in index.parent.glob("*.md")} - {index.name}
     assert set(re.findall(r"\]\(([\w-]+\.md)[)#]", index.read_text())) == pages
+
+
+def test_the_readme_shows_what_is_said_first_of_an_engine_that_starts() -> None:
+    shown = re.findall(r"default\.tiny +Creating +(.*)", README.read_text())
+    (port,) = free_ports(1)
+    assert shown == [probing.probe(port, Probe(), identify=False).message]
 
 
 @pytest.mark.parametrize(
