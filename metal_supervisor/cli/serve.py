@@ -22,7 +22,7 @@ import yaml
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
-from metal_supervisor.cli.services import gateway_url
+from metal_supervisor.cli.services import gateway_url, is_up, once_up
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
@@ -39,7 +39,6 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.own_processes import CannotBoot
-from metal_supervisor.supervisord.client import Supervisord
 
 MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
@@ -128,8 +127,7 @@ class Serve:
             self.say(found.note)
         if not self._fits(found, complain):
             return 1
-        directory = StateDir(self._settings.state_path)
-        if not Supervisord(directory.socket).answers():
+        if not is_up(StateDir(self._settings.state_path)):
             if self._order.detach:
                 text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
                 raise CommandError(text, USAGE)
@@ -208,7 +206,7 @@ class Serve:
     def _beside(self, kube: Kube, made: list[Json]) -> int:
         """Apply to the system that runs, and follow the service until it is Ready. Raises CannotBoot."""
         try:
-            self._apply(kube, made)
+            once_up(self._settings, lambda: self._apply(kube, made))
             if self._order.detach:
                 name, see = made[-1]["metadata"]["name"], f"metal-supervisor status{self._flag}"
                 self.say(f"{name} is applied; {see} shows what becomes of it")

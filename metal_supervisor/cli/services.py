@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO, TypeVar
 
 from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, CommandError
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
@@ -20,8 +21,38 @@ from metal_supervisor.spec.terminal_text import escaped, printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.own_processes import run_holds
+from metal_supervisor.supervisord.client import Supervisord
 
 COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
+START_WAIT_S, LOOK_EVERY_S = 10.0, 0.1
+Answer = TypeVar("Answer")
+
+
+def is_up(directory: StateDir) -> bool:
+    """True once supervisord answers; waits for that only if a `metal-supervisor run` is about to start it."""
+    supervisord, until = Supervisord(directory.socket), time.monotonic() + START_WAIT_S
+    while not supervisord.answers():
+        if not run_holds(directory.path) or time.monotonic() > until:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True
+
+
+def once_up(settings: Settings, ask: Callable[[], Answer]) -> Answer:
+    """Result of `ask`, which is repeated while the embedded API of a system that is up does not answer yet.
+
+    Raises KubeError.
+    """
+    until = time.monotonic() + START_WAIT_S
+    while True:
+        try:
+            return ask()
+        except KubeError as error:
+            comes_up = settings.embedded and error.code == 0 and time.monotonic() < until
+            if not comes_up or not is_up(StateDir(settings.state_path)):
+                raise
+        time.sleep(LOOK_EVERY_S)
 
 
 class ServiceClient:
@@ -34,9 +65,7 @@ class ServiceClient:
             text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
             raise CommandError(text, NOT_RUNNING)
         self._kube = Kube(settings.kubeconfig_path, settings.context)
-        self._conf = str(settings.state_path / "supervisord.conf")
-        self._own = str(settings.state_path) if settings.embedded else ""
-        self._namespace = settings.namespace
+        self._settings = settings
 
     def close(self) -> None:
         """Close the connections."""
@@ -44,7 +73,7 @@ class ServiceClient:
 
     def all(self) -> list[Json]:
         """The InferenceServices. Raises CommandError."""
-        return objects(self._asked("GET", api_path("inferenceservices", self._namespace)), "items")
+        return objects(self._asked("GET", api_path("inferenceservices", self._settings.namespace)), "items")
 
     def named(self, name: str) -> Json:
         """The service of a name, or of NAMESPACE/NAME. Raises CommandError."""
@@ -62,7 +91,8 @@ class ServiceClient:
         before = mapping(found, "spec").get("replicas", 1)
         if (before == 0) == (replicas == 0):
             if replicas and _reason(found) == "StoppedByHand":
-                conf = f" -c {shlex.quote(self._conf)}" if self._own else ""  # a cluster's may be on another Mac
+                conf = shlex.quote(str(self._settings.state_path / "supervisord.conf"))
+                conf = f" -c {conf}" if self._settings.embedded else ""  # a cluster's may be on another Mac
                 start = f"supervisorctl{conf} start {_key(found).replace('/', '.')}"
                 raise CommandError(f"{_key(found)} was stopped with supervisorctl; start it there with: {start}")
             return f"{_key(found)} has {before} replica{'' if before == 1 else 's'} already"
@@ -87,14 +117,18 @@ class ServiceClient:
 
     def _asked(self, method: str, path: str, body: Json | None = None, by_hand: str = "") -> Json:
         """Ask the API. `by_hand`: what to type after kubectl where this login may not. Raises CommandError."""
+        content_type = MERGE if body is not None else "application/json"
         try:
-            return self._kube.request(method, path, None, body, MERGE if body is not None else "application/json")
+            return once_up(self._settings, lambda: self._kube.request(method, path, None, body, content_type))
         except KubeError as error:
             if method == "DELETE" and error.code == 404:
                 return {}
-            if self._own and error.code == 0:  # the embedded API is down only where the whole system is
-                text = f"the system in {self._own} (--state-dir) does not answer: {error}"
-                raise CommandError(f"{text}; start it with: metal-supervisor run", NOT_RUNNING) from None
+            if self._settings.embedded and error.code == 0:
+                state = self._settings.state_path
+                up = is_up(StateDir(state))
+                advice = "see metal-supervisor logs apiserver" if up else "start it with: metal-supervisor run"
+                text = f"the system in {state} (--state-dir) does not answer: {error}; {advice}"
+                raise CommandError(text, NOT_RUNNING) from None
             hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""
             raise CommandError(f"{error}{hint}") from None
 

@@ -52,17 +52,16 @@ def add(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import serve
+    from metal_supervisor.cli.services import is_up
     from metal_supervisor.state.directory import StateDir
-    from metal_supervisor.supervisord.client import Supervisord
 
     overrides = loader.overrides_from(arguments, os.environ)
     # --on-demand is about this service here, and not a setting of the system.
     on_demand = bool(overrides.values.get("on_demand"))
     values = {name: value for name, value in overrides.values.items() if name != "on_demand"}
     overrides = replace(overrides, values=values)
-    settings = loader.settings_of(arguments)
-    if not Supervisord(StateDir(settings.state_path).socket).answers():
-        settings = loader.load(overrides)
+    up = is_up(StateDir(loader.settings_of(arguments).state_path))
+    settings = loader.settings_of(arguments) if up else loader.load(overrides)
     namespace = settings.namespace or "default"
     order = serve.ServeOrder(arguments.source, arguments.name, arguments.ctx, on_demand, arguments.detach, namespace)
     return serve.Serve(settings, overrides, order, sys.stdout).run(arguments.only_print, say)

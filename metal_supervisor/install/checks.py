@@ -7,7 +7,6 @@ terminal must not be ended from elsewhere; and macOS keeps jobs out of some dire
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import plistlib
 import re
 import xml.parsers.expat
@@ -17,6 +16,7 @@ from metal_supervisor.install.plan import HEADER, SETTINGS_FILE, InstallPaths, r
 from metal_supervisor.install.steps import InstallError
 from metal_supervisor.settings.loader import OVERRIDES_FILE
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.own_processes import run_holds
 from metal_supervisor.state.reports import read_object
 from metal_supervisor.supervisord.client import Supervisord
 
@@ -58,11 +58,8 @@ def is_state_directory(state: Path) -> bool:
 
 def refuse_running(state: Path) -> None:
     """Raise InstallError if a system that launchd does not know runs on a state directory."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), (state / "run.lock").open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InstallError(f"`metal-supervisor run` uses {state}; stop it first with Ctrl-C") from None
+    if run_holds(state):
+        raise InstallError(f"`metal-supervisor run` uses {state}; stop it first with Ctrl-C")
     if state.is_dir() and Supervisord(StateDir(state).socket).answers():
         raise InstallError(f"a supervisord that launchd does not know runs on {state}; end it first")
 

@@ -33,6 +33,16 @@ def saved_access(directory: StateDir) -> tuple[int, str]:
         raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
 
 
+def run_holds(state: Path) -> bool:
+    """True if a `metal-supervisor run` has this state directory: its system starts, runs or stops."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), (state / "run.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def own(directory: StateDir, program: str) -> TextIO:
     """Make this process the only one of its program; the returned file must stay open as long as it lives.
 

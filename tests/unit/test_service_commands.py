@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
 
 PREFIX = "/apis/inference.llmkube.dev/v1alpha1"
 
@@ -97,6 +99,55 @@ def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
     with pytest.raises(CommandError) as refused:
         client().all()
     assert refused.value.code == 1, "a cluster's API server is not what metal-supervisor run starts"
+
+
+class StandInSupervisord:
+    """Stand-in for the client of supervisord: answers after as many calls as `silent` says."""
+
+    silent: ClassVar[int] = 0
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def answers(self) -> bool:
+        StandInSupervisord.silent -= 1
+        return self.silent < 0
+
+
+@pytest.fixture
+def starting(kube: type[StandInKube], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The command `list` for a system whose supervisord is up, and whose API is not."""
+    monkeypatch.setattr(StandInSupervisord, "silent", 0)
+    monkeypatch.setattr(services, "Supervisord", StandInSupervisord)
+    monkeypatch.setattr(services, "LOOK_EVERY_S", 0.0)
+    (tmp_path / "kubeconfig").write_text("")
+    kube.failure = KubeError(0, "Unreachable", "Connection refused")
+    return ["list", "--state-dir", str(tmp_path)]
+
+
+def test_an_api_that_is_coming_up_is_waited_for(
+    kube: type[StandInKube], starting: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(services.time, "sleep", lambda _: setattr(kube, "failure", None))
+    assert main.main(starting) == 0 and "no services" in capsys.readouterr().out
+
+
+def test_an_api_that_does_not_come_up_is_not_to_be_started_by_the_user(
+    starting: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(services, "START_WAIT_S", 0.0)
+    assert main.main(starting) == 3
+    said = capsys.readouterr().err
+    assert said.endswith("Connection refused; see metal-supervisor logs apiserver\n")
+
+
+def test_a_supervisord_is_waited_for_where_a_run_is_about_to_start_it(starting: list[str], tmp_path: Path) -> None:
+    StandInSupervisord.silent = 1
+    assert not services.is_up(StateDir(tmp_path))
+    with (tmp_path / "run.lock").open("w") as lock:
+        StandInSupervisord.silent = 1
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert services.is_up(StateDir(tmp_path))
 
 
 def event(text: str) -> bytes:
