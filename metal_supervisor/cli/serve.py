@@ -24,6 +24,7 @@ from metal_supervisor.cli.changes import state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cli.services import gateway_url, is_up, once_up
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
+from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.models import model_files
@@ -213,7 +214,9 @@ class Serve:
                 return 0
             return self._follow(kube, path_of(made[-1]))
         except KubeError as error:
-            raise CannotBoot(f"{error}; metal-supervisor serve --print shows what to apply with kubectl") from None
+            text = missing(error, self._order.namespace)
+            text = text or f"{error}; metal-supervisor serve --print shows what to apply with kubectl"
+            raise CannotBoot(text) from None
         except KeyboardInterrupt:
             name = made[-1]["metadata"]["name"]
             see = f"metal-supervisor status{self._flag}, or metal-supervisor rm {name}{self._flag}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO, TypeVar
 
 from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, CommandError
+from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
@@ -130,7 +131,7 @@ class ServiceClient:
                 text = f"the system in {state} (--state-dir) does not answer: {error}; {advice}"
                 raise CommandError(text, NOT_RUNNING) from None
             hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""
-            raise CommandError(f"{error}{hint}") from None
+            raise CommandError(f"{missing(error, self._settings.namespace) or error}{hint}") from None
 
 
 def _key(found: Json) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.cluster import credentials
+from metal_supervisor.cluster.answers import NO_KINDS
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
@@ -216,7 +217,7 @@ def _tried(order: TokenOrder, server: str) -> list[str]:
         kube.request("GET", api_path("inferenceservices", order.namespace), {"limit": 1})
     except KubeError as error:
         if error.code == 404:
-            return ["it works, but LLMKube's kinds are not installed: kubectl apply --server-side -f conf/crds"]
+            return [f"it works, but {NO_KINDS}"]
         if error.code == 401:
             text = f"{server} refuses the token: check that --server is the cluster of {order.source}"
         elif error.code == 403:

@@ -20,6 +20,7 @@ from metal_supervisor.spec.types import Json
 
 LONGEST_RETRY_AFTER_S = 60.0
 UP = "is the server up?"
+NO_KINDS = "LLMKube's kinds are not installed: kubectl apply --server-side -f conf/crds"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 _RESOURCE = re.compile(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?")
@@ -37,6 +38,16 @@ class KubeError(Exception):
     @property
     def conflict(self) -> bool:
         return self.code == 409
+
+
+def missing(error: KubeError, namespace: str) -> str:
+    """What a cluster lacks by a 404, and how to make it; "" if that is a single object, or the error is no 404."""
+    if error.code != 404:
+        return ""
+    if error.message.startswith('namespaces "'):
+        return f"there is no namespace {namespace}: kubectl create namespace {namespace}; or name another: --namespace"
+    # Of a kind that it does not serve, a server says only that there is nothing at this path, or sends no status.
+    return "" if error.message.endswith('" not found') else NO_KINDS
 
 
 def without_secrets(error: BaseException) -> tuple[str, str]:

@@ -111,6 +111,36 @@ def test_a_service_that_the_api_refuses_leaves_no_model_behind(tmp_path: Path) -
     assert not cluster.applied
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("the server could not find the requested resource", "kubectl apply --server-side -f conf/crds"),
+        ("https://k:6443 answered 404 without saying why", "kubectl apply --server-side -f conf/crds"),
+        ('namespaces "llm" not found', "there is no namespace llm: kubectl create namespace llm"),
+        ('inferenceservices.inference.llmkube.dev "m" not found', '"m" not found; metal-supervisor serve --print'),
+    ],
+)
+def test_what_a_cluster_lacks_is_told_with_the_way_to_make_it(tmp_path: Path, told: str, said: str) -> None:
+    class Cluster:
+        """Answers everything with a 404."""
+
+        def request(self, *_: object) -> Json:
+            raise KubeError(404, "NotFound", told)
+
+        def apply(self, *_: object, **__: object) -> None:
+            self.request()
+
+        def close(self) -> None:
+            pass
+
+    cluster: Any = Cluster()
+    order = ServeOrder("x", name="m", namespace="llm")
+    command = serve.Serve(Settings(state_dir=str(tmp_path), kubeconfig="/k"), Overrides(), order, io.StringIO())
+    with pytest.raises(CannotBoot) as raised:
+        command._beside(cluster, serve.manifests(order, ServedModel("/m.gguf", "gguf")))
+    assert said in str(raised.value)
+
+
 @pytest.mark.parametrize(("name", "why"), [
     ("README.md", "README.md is something else, not a GGUF file"), ("empty", "a directory without config.json"),
 ])  # fmt: skip
