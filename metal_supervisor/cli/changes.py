@@ -26,7 +26,7 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json, Key, Standing
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 TICK_NS = 50_000_000
 HINT_AFTER_S = 30.0
@@ -44,14 +44,13 @@ class ChangePrinter:
         self._phases: dict[Key, tuple[str, str, str]] = {}
         self._hinted: set[str] = set()
         self._written: list[int] = []
-        self._advised: dict[str, tuple[int, str]] = {}
-        self._live = Live(out) if Live.possible(out) else None
+        self._advised: dict[str, str] = {}
+        self._live = Live(out)
         self._incoming = Incoming()
 
     def say(self, text: str) -> None:
         """Print one plain line."""
-        if self._live is not None:
-            self._live.clear()
+        self._live.clear()
         with contextlib.suppress(OSError, ValueError):  # a full disk below stdout must not end the system
             self._out.write(text + "\n")
             self._out.flush()
@@ -65,7 +64,8 @@ class ChangePrinter:
         """Print what has changed since the last call, and once what to try."""
         self.print_states(directory, settings)
         self.print_advice(directory)
-        self._draw_downloads(directory)
+        if self._live.possible:
+            self._live.draw(self._incoming.lines(directory, time.monotonic(), self._live.size().columns))
         ready = any(phase in READY for phase, _, _ in self._phases.values())
         if ready or time.monotonic() - self._started_at > HINT_AFTER_S:
             self.print_hint(directory, settings)
@@ -98,7 +98,7 @@ class ChangePrinter:
             if before != state:
                 self._phases[record.key] = state
                 # How far a download is the line below says, where there is one.
-                if self._live is None or told.reason not in COMING or before is None or before[:2] != state[:2]:
+                if not self._live.possible or told.reason not in COMING or before is None or before[:2] != state[:2]:
                     self.tell(program, phase, text)
         for key in self._phases.keys() - seen:
             del self._phases[key]
@@ -107,18 +107,10 @@ class ChangePrinter:
     def print_advice(self, directory: StateDir) -> None:
         """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""
         for who, file, said in (("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, _problem)):
-            path, before = directory.path / file, self._advised.get(file, (0, ""))
-            with contextlib.suppress(OSError):
-                if (written := path.stat().st_mtime_ns) != before[0]:
-                    text = said(read_object(path))
-                    if text and text != before[1]:
-                        self.tell(who, "", text)
-                    self._advised[file] = written, text
-
-    def _draw_downloads(self, directory: StateDir) -> None:
-        """Show a line for each model that is being fetched, on a terminal only."""
-        if self._live is not None:
-            self._live.draw(self._incoming.lines(directory.path, time.monotonic(), self._live.size().columns))
+            text = said(directory.report(file))
+            if text and text != self._advised.get(file):
+                self.tell(who, "", text)
+            self._advised[file] = text
 
     def print_hint(self, directory: StateDir, settings: Settings) -> None:
         """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
@@ -159,7 +151,8 @@ def _advice(told: Json) -> str:
 
 def _problem(note: Json) -> str:
     """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
-    return string(note, "problem") if machine.has_written(note.get("pid"), note.get("at")) else ""
+    problem = string(note, "problem")
+    return problem if problem and machine.has_written(note.get("pid"), note.get("at")) else ""
 
 
 def shown(path: Path) -> str:

@@ -5,11 +5,10 @@ The controller's report tells how much of each is here, every few seconds; the r
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.spec.types import Json
+from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import Download, counts, downloads
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
@@ -18,13 +17,17 @@ class Incoming:
     """Downloads in the report of one state directory, with their rates."""
 
     def __init__(self) -> None:
-        self._edition: tuple[int, int] | None = None
+        self._told: Json = {}
         self._found: tuple[Download, ...] = ()
         self._meters: dict[tuple[str, str], DownloadProgress] = {}
 
-    def lines(self, state: Path, now: float, width: int) -> list[str]:
+    def lines(self, state: StateDir, now: float, width: int) -> list[str]:
         """A line for each, by name. `now`: seconds of a steady clock; `width`: columns of the terminal."""
-        self._read(state / CONTROLLER_REPORT, now)
+        told = state.report(CONTROLLER_REPORT)
+        # The rate counts from one report to the next; one that cannot be read changes nothing.
+        if told and told is not self._told:
+            self._told = told
+            self.take(tuple(each for each in downloads(told) if each.under_way), now)
         return self.shown(width)
 
     def shown(self, width: int) -> list[str]:
@@ -36,23 +39,9 @@ class Incoming:
         note = "" if numbers else each.message or "about to begin"
         return progress_bar.line(".".join(each.key), self._meters[each.key], width, note)
 
-    def _read(self, path: Path, now: float) -> None:
-        """Read the report if it was replaced; an unreadable one changes nothing."""
-        try:
-            status = path.stat()
-            edition = status.st_ino, status.st_mtime_ns
-            if edition == self._edition:
-                return
-            told = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
-            return
-        self._edition = edition
-        self.take(tuple(each for each in downloads(told) if each.under_way) if isinstance(told, dict) else (), now)
-
     def take(self, found: tuple[Download, ...], now: float) -> None:
         """Record the progress of all of them, at a time of that clock."""
         self._found = found
-        before = self._meters
-        self._meters = {each.key: before.get(each.key, DownloadProgress()) for each in self._found}
-        for each in self._found:
+        self._meters = {each.key: self._meters.get(each.key, DownloadProgress()) for each in found}
+        for each in found:
             self._meters[each.key].update(each.got_bytes, each.total_bytes, now)

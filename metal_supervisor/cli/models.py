@@ -127,8 +127,6 @@ class ModelsCommand:
 
     def _hashed(self, path: Path, name: str, size_bytes: int) -> str:
         """The digest of a file, with its progress on a terminal. Raises OSError."""
-        if not Live.possible(self._err):
-            return fetch.digest(path)
         live, meter = Live(self._err), DownloadProgress(size_bytes)
         meter.begin(time.monotonic())
         told_at = 0.0

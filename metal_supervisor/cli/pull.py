@@ -125,7 +125,7 @@ class _Pull:
         self._artifact, self._keys, self._complain = artifact, keys, complain
         self._changed, self._interrupted = threading.Event(), False
         self._store = Store(directory, self._changed.set, terms)
-        self._live = Live(sys.stderr) if Live.possible(sys.stderr) else None
+        self._live = Live(sys.stderr)
         self._meter = DownloadProgress()
         self._name = shown(artifact.source).rstrip("/").rpartition("/")[2]
         self._began_at = self._said_at = time.monotonic()
@@ -144,14 +144,14 @@ class _Pull:
                 if state.phase == "Ready":
                     return self._done(state)
                 if self._is_over(state):
-                    self._clear()
+                    self._live.clear()
                     self._complain(for_a_terminal(state.message.partition(AGAIN)[0]))
                     return FAILED
                 self._show(state)
                 self._changed.wait(LOOK_S)
                 self._changed.clear()
         finally:
-            self._clear()
+            self._live.clear()
             self._store.want({})
 
     def _on_signal(self, _signum: int, _frame: object) -> None:
@@ -175,7 +175,7 @@ class _Pull:
         numbers = counts(state.got_bytes, state.total_bytes, state.message)
         if state.phase == "Downloading" and numbers:
             self._meter.update(state.got_bytes, state.total_bytes, now)
-        if self._live is not None:
+        if self._live.possible:
             note = "" if numbers else state.message
             line = progress_bar.line(self._name, self._meter, self._live.size().columns, for_a_terminal(note))
             self._live.draw([line])
@@ -184,12 +184,8 @@ class _Pull:
             text = str(self._meter) if numbers else state.message
             self._complain(for_a_terminal(f"{self._name}: {text}"))
 
-    def _clear(self) -> None:
-        if self._live is not None:
-            self._live.clear()
-
     def _done(self, state: ModelFile) -> int:
-        self._clear()
+        self._live.clear()
         passed = time.monotonic() - self._began_at
         began = self._meter.got_bytes or self._meter.total_bytes
         came = f"in {duration(passed)}" if began or passed > 1 else "here"
@@ -198,7 +194,7 @@ class _Pull:
         return OK
 
     def _stopped(self) -> int:
-        self._clear()
+        self._live.clear()
         self._store.want({})
         here = f" after {amount(self._meter.got_bytes, 'down')}" if self._meter.got_bytes else ""
         self._complain(f"stopped{here}; the same command goes on from there")

@@ -67,7 +67,7 @@ class Status:
 
         Returns the exit code.
         """
-        redrawn = not as_json and Live.possible(self._out)
+        redrawn = not as_json and self._live.possible
         before: object = None
         try:
             while True:

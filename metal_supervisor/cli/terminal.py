@@ -57,16 +57,17 @@ def discard_output() -> None:
 
 def columns(out: TextIO) -> int | None:
     """Columns of the output if it is a terminal, else None."""
-    return Live(out).size().columns if Live.possible(out) else None
+    live = Live(out)
+    return live.size().columns if live.possible else None
 
 
 def colours(out: TextIO) -> bool:
     """True if the output is a terminal, and the user has not set NO_COLOR."""
-    return Live.possible(out) and not os.environ.get("NO_COLOR")
+    return Live(out).possible and not os.environ.get("NO_COLOR")
 
 
 class Live:
-    """Block of live lines. Not safe to use from more than one thread.
+    """Block of live lines; without a terminal nothing is drawn. Not safe to use from more than one thread.
 
     `paint` colours a line after it was cut to the size of the terminal.
     """
@@ -74,14 +75,8 @@ class Live:
     def __init__(self, out: TextIO, paint: Callable[[str], str] = str) -> None:
         self._out, self._paint = out, paint
         self._shown: list[str] = []
-
-    @staticmethod
-    def possible(out: TextIO) -> bool:
+        self.possible = not out.closed and out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         """True if the output is a terminal that can do it."""
-        try:
-            return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-        except ValueError:  # closed
-            return False
 
     def size(self) -> os.terminal_size:
         """Current columns and lines: windows get resized."""
@@ -93,6 +88,8 @@ class Live:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show exactly these lines, cut to the size of the terminal."""
+        if not self.possible:
+            return
         size = self.size()
         fresh = [self._paint(fitted(each, size.columns - 1)) for each in lines[: max(1, size.lines - 1)]]
         if fresh == self._shown:
