@@ -7,8 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
-import re
-import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,8 +48,6 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import sys
-
     named = arguments.file or loader.settings_of(arguments).gateway_keys
     if not named:
         text = "no file of keys is set; name one with --file, and give it to the gateway with --gateway-keys"
@@ -77,27 +74,6 @@ def _alone(path: Path) -> Iterator[None]:
         os.close(directory)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Replace the file, with its mode, owner and group: the gateway may read it as one of a group. Raises OSError."""
-    if not path.exists():
-        write_atomic(path, text)
-        return
-    before = path.stat()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            made = os.fstat(file.fileno())
-            if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _list(path: Path, out: TextIO, as_json: bool) -> int:
     keys = access.parse(path.read_text("utf-8"))
     if as_json:
@@ -120,16 +96,13 @@ def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
         raise BadKeys(f"{text}, not {arguments.name!r:.80}")
     text = path.read_text("utf-8") if path.exists() else ""
     secret = access.new_key()
-    limits = []
-    for flag, value in (("--per-minute", arguments.per_minute), ("--at-once", arguments.at_once)):
-        if value and not re.fullmatch(r"[1-9][0-9]{0,6}", value, re.ASCII):
-            raise BadKeys(f"{flag} must be a whole number from 1 on")
-        limits.append(int(value or 0))
+    written = ("--per-minute", arguments.per_minute), ("--at-once", arguments.at_once)
+    limits = (access.limit(text or None, flag) for flag, text in written)
     services = access.services_of(arguments.services, "--services")
     line = access.line_of(AccessKey(arguments.name, access.digest_of(secret), services, *limits))
     whole = f"{text or HEAD}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
     access.parse(whole)
-    _replace(path, whole)
+    write_atomic(path, whole, as_before=True)
     out.write(f"{secret}\n")
     return 0
 
@@ -139,5 +112,5 @@ def _remove(path: Path, name: str) -> int:
     if name not in {key.name for key in access.parse(text)}:
         raise CommandError(f"{path}: there is no key called {name}; see metal-supervisor key list", NOT_FOUND)
     kept = [line for line in text.splitlines(keepends=True) if line.split()[:1] != [name]]
-    _replace(path, "".join(kept))
+    write_atomic(path, "".join(kept), as_before=True)
     return 0

@@ -11,7 +11,7 @@ import ipaddress
 import re
 import secrets
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from metal_supervisor.gateway.errors import GatewayError
@@ -100,8 +100,8 @@ def _parsed(words: Sequence[str], where: str) -> AccessKey:
             raise BadKeys(f"{where}: {name[:40]!r} must be services=…, per-minute=… or at-once=…, each once")
         values[name] = value
     return AccessKey(
-        words[0], words[1], services_of(values.get("services"), where), _count(values, "per-minute", where),
-        _count(values, "at-once", where),
+        words[0], words[1], services_of(values.get("services"), where),
+        limit(values.get("per-minute"), f"{where}: per-minute"), limit(values.get("at-once"), f"{where}: at-once"),
     )  # fmt: skip
 
 
@@ -115,12 +115,12 @@ def services_of(text: str | None, where: str) -> tuple[str, ...]:
     return names
 
 
-def _count(values: Mapping[str, str], name: str, where: str) -> int:
-    text = values.get(name)
+def limit(text: str | None, what: str) -> int:
+    """A limit as it is written, 0 for None. Raises BadKeys, which begins with `what`."""
     if text is None:
         return 0
     if not re.fullmatch(r"[1-9][0-9]{0,6}", text, re.ASCII):
-        raise BadKeys(f"{where}: {name} must be a whole number from 1 on")
+        raise BadKeys(f"{what} must be a whole number from 1 on")
     return int(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,8 +23,11 @@ LISTED_S, SETTLED_NS = 1.0, 100_000_000
 MOST_KNOWN = 4096
 
 
-def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
-    """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new."""
+def write_atomic(path: Path, text: str | bytes, durable: bool = True, as_before: bool = False) -> bool:
+    """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new.
+
+    A new file is for its owner alone; with `as_before`, one that is replaced keeps its mode, owner and group.
+    """
     content = text.encode("utf-8") if isinstance(text, str) else text
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
@@ -33,6 +37,8 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            if as_before and path.exists():
+                _copy_access(path.stat(), descriptor)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -41,6 +47,13 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True) -> bool:
         temporary.unlink(missing_ok=True)
         raise
     return True
+
+
+def _copy_access(found: os.stat_result, descriptor: int) -> None:
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (found.st_uid, found.st_gid):
+        os.fchown(descriptor, found.st_uid, found.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 
 def _edition(found: os.stat_result) -> Edition:
