@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, columns
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.terminal_text import encodable, escaped
+from metal_supervisor.spec.terminal_text import encodable, escaped, labelled
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import controller_report
@@ -49,11 +48,7 @@ def lines(case: Case, width: int | None) -> list[str]:
     for each in sentences:
         label = each.topic if each.topic != before else ""
         before = each.topic
-        head, text = f"  {label:<{LABEL}}", escaped(each.text)
-        if width and width > 2 * LABEL:
-            found += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
-        else:
-            found.append(f"{head}{text}")
+        found += labelled(f"  {label:<{LABEL}}", escaped(each.text), width)
     return found
 
 

@@ -8,7 +8,6 @@ in a file has them all. Services that do not serve come first, each with its rea
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.spec.document import mapping, objects, string, whole
 from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sizes import GIB, MIB, amount
-from metal_supervisor.spec.terminal_text import cells, escaped, fitted, table
+from metal_supervisor.spec.terminal_text import cells, escaped, fitted, labelled, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import Download
@@ -27,7 +26,7 @@ LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "URL", "MEMORY")
 """Columns left out on a narrow terminal, the least important first."""
 FIRST = "Failed", "Stopped", "Pending"
 """Phases listed first, in this order; then what is under way, and last what is Ready or rests."""
-LEAST_NAME, INDENT = 20, 4
+LEAST_NAME, INDENT = 20, "    "
 GREEN, YELLOW, RED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 COLOURS = {
     "Ready": GREEN,
@@ -91,20 +90,21 @@ def lines(
     found = [*_machine(document, width), *_memory(document, rows, width)]
     found += [f"{'fetches':<{LABEL}}{escaped(each)}" for each in coming]
     notices = objects(mapping(document, "controller"), "notices")
-    found += [_said("notice", f"{string(each, 'name')}: {string(each, 'reason')}", width) for each in notices]
+    for each in notices:
+        found += _said("notice", f"{string(each, 'name')}: {string(each, 'reason')}", width)
     if open_ones := [row for row in rows if row.get("confined") is False]:
         names = ", ".join(f"{string(row, 'namespace')}/{string(row, 'name')}" for row in open_ones)
-        found.append(_said("confined", f"all but {names}: {string(open_ones[0], 'unconfinedWhy')}", width))
+        found += _said("confined", f"all but {names}: {string(open_ones[0], 'unconfinedWhy')}", width)
     if rows:
         rows = sorted(rows, key=_rank)
         head, *made = _table([_row(row, beside.get(string(row, "program")), now) for row in rows], width)
         found += ["", head]
         for row, line in zip(rows, made, strict=True):
-            found += [line, *_below(_why(row, now), width)]
+            why = _why(row, now)
+            found += [line, *(labelled(INDENT, why, width) if why else ())]
     else:
         found += ["", "no InferenceService is this Mac's"]
-    each_line = [line for text in found for line in text.split("\n")]
-    return [fitted(line, width) if width else line for line in each_line]
+    return [fitted(line, width) if width else line for line in found]
 
 
 def painted(line: str) -> str:
@@ -144,7 +144,7 @@ def _machine(document: Json, width: int | None) -> list[str]:
         ("gateway", string(gateway, "problem") or string(gateway, "url")),
         ("", ", ".join(f"{name} is {word}" for name, word in _unwell(document))),
     ]
-    return [_said(label, text.strip(), width) for label, text in told if text.strip()]
+    return [line for label, text in told if text.strip() for line in _said(label, text.strip(), width)]
 
 
 def _unwell(document: Json) -> list[tuple[str, str]]:
@@ -155,15 +155,8 @@ def _unwell(document: Json) -> list[tuple[str, str]]:
     return [(name, word) for name, word in programs.items() if name not in fine and name not in standby]
 
 
-def _said(label: str, text: str, width: int | None) -> str:
-    """A text beside its label; further lines of a long one are indented."""
-    plain = escaped(text)
-    if not width:
-        return f"{label:<{LABEL}}{plain}"
-    if width < LABEL + 20:
-        return f"{label} {plain}".strip()
-    indent = " " * LABEL
-    return textwrap.fill(plain, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
+def _said(label: str, text: str, width: int | None) -> list[str]:
+    return labelled(f"{label:<{LABEL}}", escaped(text), width)
 
 
 def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str]:
@@ -182,7 +175,7 @@ def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str
     numbers += [f"{waiting} waiting"] if waiting else []
     numbers += [f"pressure {pressure}"] if pressure else []
     why = string(memory, "why") if pressure not in ("Normal", "") else ""
-    return [f"{'memory':<{LABEL}}{picture}", _said("", f"{', '.join(numbers)}{f' ({why})' if why else ''}", width)]
+    return [f"{'memory':<{LABEL}}{picture}", *_said("", f"{', '.join(numbers)}{f' ({why})' if why else ''}", width)]
 
 
 # ── the services ─────────────────────────────────────────────────────────────────────────────────
@@ -209,14 +202,6 @@ def _rank(row: Json) -> int:
     if phase in FIRST:
         return FIRST.index(phase)
     return len(FIRST) + (phase in ("Ready", "Suspended"))
-
-
-def _below(why: str, width: int | None) -> list[str]:
-    """The line, or lines, with the reason below a service; none without a reason."""
-    indent = " " * INDENT
-    if not why or not width or width < 2 * LEAST_NAME:
-        return [f"{indent}{why}"] if why else []
-    return textwrap.wrap(why, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def _state(row: Json) -> str:

@@ -5,8 +5,12 @@ Servers, users and engines write what is shown, so none of it may move the curso
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Sequence
+
+LEAST_TEXT = 20
+"""Cells for a text below which it is not wrapped."""
 
 
 def printable(text: str) -> str:
@@ -46,6 +50,13 @@ def fitted(text: str, width: int) -> str:
             break
         kept += char
     return f"{kept}…" if width > 0 else ""
+
+
+def labelled(head: str, text: str, width: int | None) -> list[str]:
+    """A text behind its head, wrapped below itself; on one line without a `width`, or where there is little room."""
+    if not width or width < len(head) + LEAST_TEXT:
+        return [f"{head}{text}"]
+    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
