@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import ssl
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,15 +67,26 @@ class Conversation:
             self._said.append({"role": "assistant", "content": "".join(heard)})
 
 
+    def show(self, question: str, out: TextIO) -> None:
+        """Ask, and print the answer as it comes. Raises CommandError."""
+        begun = False
+        try:
+            for piece in self.answer(question):
+                out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
+                out.flush()
+                begun = True
+        except CommandError:
+            if begun:  # the message begins on a line of its own
+                out.write("\n")
+                out.flush()
+            raise
+        out.write("\n")
+
+
 def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:
     parts = urllib.parse.urlsplit(f"{partner.url}/chat/completions")
-    host, port = parts.hostname or "", parts.port
-    if parts.scheme == "https":
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, port, timeout=ANSWER_S, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
@@ -122,13 +132,7 @@ def _refusal(status: int, content: bytes) -> str:
     return f"{told or f'it was answered with {status}'}{hint}"
 
 
-def once(partner: Partner, question: str, out: TextIO) -> int:
-    """Print one answer. Raises CommandError."""
-    _show(Conversation(partner), question, out)
-    return 0
-
-
-def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> int:
+def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> None:
     """Ask for questions until the end of the input. Ctrl-C ends an answer, and without one the conversation."""
     conversation = Conversation(partner)
     out.write(f"{partner.model}; Ctrl-C ends an answer, Ctrl-D the chat\n")
@@ -137,24 +141,9 @@ def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> int:
             question = ask(PROMPT)
         except (EOFError, KeyboardInterrupt):
             out.write("\n")
-            return 0
+            return
         if question.strip():
             try:
-                _show(conversation, question, out)
+                conversation.show(question, out)
             except KeyboardInterrupt:
                 out.write(" …\n")
-
-
-def _show(conversation: Conversation, question: str, out: TextIO) -> None:
-    begun = False
-    try:
-        for piece in conversation.answer(question):
-            out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
-            out.flush()
-            begun = True
-    except CommandError:
-        if begun:  # the message begins on a line of its own
-            out.write("\n")
-            out.flush()
-        raise
-    out.write("\n")

@@ -25,7 +25,7 @@ from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cli.services import gateway_url, is_up, once_up
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
-from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.cluster.kube import Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Unusable
@@ -192,7 +192,7 @@ class Serve:
     def _apply(self, kube: Kube, made: list[Json]) -> None:
         """Apply the manifests. Raises KubeError, and CannotBoot where the name belongs to another model."""
         for each, field in zip(made, ("source", "modelRef"), strict=True):
-            said = string(mapping(_found(kube, path_of(each)), "spec"), field)
+            said = string(mapping(find(kube, path_of(each)), "spec"), field)
             if field == "source" and said and _is_same(said, each["spec"][field]):
                 each["spec"][field] = said  # as it was spelled before: another spelling is an edit
             if said and said != each["spec"][field]:
@@ -206,11 +206,11 @@ class Serve:
 
     def _beside(self, kube: Kube, made: list[Json]) -> int:
         """Apply to the system that runs, and follow the service until it is Ready. Raises CannotBoot."""
+        name = made[-1]["metadata"]["name"]
         try:
             once_up(self._settings, lambda: self._apply(kube, made))
             if self._order.detach:
-                name, see = made[-1]["metadata"]["name"], f"metal-supervisor status{self._flag}"
-                self.say(f"{name} is applied; {see} shows what becomes of it")
+                self.say(f"{name} is applied; metal-supervisor status{self._flag} shows what becomes of it")
                 return 0
             return self._follow(kube, path_of(made[-1]))
         except KubeError as error:
@@ -218,7 +218,6 @@ class Serve:
             text = text or f"{error}; metal-supervisor serve --print shows what to apply with kubectl"
             raise CannotBoot(text) from None
         except KeyboardInterrupt:
-            name = made[-1]["metadata"]["name"]
             see = f"metal-supervisor status{self._flag}, or metal-supervisor rm {name}{self._flag}"
             self.say(f"{name} stays without this command; see {see}")
             return INTERRUPTED
@@ -249,16 +248,6 @@ class Serve:
                 self.say(f"{name} stays, and its Model; metal-supervisor rm {name}{self._flag} removes them")
                 return 1
             time.sleep(LOOK_EVERY_S)
-
-
-def _found(kube: Kube, path: str) -> Json:
-    """An object, {} if there is none. Raises KubeError."""
-    try:
-        return kube.request("GET", path)
-    except KubeError as error:
-        if error.code == 404:
-            return {}
-        raise
 
 
 def _is_same(one: str, other: str) -> bool:

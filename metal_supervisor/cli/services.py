@@ -78,12 +78,13 @@ class ServiceClient:
 
     def named(self, name: str) -> Json:
         """The service of a name, or of NAMESPACE/NAME. Raises CommandError."""
-        found = [each for each in self.all() if name in (_key(each), each["metadata"]["name"])]
+        every = self.all()
+        found = [each for each in every if name in (_key(each), each["metadata"]["name"])]
         if len(found) == 1:
             return found[0]
         if found:
             raise CommandError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}", NOT_FOUND)
-        known = ", ".join(map(_key, self.all())) or "none"
+        known = ", ".join(map(_key, every)) or "none"
         raise CommandError(f"there is no service {name}; there are: {known}", NOT_FOUND)
 
     def scale(self, name: str, replicas: int) -> str:
@@ -104,9 +105,9 @@ class ServiceClient:
     def remove(self, name: str) -> str:
         """Delete a service, and its Model unless another uses it; returns what was done. Raises CommandError."""
         found = self.named(name)
-        model, namespace = string(mapping(found, "spec"), "modelRef"), found["metadata"]["namespace"]
-        users = [_key(each) for each in self.all() if (namespace, model) in _models_of(each)]
-        others = [each for each in users if each != _key(found)]
+        model, namespace = _models_of(found)[0], found["metadata"]["namespace"]
+        near = [each for each in self.all() if each["metadata"]["namespace"] == namespace]
+        others = [_key(each) for each in near if model in _models_of(each) and _key(each) != _key(found)]
         self._asked("DELETE", _path(found), by_hand=f"delete {_typed(found)}")
         if others:
             return f"{_key(found)} is removed; its Model {model} stays, as {others[0]} uses it"
@@ -138,15 +139,10 @@ def _key(found: Json) -> str:
     return f"{found['metadata']['namespace']}/{found['metadata']['name']}"
 
 
-def _model_of(found: Json) -> tuple[str, str]:
-    return found["metadata"]["namespace"], string(mapping(found, "spec"), "modelRef")
-
-
-def _models_of(found: Json) -> tuple[tuple[str, str], ...]:
-    """(namespace, name) of each Model that a service names: its own, and its draft if that is one."""
-    namespace, own = _model_of(found)
-    draft = string(mapping(mapping(found, "spec"), "speculativeDecoding"), "draftModelRef").strip()
-    return (namespace, own), (namespace, draft)
+def _models_of(found: Json) -> tuple[str, str]:
+    """Names of the Models that a service names: its own, and its draft, "" without one."""
+    spec = mapping(found, "spec")
+    return string(spec, "modelRef"), string(mapping(spec, "speculativeDecoding"), "draftModelRef").strip()
 
 
 def _typed(found: Json) -> str:
@@ -181,7 +177,7 @@ def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:
             _key(each),
             state_of(each),
             amount(memory[_key(each)]) if _key(each) in memory else "",
-            _model_of(each)[1],
+            _models_of(each)[0],
             string(mapping(each, "status"), "endpoint").removesuffix("/chat/completions"),
         )
         for each in found

@@ -72,9 +72,11 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     partner = chat.partner_of(loader.settings_of(arguments), arguments.name)
     if arguments.question is None and sys.stdin.isatty():
-        return chat.talk(partner, input, sys.stdout)
-    question = sys.stdin.read() if arguments.question is None else arguments.question
-    return chat.once(partner, question, sys.stdout)
+        chat.talk(partner, input, sys.stdout)
+    else:
+        question = sys.stdin.read() if arguments.question is None else arguments.question
+        chat.Conversation(partner).show(question, sys.stdout)
+    return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:

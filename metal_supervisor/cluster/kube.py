@@ -45,7 +45,7 @@ POOL: Json = {
 }
 """Parameters of each pool of connections."""
 TLS_OF_THE_CLIENT = ("ca_certs", "ca_cert_data", "cert_file", "key_file")
-__all__ = ["APPLY", "MERGE", "BadKubeconfig", "Kube", "KubeError"]
+__all__ = ["APPLY", "MERGE", "BadKubeconfig", "Kube", "KubeError", "find"]
 log = logging.getLogger(__name__)
 
 
@@ -327,3 +327,13 @@ class Kube:
         elif not given:
             message = f"{self.server_name} answered {answer.status} without saying why"
         return KubeError(answer.status, reason, message, retry_after_s(answer.headers, given))
+
+
+def find(kube: Kube, path: str) -> Json | None:
+    """An object as it is in the cluster, None if it is not there. Raises KubeError."""
+    try:
+        return kube.request("GET", path)
+    except KubeError as error:
+        if error.code != 404:
+            raise
+        return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from metal_supervisor import __version__
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import now_micro
-from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
@@ -196,7 +196,7 @@ class Publisher:
         if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services/{endpoint.service}"
-        found = self._found(path) if due or done.service is None else None
+        found = find(self._kube, path) if due or done.service is None else None
         if found and (foreign := self._foreign(found, want.record)):
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
@@ -205,15 +205,6 @@ class Publisher:
         done.service, done.service_at = body, time.monotonic()
         done.service_version = found["metadata"].get("resourceVersion", "")
         return ""
-
-    def _found(self, path: str) -> Json | None:
-        """An object as it is in the cluster, None if it is not there."""
-        try:
-            return self._kube.request("GET", path)
-        except KubeError as error:
-            if error.code != 404:
-                raise
-            return None
 
     def _foreign(self, found: Json, record: Record) -> str:
         """Reason why an existing Service of the name must not be touched, or "" if it is ours."""
@@ -262,7 +253,7 @@ class Publisher:
 
     def _is_of_another_family(self, path: str, body: Json) -> bool:
         """True if the slice in the cluster, from an earlier run or from before a gap, has another address type."""
-        found = self._found(path)
+        found = find(self._kube, path)
         return found is not None and bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
