@@ -22,15 +22,13 @@ from metal_supervisor.settings import loader
 PLIST_BYTES = 1 << 20
 """Largest plist read; no launchd job's is larger."""
 TEXT_CHARS = 400
+KINDS: dict[type, str] = {dict: "a dictionary", list: "an array", str: "a string", bool: "a boolean", int: "a number"}
 TEMPLATE_MARKS = ("__HOME__", "__LLMKUBE_USER__")
 EXITS = "exits with 0 if all could be taken over, 1 if something was refused, 2 if there is nothing to read or write"
 
 
-class BadPlist(CommandError):
+class BadPlist(Exception):
     """A file that is no plist of the agent; the message names the key, and what it should hold."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, USAGE)
 
 
 def add(commands: Any) -> None:
@@ -46,7 +44,11 @@ def _run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).expanduser() if arguments.output else None
     if output and (output.exists() or output.is_symlink()) and not arguments.force:
         raise CommandError(f"--output: {output} exists; name another file, or overwrite it with --force", USAGE)
-    found = checked(go_agent.translate(read(Path(arguments.plist).expanduser())))
+    plist = Path(arguments.plist).expanduser()
+    try:
+        found = checked(go_agent.translate(read(plist)))
+    except BadPlist as bad:
+        raise CommandError(f"{plist}: {bad}", USAGE) from None
     if output is None:
         print(text_of(found), end="")
     else:
@@ -65,8 +67,8 @@ def _tell_left() -> None:
     from metal_supervisor.launch import MARK
 
     for each in left_by_agent(machine.abandoned(), MARK):
-        text = f"{each.runtime} on port {each.port} was left behind by the agent; end it with: kill {each.pid}"
-        say(f"warning: {text}")
+        text = f"was left behind by the agent; end it with: kill {each.pid}"
+        say(f"warning: {each.runtime} on port {each.port} {text}")
 
 
 def _write(path: Path, text: str) -> None:
@@ -85,59 +87,49 @@ def read(path: Path) -> GoAgentJob:
         with path.open("rb") as file:
             raw = file.read(PLIST_BYTES + 1)
     except OSError as error:
-        raise BadPlist(f"{path}: cannot read: {error.strerror}") from None
+        raise BadPlist(f"cannot read: {error.strerror}") from None
     if len(raw) > PLIST_BYTES:
-        raise BadPlist(f"{path}: is larger than {PLIST_BYTES} bytes, which no launchd plist is")
+        raise BadPlist(f"is larger than {PLIST_BYTES} bytes, which no launchd plist is")
     try:
         content = plistlib.loads(raw)
     # What plistlib lets through of a broken file depends on how it is broken, and on Python's version.
     except (ExpatError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = str(error) or type(error).__name__
-        raise BadPlist(f"{path}: is not a plist that can be read ({why:.200}); see `plutil -lint`") from None
-    return job_of(content, str(path))
+        raise BadPlist(f"is not a plist that can be read ({why:.200}); see `plutil -lint`") from None
+    return _job_of(content)
 
 
-def job_of(content: Any, origin: str) -> GoAgentJob:
-    """The job that a plist describes. Raises BadPlist, which begins with `origin` and names the key."""
+def _job_of(content: Any) -> GoAgentJob:
     if not isinstance(content, dict):
-        raise BadPlist(f"{origin}: must hold a dictionary of launchd's keys, not {_kind(content)}")
-    words = _typed(content, "ProgramArguments", list, None, origin)
+        raise BadPlist(f"must hold a dictionary of launchd's keys, not {_kind(content)}")
+    if "ProgramArguments" not in content:
+        raise BadPlist("has no ProgramArguments; give the plist that starts LLMKube's metal-agent")
+    words = _typed(content["ProgramArguments"], list, "ProgramArguments")
     if not words:
-        raise BadPlist(f"{origin}: ProgramArguments is empty; it must hold the agent's command line")
+        raise BadPlist("ProgramArguments is empty; it must hold the agent's command line")
     for number, word in enumerate(words):
-        _text(word, f"ProgramArguments[{number}]", origin)
-    environment = _typed(content, "EnvironmentVariables", dict, {}, origin)
+        _typed(word, str, f"ProgramArguments[{number}]")
+    environment = _typed(content.get("EnvironmentVariables", {}), dict, "EnvironmentVariables")
     for name, value in environment.items():
-        _text(name, "a name in EnvironmentVariables", origin)
-        _text(value, f"EnvironmentVariables[{name!r:.80}]", origin)
-    directory = _text(content.get("WorkingDirectory", "/"), "WorkingDirectory", origin)
+        _typed(name, str, "a name in EnvironmentVariables")
+        _typed(value, str, f"EnvironmentVariables[{name!r:.80}]")
+    directory = _typed(content.get("WorkingDirectory", "/"), str, "WorkingDirectory")
     if "metal-agent" not in words[0].rpartition("/")[2]:
         text = f"ProgramArguments[0] is {words[0]!r:.80}, not LLMKube's metal-agent; give the plist that starts it"
-        raise BadPlist(f"{origin}: {text}")
+        raise BadPlist(text)
     return GoAgentJob(tuple(words), environment, directory)
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "a dictionary", list: "an array", str: "a string", bool: "a boolean", int: "a number"}
-    return names.get(type(value), f"a {type(value).__name__}")
+    return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def _typed(content: dict[str, Any], key: str, wanted: type, default: Any, origin: str) -> Any:
-    if key not in content and default is None:
-        raise BadPlist(f"{origin}: has no {key}; give the plist that starts LLMKube's metal-agent")
-    value = content.get(key, default)
-    if not isinstance(value, wanted):
-        name = "an array of strings" if wanted is list else "a dictionary of strings"
-        raise BadPlist(f"{origin}: {key} must be {name}, not {_kind(value)}")
-    return value
-
-
-def _text(value: Any, key: str, origin: str) -> str:
-    if not isinstance(value, str):
-        raise BadPlist(f"{origin}: {key} must be a string, not {_kind(value)}")
-    if mark := next((each for each in TEMPLATE_MARKS if each in value), ""):
-        where = "the installed plist is in ~/Library/LaunchAgents"
-        raise BadPlist(f"{origin}: {key} holds {mark}: this is a template; {where}")
+def _typed(value: Any, kind: type, key: str) -> Any:
+    """The value under a key of the plist. Raises BadPlist if it is of another kind, or a template's."""
+    if not isinstance(value, kind):
+        raise BadPlist(f"{key} must be {KINDS[kind]}{'' if kind is str else ' of strings'}, not {_kind(value)}")
+    if isinstance(value, str) and (mark := next((each for each in TEMPLATE_MARKS if each in value), "")):
+        raise BadPlist(f"{key} holds {mark}: this is a template; the installed plist is in ~/Library/LaunchAgents")
     return value
 
 
