@@ -9,11 +9,11 @@ import json
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from metal_supervisor.cli.terminal import FAILED, OK, CommandError, Live
+from metal_supervisor.cli.terminal import FAILED, OK, CommandError, Live, say
 from metal_supervisor.models import fetch, inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
@@ -28,16 +28,15 @@ from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 
-EXAMPLE_KEEP, EXAMPLE_S = 0, 30 * 86400.0
-"""Examples of options that `gc` without any shows."""
+EXAMPLES = {"--keep 0": Bounds(keep=0), "--older 30d": Bounds(older_s=30 * 86400.0)}
+"""Options that `gc` without any shows the effect of."""
 
 
 class ModelsCommand:
     """The subcommands, on the store of one Mac."""
 
-    def __init__(self, settings: Settings, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._out, self._err = out or sys.stdout, err or sys.stderr
 
     def _look(self) -> Stock:
         settings = self._settings
@@ -46,28 +45,25 @@ class ModelsCommand:
         except OSError as error:
             raise CommandError(f"{settings.store_path}: {error.strerror}; see --model-store") from None
 
-    def _print(self, text: str) -> None:
-        self._out.write(printable(text) + "\n")
-
     # ── ls ───────────────────────────────────────────────────────────────────────────────────────
 
     def ls(self, as_json: bool) -> int:
         """Print the models."""
         found = self._look()
         if as_json:
-            self._out.write(json.dumps(_as_json(found), indent=2) + "\n")
+            print(json.dumps(_as_json(found), indent=2))
             return OK
         now = time.time()
         if found.entries:
             rows = [("SLOT", "SIZE", "LAST USE", "USED BY", "SOURCE"), *(_row(each, now) for each in found.entries)]
             for line in table([[printable(cell) for cell in row] for row in rows]):
-                self._print(line)
+                _print(line)
         if found.others_bytes:
-            self._print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
+            _print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
         total, free = amount(found.size_bytes), amount(found.free_bytes, "down")
-        self._print(f"{total} in {found.path}, {free} free")
+        _print(f"{total} in {found.path}, {free} free")
         if found.unread:
-            self._err.write(f"metal-supervisor: {_unread(found)}\n")
+            say(_unread(found))
         return OK
 
     # ── verify ───────────────────────────────────────────────────────────────────────────────────
@@ -81,7 +77,7 @@ class ModelsCommand:
         def tell(line: str, **row: Any) -> None:
             rows.append(row)
             if not as_json:
-                self._print(line)
+                _print(line)
 
         for entry in chosen:
             if entry.contents is None or not entry.contents.files:
@@ -94,13 +90,13 @@ class ModelsCommand:
                 line = f"{verdict:<7}  {entry.name}/{name}  {amount(kept.size_bytes)}{f'; {why}' if why else ''}"
                 tell(line, slot=entry.name, file=name, verdict=verdict, why=why)
         if as_json:
-            self._out.write(json.dumps(rows, indent=2) + "\n")
+            print(json.dumps(rows, indent=2))
         elif not chosen:
-            self._print(f"there are no models in {found.path}")
+            _print(f"there are no models in {found.path}")
         damaged = verdicts.count("damaged")
         if damaged:
             text = f"{damaged} of {len(verdicts)} files are damaged; remove such a model with `metal-supervisor models"
-            self._err.write(f"metal-supervisor: {text} rm SLOT`, and it is fetched again when it is wanted\n")
+            say(f"{text} rm SLOT`, and it is fetched again when it is wanted")
         return FAILED if damaged else OK
 
     def _verified(self, entry: StoredModel, name: str, kept: PinnedFiles) -> tuple[str, str]:
@@ -127,7 +123,7 @@ class ModelsCommand:
 
     def _hashed(self, path: Path, name: str, size_bytes: int) -> str:
         """The digest of a file, with its progress on a terminal. Raises OSError."""
-        live, meter = Live(self._err), DownloadProgress(size_bytes)
+        live, meter = Live(sys.stderr), DownloadProgress(size_bytes)
         meter.begin(time.monotonic())
         told_at = 0.0
 
@@ -175,46 +171,28 @@ class ModelsCommand:
         chosen = [(entries[name], text) for name, text in why.items()]
         if fresh := left_alone(items, now):
             count = _counted(len(fresh), "partial model was", "partial models were")
-            self._print(f"{count} written to within {age(LEFT_ALONE_S)}, and may be tried again: left alone until then")
+            _print(f"{count} written to within {age(LEFT_ALONE_S)}, and may be tried again: left alone until then")
         elif not chosen:
             empty = "nothing is in the store" if not items else "nothing is left over"
-            self._print(empty if bounds == Bounds() else "nothing has to go")
+            _print(empty if bounds == Bounds() else "nothing has to go")
         if bounds == Bounds() and len(items) > len(chosen) + len(fresh):
-            self._advise(found, now)
+            _advise(entries, now)
         return self._remove(chosen, yes, "gc", dry_run) if chosen else OK
-
-    def _advise(self, found: Stock, now: float) -> None:
-        """Print what each option of `gc` would remove."""
-        items = [entry.item() for entry in found.entries]
-        entries = {entry.name: entry for entry in found.entries}
-        idle = [entries[item.name] for item in unused_models(items)]
-        if not idle:
-            self._print("every other model is used")
-            return
-        size = amount(_freed(idle), "down")
-        self._print(f"nothing uses {len(idle)} of the models, {size}; the longest unused would go first with")
-        for flag, bounds in (
-            ("--keep 0", Bounds(keep=EXAMPLE_KEEP)), ("--older 30d", Bounds(older_s=EXAMPLE_S)),
-        ):  # fmt: skip
-            names = [name for name in choose(items, bounds, 0, now) if entries[name] in idle]
-            freed = amount(_freed([entries[name] for name in names]), "down")
-            self._print(f"  {flag:<12} {len(names)} of them, {freed}")
-        self._print(f"  {'--size 200G':<12} as many as it takes until the store has that size")
 
     def _remove(
         self, chosen: Sequence[tuple[StoredModel, str]], yes: bool, command: str, dry_run: bool = False
     ) -> int:
         for entry, why in chosen:
-            self._print(f"{entry.name}  {_size(entry)}  {_title(entry)}{f': {why}' if why else ''}")
+            _print(f"{entry.name}  {_size(entry)}  {_title(entry)}{f': {why}' if why else ''}")
         size = amount(_freed([entry for entry, _ in chosen]), "down")
         if dry_run:
-            self._print(f"{size} would be freed; nothing was removed")
+            _print(f"{size} would be freed; nothing was removed")
             return OK
-        if not yes and not self._agreed(f"Delete {_counted(len(chosen), 'directory', 'directories')}, {size}?"):
-            if sys.stdin.isatty():
-                self._print("nothing was removed")
-                return FAILED
+        if not yes and not sys.stdin.isatty():
             raise CommandError(f"nothing was removed: there is no terminal to ask on; add --yes to models {command}")
+        if not yes and not _agreed(f"Delete {_counted(len(chosen), 'directory', 'directories')}, {size}?"):
+            _print("nothing was removed")
+            return FAILED
         gone, failed = [], 0
         for entry, _ in chosen:
             try:
@@ -222,19 +200,37 @@ class ModelsCommand:
                 gone.append(entry)
             except inventory.Busy:
                 failed += 1
-                self._err.write(f"metal-supervisor: {printable(_title(entry))} is being fetched by now; it stays\n")
+                say(f"{printable(_title(entry))} is being fetched by now; it stays")
             except OSError as error:
                 failed += 1
-                self._err.write(f"metal-supervisor: {printable(str(entry.slot.path))}: {error.strerror or error}\n")
-        self._print(f"{amount(_freed(gone), 'down')} freed{_shared(gone)}")
+                say(f"{printable(str(entry.slot.path))}: {error.strerror or error}")
+        _print(f"{amount(_freed(gone), 'down')} freed{_shared(gone)}")
         return FAILED if failed else OK
 
-    def _agreed(self, question: str) -> bool:
-        if not sys.stdin.isatty():
-            return False
-        self._err.write(f"{question} [y/N] ")
-        self._err.flush()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+def _print(text: str) -> None:
+    print(printable(text))
+
+
+def _agreed(question: str) -> bool:
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _advise(entries: Mapping[str, StoredModel], now: float) -> None:
+    """Print what each option of `gc` would remove. `entries`: the store, by name."""
+    items = [entry.item() for entry in entries.values()]
+    idle = [entries[item.name] for item in unused_models(items)]
+    if not idle:
+        _print("every other model is used")
+        return
+    size = amount(_freed(idle), "down")
+    _print(f"nothing uses {len(idle)} of the models, {size}; the longest unused would go first with")
+    for flag, bounds in EXAMPLES.items():
+        chosen = [entries[name] for name in choose(items, bounds, 0, now) if entries[name] in idle]
+        _print(f"  {flag:<12} {len(chosen)} of them, {amount(_freed(chosen), 'down')}")
+    _print(f"  {'--size 200G':<12} as many as it takes until the store has that size")
 
 
 def _counted(count: int, one: str, many: str) -> str:
