@@ -52,11 +52,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Help without the settings if there are many, and with commands in groups if this is the first parser."""
-        return self._help(self.hidden())
-
-    def format_help_all(self) -> str:
-        """Help with every flag."""
-        return self._help([])
+        return self.help_without(self.hidden())
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and end with the nearest flag if one is unknown.
@@ -66,15 +62,13 @@ class CommandParser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         flag = words[0].partition("=")[0] if words else ""
         # What follows such a flag would be taken for the command.
-        if flag not in self._option_string_actions and self._has_command_with(flag):
+        elsewhere = any(flag in each._option_string_actions for each in self.commands().values())
+        if elsewhere and flag not in self._option_string_actions:
             self.error(f"{flag} comes after the command; see {self.prog} --help")
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown))
         return found, unknown
-
-    def _has_command_with(self, flag: str) -> bool:
-        return any(flag in each._option_string_actions for each in self.commands().values())
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
@@ -96,28 +90,27 @@ class CommandParser(argparse.ArgumentParser):
         shown = [each for each in self._actions if each not in hidden]
         formatter.add_usage(self.usage, shown, self._mutually_exclusive_groups)
 
-    def _help(self, hidden: Sequence[argparse.Action]) -> str:
+    def help_without(self, hidden: Sequence[argparse.Action]) -> str:
+        """Help with every flag but the hidden ones."""
         formatter = self._get_formatter()
         self._add_usage(formatter, hidden)
         formatter.add_text(self.description)
         for group in self._action_groups:
             shown = [each for each in group._group_actions if each not in hidden]
             if any(isinstance(each, argparse._SubParsersAction) for each in shown) and "run" in self.commands():
+                (commands,) = _below(self)
+                choices = {each.dest: each for each in commands._choices_actions}
                 for title, names in GROUPS.items():
-                    _add_section(formatter, title, [self._choice(name) for name in names])
+                    _add_section(formatter, title, [choices[name] for name in names])
             else:
                 _add_section(formatter, group.title, shown)
         formatter.add_text(HINT if hidden else self.epilog)
         return formatter.format_help()
 
-    def _choice(self, name: str) -> argparse.Action:
-        (group,) = _below(self)
-        return next(each for each in group._choices_actions if each.dest == name)
-
 
 class _HelpAll(argparse._HelpAction):
     def __call__(self, parser: Any, *_: Any) -> None:
-        print(parser.format_help_all(), end="")
+        print(parser.help_without([]), end="")
         parser.exit()
 
 

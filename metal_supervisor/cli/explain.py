@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TextIO
 
@@ -31,7 +31,7 @@ def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[s
     try:
         program = meant(name, {each.program: aliases(each) for each in records.values() if not each.is_daemon})
     except Unknown as unknown:
-        say(escaped(_elsewhere(name, told) or _unreadable(name, unreadable) or str(unknown)))
+        say(escaped(_why_unknown(name, told, unreadable) or str(unknown)))
         return NOT_FOUND
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
     text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))
@@ -77,12 +77,11 @@ def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -
     return Case(record, observed, note, program, told, time.time(), ahead, up)
 
 
-def _elsewhere(name: str, told: Json) -> str:
-    """Message why a service is not this Mac's, "" if the controller did not leave it out."""
-    why = mapping(told, "elsewhere").get(name.replace("/", ".", 1))
-    return f"{name} is not this Mac's: {why}" if why else ""
-
-
-def _unreadable(name: str, bad: dict[str, str]) -> str:
-    why = bad.get(name.replace("/", ".", 1))
-    return f"the record of {name} cannot be read: {why}; the controller puts it aside and makes it anew" if why else ""
+def _why_unknown(name: str, told: Json, bad: Mapping[str, str]) -> str:
+    """Message why a service has no readable record, "" if unknown. `bad`: what is wrong with the others, by program."""
+    program = name.replace("/", ".", 1)
+    if why := mapping(told, "elsewhere").get(program):
+        return f"{name} is not this Mac's: {why}"
+    if why := bad.get(program):
+        return f"the record of {name} cannot be read: {why}; the controller puts it aside and makes it anew"
+    return ""

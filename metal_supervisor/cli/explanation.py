@@ -228,16 +228,14 @@ def _process(case: Case) -> Iterator[str]:
     pid = observed.pid if observed else 0
     word = f"supervisord says {state}" if state else "supervisord has no program for it"
     word = word if case.up else "no supervisord runs"
-    if not pid:
-        yield f"none; {word}"
-    else:
-        since = f", started at {utc(note.starts[-1])}" if note is not None and note.pid == pid and note.starts else ""
-        yield f"pid {pid}{since}; {word}"
-    if note is not None and note.pid and note.pid == pid and note.launcher_pid != pid:
-        yield f"its engine outlived a supervisord; launcher {note.launcher_pid} stands in for it"
-    if pid and note is not None and note.pid == pid and record.spec_file:
-        as_wanted = note.spec_file == record.spec_file
-        yield f"it runs {note.spec_file}, {'as wanted' if as_wanted else f'and {record.spec_file} is wanted'}"
+    own = note if note is not None and pid and note.pid == pid else None
+    since = f", started at {utc(own.starts[-1])}" if own is not None and own.starts else ""
+    yield f"pid {pid}{since}; {word}" if pid else f"none; {word}"
+    if own is not None and own.launcher_pid != pid:
+        yield f"its engine outlived a supervisord; launcher {own.launcher_pid} stands in for it"
+    if own is not None and record.spec_file:
+        as_wanted = own.spec_file == record.spec_file
+        yield f"it runs {own.spec_file}, {'as wanted' if as_wanted else f'and {record.spec_file} is wanted'}"
     if record.next_spec:
         yield f"when it starts next it will be from {record.next_spec}: that change is this Mac's own, and can wait"
     if note is not None and note.refused and not pid:

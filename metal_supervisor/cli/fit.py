@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.terminal import CommandError
+from metal_supervisor.cli.terminal import FAILED, OK, USAGE, CommandError
 from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import machine
 from metal_supervisor.memory import fit_advice as fit
@@ -37,7 +37,6 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Endpoint, Model, Service, Standing
 from metal_supervisor.state.directory import StateDir
 
-FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
 MOST_ADVICE = 3
 
@@ -46,7 +45,7 @@ class CannotTell(CommandError):
     """No answer is possible; the text says why."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, CANNOT_TELL)
+        super().__init__(text, USAGE)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def main(settings: Settings, question: Question, as_json: bool) -> int:
     """Print the answer. Returns 0 if the model fits, 1 if it does not. Raises CannotTell."""
     found = answer(settings, question)
     print(json.dumps(found.body, indent=2) if as_json else "\n".join(map(printable, found.lines)))
-    return FITS if found.fits else DOES_NOT_FIT
+    return OK if found.fits else FAILED
 
 
 def answer(settings: Settings, question: Question) -> FitAnswer:

@@ -128,12 +128,12 @@ class Foreground:
         if settings.embedded:
             self._say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
         else:
-            self._reach(Kube(settings.kubeconfig_path, settings.context))
+            self._name_cluster(Kube(settings.kubeconfig_path, settings.context))
         self._say(f"  state    {shown(directory.path)}")
         if settings.gateway_on:
             self._say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
 
-    def _reach(self, kube: Kube) -> None:
+    def _name_cluster(self, kube: Kube) -> None:
         """Print which cluster this is, before anything is changed in it."""
         self._say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
         self._say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")

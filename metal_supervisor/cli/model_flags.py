@@ -24,13 +24,15 @@ def add(commands: Any) -> None:
     help_text = "the models in the store of this Mac: list, check, remove"
     models = commands.add_parser("models", help=help_text, description=help_text)
     under = models.add_subparsers(dest="models_command", required=True, metavar="COMMAND")
-    ls = add_command(under, "ls", _ls, "what is in the store: size, last use, what uses it, where it is from")
+    help_text = "what is in the store: size, last use, what uses it, where it is from"
+    ls = add_command(under, "ls", lambda given: _models(given).ls(given.json), help_text)
     ls.add_argument("--json", action="store_true", help="print JSON, with paths and digests")
     help_text = "hash files again and compare them with what they were; 1 if one is damaged"
-    verify = add_command(under, "verify", _verify, help_text)
+    verify = add_command(under, "verify", lambda given: _models(given).verify(given.slots, given.json), help_text)
     verify.add_argument("slots", nargs="*", metavar="SLOT", help="slot, the beginning of one, or a source [all]")
     verify.add_argument("--json", action="store_true", help="print JSON: a list of slot, file, verdict, why")
-    rm = add_command(under, "rm", _rm, "remove models that no service uses; partial ones too")
+    help_text = "remove models that no service uses; partial ones too"
+    rm = add_command(under, "rm", lambda given: _models(given).rm(given.slots, given.yes, given.force), help_text)
     rm.add_argument("slots", nargs="+", metavar="SLOT|SOURCE", help="slot, the beginning of one, or a source")
     rm.add_argument("--force", action="store_true", help="even if a service uses it")
     help_text = "remove what never became whole, and unused models as the options say, with their sizes"
@@ -58,18 +60,6 @@ def _add_pull(commands: Any) -> None:
         "HF_TOKEN for a server that is not the Hub; may be given several times",
     )
     loader.add_flags(pull, FETCHING)
-
-
-def _ls(arguments: argparse.Namespace) -> int:
-    return _models(arguments).ls(arguments.json)
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    return _models(arguments).verify(arguments.slots, arguments.json)
-
-
-def _rm(arguments: argparse.Namespace) -> int:
-    return _models(arguments).rm(arguments.slots, arguments.yes, arguments.force)
 
 
 def _gc(arguments: argparse.Namespace) -> int:

@@ -65,9 +65,9 @@ def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loa
         raise own_processes.CannotBoot("supervisord is gone already")
     if outlives:
         own_processes.outlive(directory, arguments.command)
-        return settings, directory, problem
-    _held.append(own_processes.own(directory, arguments.command))
-    threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
+    else:
+        _held.append(own_processes.own(directory, arguments.command))
+        threading.Thread(target=_follow_parent, args=(parent,), name="parent", daemon=True).start()
     return settings, directory, problem
 
 
