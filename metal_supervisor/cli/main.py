@@ -20,9 +20,7 @@ from metal_supervisor.cli.terminal import INTERRUPTED, CommandError, discard_out
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.state import own_processes
-
-BAD_CONFIG = 78
+from metal_supervisor.spec.user_error import UserError
 
 
 def _end(command: str, text: str) -> None:
@@ -198,28 +196,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _reader_left():
             raise
         return 0
-    except loader.ConfigError as error:
-        say(str(error))
-        return BAD_CONFIG
+    except UserError as error:
+        _end(parsed.command, str(error))
+        return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:
-        from metal_supervisor.cluster import accounts, kube
-        from metal_supervisor.host import launchctl
-        from metal_supervisor.install import steps
-        from metal_supervisor.state import directory as state
-        from metal_supervisor.supervisord import client
-
-        if isinstance(error, OSError) and (problem := output_problem(error)):
+    except OSError as error:
+        if problem := output_problem(error):
             say(problem)
             return 1
         # Of another user, or no directory. The log of a program rather has the traceback.
         at_a_terminal = parsed.command not in programs.PROGRAMS
         if at_a_terminal and isinstance(error, (PermissionError, NotADirectoryError)) and error.filename:
             say(f"{error.filename}: {error.strerror}; run this as its owner, or name another")
-            return BAD_CONFIG
-        ours = accounts.AccountError, own_processes.CannotBoot, state.StateError, kube.BadKubeconfig, client.Unavailable
-        if isinstance(error, (*ours, steps.InstallError, launchctl.LaunchdError)):
-            _end(parsed.command, str(error))
-            return 1
+            return loader.ConfigError.code
         raise

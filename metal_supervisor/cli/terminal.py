@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from metal_supervisor.spec.terminal_text import fitted
+from metal_supervisor.spec.user_error import UserError
 
 OK, FAILED, USAGE, NOT_RUNNING, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes. 2: the command line, or what it names, cannot be used; 4: there is nothing of that name."""
@@ -24,7 +25,7 @@ UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno
 USUAL = os.terminal_size((80, 24))
 
 
-class CommandError(Exception):
+class CommandError(UserError):
     """A command that cannot be carried out; the text says why and what to do. `code`: its exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:

@@ -27,6 +27,7 @@ from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
 SHORTEST_S, LONGEST_S = 600, 2**32
@@ -39,7 +40,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 log = logging.getLogger(__name__)
 
 
-class AccountError(Exception):
+class AccountError(UserError):
     """A credential could not be created or used; the message says what to do, and holds no secret."""
 
 

@@ -25,6 +25,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import UserError
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MOST_BYTES = 1 << 20
@@ -32,7 +33,7 @@ IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 log = logging.getLogger(__name__)
 
 
-class BadKubeconfig(Exception):
+class BadKubeconfig(UserError):
     """The kubeconfig cannot be used; the message names the file and says what to do."""
 
 

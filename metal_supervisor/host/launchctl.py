@@ -16,6 +16,7 @@ from pathlib import Path
 from metal_supervisor.host.commands import NOT_FOUND as NO_PROGRAM
 from metal_supervisor.host.commands import TIMEOUT_S, Done, Runner
 from metal_supervisor.host.launchd import INCUMBENT, LABEL
+from metal_supervisor.spec.user_error import UserError
 
 __all__ = ["INCUMBENT", "LABEL", "Launchctl", "LaunchdError", "LoadedJob", "job"]
 
@@ -28,7 +29,7 @@ NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, N
 AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
 
 
-class LaunchdError(Exception):
+class LaunchdError(UserError):
     """Refusal by launchd; the message says what it refused and what to do."""
 
 

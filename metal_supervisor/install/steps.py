@@ -15,6 +15,7 @@ from pathlib import Path
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Feeder
 from metal_supervisor.host.launchd import LABEL
+from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
 SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
@@ -25,7 +26,7 @@ COMMAND_S, PASSWORD_S = 30.0, 300.0
 Say = Callable[[str], None]
 
 
-class InstallError(Exception):
+class InstallError(UserError):
     """Failure to install; the message says what is in the way and what to do."""
 
 

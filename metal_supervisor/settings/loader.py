@@ -24,6 +24,7 @@ from typing import Any
 from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.nearest import did_you_mean
+from metal_supervisor.spec.user_error import UserError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,8 +41,11 @@ RUN_DIRECTORY = ".run"
 UNLIKE = "; docs/settings.md has them all"
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A setting is invalid; the message names it, its origin and the remedy."""
+
+    code = 78
+    """EX_CONFIG of sysexits.h."""
 
 
 _TYPES = typing.get_type_hints(Settings)

@@ -22,6 +22,7 @@ from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import programs
 from metal_supervisor.state.kept_files import KeptFiles, write_atomic
 
@@ -36,7 +37,7 @@ CRASH_LOG_BYTES = 1 << 18
 CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
 
 
-class StateError(Exception):
+class StateError(UserError):
     """The state directory cannot be used; the message says what to do."""
 
 

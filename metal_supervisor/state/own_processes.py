@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor import launch
+from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 
@@ -20,7 +21,7 @@ OUTLIVING = ".outlives"
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 
 
-class CannotBoot(Exception):
+class CannotBoot(UserError):
     """Something is in the way; the message says what to do."""
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from xml.parsers.expat import ExpatError
 
 from metal_supervisor.spec.processes import Diff, ProgramState, State
+from metal_supervisor.spec.user_error import UserError
 
 TIMEOUT_S = 5.0
 # A reload takes supervisord half a second with 500 programs, and one that timed out would only be repeated: on a busy
@@ -30,7 +31,7 @@ UNKNOWN_METHOD = 1
 SHUTDOWN_STATE = 6
 
 
-class Unavailable(Exception):
+class Unavailable(UserError):
     """supervisord did not answer, or is shutting down."""
 
 

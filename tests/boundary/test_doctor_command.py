@@ -142,7 +142,7 @@ def test_a_wrong_variable_is_a_finding_and_a_wrong_flag_is_not_taken(
 ) -> None:
     settings, _, problem = command.settings_of(parsed("--state-dir", str(tmp_path)), {"METAL_SUPERVISOR_PROT": "1"})
     assert "METAL_SUPERVISOR_PORT" in problem and settings.state_path == tmp_path.resolve()
-    assert main.main(["doctor", "--port", "many"]) == main.BAD_CONFIG
+    assert main.main(["doctor", "--port", "many"]) == 78
     assert "--port" in capsys.readouterr().err
 
 
