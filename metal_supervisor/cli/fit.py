@@ -6,6 +6,7 @@ the estimate is the one of admission, from the command line that the engine woul
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -208,6 +209,8 @@ def _subject(settings: Settings, question: Question) -> _Subject:
             path = Path(canonical(source, "SOURCE"))
         if path.is_dir():
             return _mlx(question, path.name, headers.read_file(path))
+    except Unusable as error:
+        raise CannotTell(str(error)) from None
     except Bad as bad:
         if bad.reason == "UnsupportedSource" and "://" not in source:  # the user meant a path
             raise CannotTell(f"{source}: there is no such file, and it is no source elsewhere: {FORMS}") from None
@@ -218,22 +221,17 @@ def _subject(settings: Settings, question: Question) -> _Subject:
 
 
 def _remote(settings: Settings, question: Question) -> _Subject:
-    """A model on a server; only its header is read. Raises CannotTell, Bad."""
+    """A model on a server; only its header is read. Raises CannotTell, Bad, Unusable."""
     written, quantization = without_quantization(question.source)
     place = canonical(written, "SOURCE")
     if library_model(place):
         raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
-    client = Client(SourcePolicy(lax=True), headers.READ_S)
-    try:
+    with contextlib.closing(Client(SourcePolicy(lax=True), headers.READ_S)) as client:
         listing = _listed(settings, place, quantization, client)
         if listing.path:
             return _subject(settings, replace(question, source=listing.path))
         name = shown(place).rpartition("/")[2]
         reading = headers.read_listing(listing, client)
-    except Unusable as error:
-        raise CannotTell(str(error)) from None
-    finally:
-        client.close()
     if reading.config is not None:
         return _mlx(question, name, reading)
     return _gguf(settings, question, listing.pieces[0].name, reading)

@@ -42,6 +42,8 @@ class Foreground:
 
     def __init__(self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO) -> None:
         self.settings, self.overrides, self.example = settings, overrides, example
+        self._directory = StateDir(settings.state_path)
+        self._supervisord = Supervisord(self._directory.socket)
         self.printer = ChangePrinter(out)
         self._say, self._tell = self.printer.say, self.printer.tell
         self._stop = False
@@ -56,24 +58,22 @@ class Foreground:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._signalled)
         os.umask(0o077)  # as in launchd's job: files made here are for this user only
-        directory = StateDir(self.settings.state_path)
-        if not directory.path.exists():
-            self._check(directory)  # a run that cannot start leaves nothing behind in a home directory
-        directory.create()
-        with self._alone(directory):
-            supervisord = Supervisord(directory.socket)
+        if not self._directory.path.exists():
+            self._check()  # a run that cannot start leaves nothing behind in a home directory
+        self._directory.create()
+        with self._alone():
             try:
-                self._joining = supervisord.answers()
+                self._joining = self._supervisord.answers()
                 kept = self._keep_settings() if self._joining else ""
-                self._head(directory)
-                self._up(directory, kept)
-                self._follow(directory)
+                self._head()
+                self._up(kept)
+                self._follow()
             finally:
                 if not self._joining:  # a system that ran before us keeps running if we could not join it
-                    self._down(directory, supervisord)
+                    self._down()
         return 0
 
-    def _check(self, directory: StateDir) -> None:
+    def _check(self) -> None:
         """Check settings that would prevent the start. Raises CannotBoot, BadKubeconfig."""
         if not self.settings.embedded:
             Kube(self.settings.kubeconfig_path, self.settings.context).close()
@@ -81,13 +81,13 @@ class Foreground:
             if not self.example.exists():
                 raise CannotBoot(f"--apply {self.example}: there is no such file")
             self._kubectl()
-        self._check_port(directory)
+        self._check_port()
 
-    def _check_port(self, directory: StateDir) -> None:
+    def _check_port(self) -> None:
         """Raises CannotBoot if another program listens on the HTTP port."""
         port = self.settings.port
         if not machine.port_free(port, "127.0.0.1"):
-            other = local_status.other_system_on(port, directory.path, ASK_S)
+            other = local_status.other_system_on(port, self._directory.path, ASK_S)
             holder = f"the system in {other}" if other else machine.port_holder(port)
             raise CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
 
@@ -107,29 +107,30 @@ class Foreground:
         self._stop = True
 
     @contextlib.contextmanager
-    def _alone(self, directory: StateDir) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         """Hold the run lock. Raises CannotBoot if another run holds it."""
-        with (directory.path / "run.lock").open("a+") as lock:
+        path = self._directory.path
+        with (path / "run.lock").open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
-                text = f"another run (pid {holder}) uses {directory.path}; stop it first, or choose another directory"
+                text = f"another run (pid {holder}) uses {path}; stop it first, or choose another directory"
                 raise CannotBoot(text) from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
             yield
 
-    def _head(self, directory: StateDir) -> None:
+    def _head(self) -> None:
         settings = self.settings
         self._say(f"metal-supervisor {__version__}")
         if settings.embedded:
             self._say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
         else:
             self._name_cluster(Kube(settings.kubeconfig_path, settings.context))
-        self._say(f"  state    {shown(directory.path)}")
+        self._say(f"  state    {shown(self._directory.path)}")
         if settings.gateway_on:
             self._say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
 
@@ -147,32 +148,31 @@ class Foreground:
         names = (name for name in FIELDS if name != "state_dir")
         return ", ".join(flag_of(name) for name in names if getattr(ours, name) != getattr(self.settings, name))
 
-    def _up(self, directory: StateDir, kept: str) -> None:
+    def _up(self, kept: str) -> None:
         """Start the system, or join it. `kept`: flags whose values of before stay. Raises CannotBoot, StateError."""
         if self._joining:
             self._say("  joined   the supervisord that runs here already")
             if kept:
                 self._say(f"  settings stay that system's, which differ in {kept}; Ctrl-C and run again for yours")
         else:
-            self._check_port(directory)
-            self._start(directory)
+            self._check_port()
+            self._start()
         if self.example is not None and self.settings.embedded:
-            self._apply(directory, self.example)
+            self._apply(self.example)
         self._joining = False
 
-    def _start(self, directory: StateDir) -> None:
+    def _start(self) -> None:
         boot.prepare(self.settings, self.overrides, lambda text: self._say(f"  boot     {text}"))
-        self._child, self._child_at = boot.start(directory), time.monotonic()
+        self._child, self._child_at = boot.start(self._directory), time.monotonic()
         self._tell("supervisord", "Started", f"pid {self._child.pid}")
         # supervisord's first look at its programs comes a second after its start, or with the first call.
         until = time.monotonic() + API_WAIT_S
-        supervisord = Supervisord(directory.socket)
-        while self._child.poll() is None and not supervisord.answers() and time.monotonic() < until:
+        while self._child.poll() is None and not self._supervisord.answers() and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _apply(self, directory: StateDir, example: Path) -> None:
+    def _apply(self, example: Path) -> None:
         """Apply the example with kubectl, once the API answers. Raises CannotBoot."""
-        kubeconfig = directory.path / "kubeconfig"
+        kubeconfig = self._directory.path / "kubeconfig"
         kube = Kube(kubeconfig)
         until = time.monotonic() + API_WAIT_S
         while not self._stopping():
@@ -181,13 +181,13 @@ class Foreground:
                 break
             except KubeError as error:
                 if time.monotonic() > until:
-                    log = shown(directory.log_path("apiserver"))
+                    log = shown(self._directory.log_path("apiserver"))
                     raise CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
                 time.sleep(0.02)
         if self._stopping():
             return
         kubectl = self._kubectl()
-        cache = directory.path / "kubectl-cache"
+        cache = self._directory.path / "kubectl-cache"
         try:
             done = subprocess.run(
                 [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
@@ -204,34 +204,34 @@ class Foreground:
         for line in done.stdout.splitlines():
             self._tell("kubectl apply", "", line)
 
-    def _follow(self, directory: StateDir) -> None:
+    def _follow(self) -> None:
         """Print changes until a signal, or until supervisord is shut down; restart it if it was killed."""
-        joined = self._supervisord_of(directory)
+        joined = self._supervisord_process()
         while not self._stop:
-            self.printer.show(directory, self.settings)
+            self.printer.show(self._directory, self.settings)
             if self._child is not None and self._child.poll() is not None and not self._stop:
                 if self._child.returncode == 0:
                     self._tell("supervisord", "Ended", "it was shut down; so is this")
                     return
-                self._again(directory, self._child.returncode)
+                self._again(self._child.returncode)
             elif self._child is None and launch.start_time(joined[0]) != joined[1]:
                 self._tell("supervisord", "Ended", "it was stopped; so is this")
                 return
             time.sleep(LOOK_EVERY_S)
 
-    def _again(self, directory: StateDir, how: int) -> None:
+    def _again(self, how: int) -> None:
         """Restart supervisord, as launchd would. Raises CannotBoot if it does not stay up."""
         why = f"killed by signal {-how}" if how < 0 else f"exit status {how}"
         self._quick_ends = self._quick_ends + 1 if time.monotonic() - self._child_at < QUICK_END_S else 0
         if how > 0 and self._quick_ends >= 2:
-            words = (directory.path / "log" / "boot.log").read_text("utf-8", "replace").strip().splitlines()
+            words = self._directory.log_path("boot").read_text("utf-8", "replace").strip().splitlines()
             raise CannotBoot(f"supervisord does not stay up ({why}): {words[-1] if words else 'see log/'}")
         self._tell("supervisord", "Ended", f"{why}; starting it again")
         told = ""
         while not self._stopping():
             time.sleep(LOOK_EVERY_S)
             try:
-                self._start(directory)
+                self._start()
                 return
             except (OSError, StateError) as error:  # e.g. a full disk: running engines must not end because of it
                 if str(error) != told:
@@ -239,49 +239,47 @@ class Foreground:
                     self._tell("supervisord", "Waiting", f"it cannot be started yet: {told}")
                 time.sleep(RETRY_S)
 
-    def _supervisord_of(self, directory: StateDir) -> tuple[int, str]:
+    def _supervisord_process(self) -> tuple[int, str]:
         """(pid, start identity) of the supervisord that runs here."""
         with contextlib.suppress(OSError, ValueError):
-            pid = int((directory.path / "supervisord.pid").read_text("utf-8"))
+            pid = int((self._directory.path / "supervisord.pid").read_text("utf-8"))
             return pid, launch.start_time(pid)
         return 0, ""
 
-    def _down(self, directory: StateDir, supervisord: Supervisord) -> None:
+    def _down(self) -> None:
         """Shut down supervisord and everything below it, and wait until all has ended."""
-        if self._child is None and not supervisord.answers():
-            directory.remove_link()
+        if self._child is None and not self._supervisord.answers():
+            self._directory.remove_link()
             return
         bound = f"at most {self.settings.stop_timeout:g} s; Ctrl-C again cuts them"
         self._tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
-        survivors = self._processes(directory, supervisord)
+        survivors = self._processes()
         try:
-            supervisord.shutdown()
+            self._supervisord.shutdown()
         except (Unavailable, Refused):
             if self._child is not None:
                 self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
         # supervisord takes a turn of its loop to end each of its programs.
         until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout + len(survivors) * STOP_EACH_S
-        while time.monotonic() < until and self._running(supervisord) and not self._impatient:
+        while time.monotonic() < until and self._running() and not self._impatient:
             time.sleep(0.05)
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
             self._child.wait()
         own_processes.end_all(survivors)
-        directory.remove_link()
+        self._directory.remove_link()
         self._tell("supervisord", "Stopped", "nothing is left running")
 
-    def _running(self, supervisord: Supervisord) -> bool:
-        if self._child is not None:
-            return self._child.poll() is None
-        return supervisord.answers()
+    def _running(self) -> bool:
+        return self._supervisord.answers() if self._child is None else self._child.poll() is None
 
-    def _processes(self, directory: StateDir, supervisord: Supervisord) -> list[tuple[str, int, str]]:
+    def _processes(self) -> list[tuple[str, int, str]]:
         """Everything that must not outlive this run: (program, pid, start identity)."""
         found: list[tuple[str, int, str]] = []
         with contextlib.suppress(Unavailable, Refused):
-            table = supervisord.table().items()
+            table = self._supervisord.table().items()
             found = [(name, row.pid, launch.start_time(row.pid)) for name, row in table if row.pid]
-        found += boot.left_over(directory)
+        found += boot.left_over(self._directory)
         return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
 
 

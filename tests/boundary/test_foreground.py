@@ -90,8 +90,8 @@ def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: Stat
     run, out = shown(ours)
     run._joining = True
     kept = run._keep_settings()
-    run._head(state)
-    run._up(state, kept)
+    run._head()
+    run._up(kept)
     run.printer.print_hint(state, run.settings)
     told = out.getvalue()
     assert "gateway  http://127.0.0.1:39200/v1 for all" in told and "localhost:39090/healthz" in told
@@ -100,7 +100,7 @@ def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: Stat
 
 def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) -> None:
     run, out = shown(Settings(gateway="0.0.0.0:9100"))
-    run._head(state)
+    run._head()
     assert "beyond loopback" in out.getvalue() and "for all models" not in out.getvalue()
 
 
