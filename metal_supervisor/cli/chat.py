@@ -55,31 +55,22 @@ class Conversation:
         self._partner = partner
         self._said: list[Json] = []
 
-    def answer(self, question: str) -> Iterator[str]:
-        """Ask, and yield the answer as it comes; a part that was heard stays. Raises CommandError."""
+    def answer(self, question: str, out: TextIO) -> None:
+        """Ask, and print the answer as it comes; a part that was heard stays. Raises CommandError."""
         self._said.append({"role": "user", "content": question})
         heard: list[str] = []
         try:
             for piece in _streamed(self._partner, self._said):
                 heard.append(piece)
-                yield piece
-        finally:
-            self._said.append({"role": "assistant", "content": "".join(heard)})
-
-
-    def show(self, question: str, out: TextIO) -> None:
-        """Ask, and print the answer as it comes. Raises CommandError."""
-        begun = False
-        try:
-            for piece in self.answer(question):
                 out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
                 out.flush()
-                begun = True
         except CommandError:
-            if begun:  # the message begins on a line of its own
+            if heard:  # the message begins on a line of its own
                 out.write("\n")
                 out.flush()
             raise
+        finally:
+            self._said.append({"role": "assistant", "content": "".join(heard)})
         out.write("\n")
 
 
@@ -144,6 +135,6 @@ def talk(partner: Partner, ask: Callable[[str], str], out: TextIO) -> None:
             return
         if question.strip():
             try:
-                conversation.show(question, out)
+                conversation.answer(question, out)
             except KeyboardInterrupt:
                 out.write(" …\n")

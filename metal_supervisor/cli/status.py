@@ -116,12 +116,11 @@ class Status:
             services(document)
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", error)
-            text = f"nothing answers on port {port} ({why}); is it running? start it with: metal-supervisor run"
+            advice = "; is it running? start it with: metal-supervisor run"
             if Supervisord(self._state.socket).answers():
                 conf = shlex.quote(str(self._state.path / "supervisord.conf"))
-                text = f"nothing answers on port {port} ({why}), though supervisord runs; its sidecar answers there: "
-                text += f"supervisorctl -c {conf} status"
-            raise Silent(text) from None
+                advice = f", though supervisord runs; its sidecar answers there: supervisorctl -c {conf} status"
+            raise Silent(f"nothing answers on port {port} ({why}){advice}") from None
         except Strange:
             text = f"what answers on port {port} is not metal-supervisor; see --port and --state-dir"
             raise Silent(text) from None

@@ -75,7 +75,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         chat.talk(partner, input, sys.stdout)
     else:
         question = sys.stdin.read() if arguments.question is None else arguments.question
-        chat.Conversation(partner).show(question, sys.stdout)
+        chat.Conversation(partner).answer(question, sys.stdout)
     return 0
 
 
