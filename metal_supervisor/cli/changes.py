@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shlex
 import shutil
 import sys
 import time
@@ -159,7 +159,7 @@ def shown(path: Path) -> str:
     """A path as a user would type it here."""
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
-    return f"'{path}'" if re.search(r"[^\w./+-]", str(path)) else str(path)
+    return shlex.quote(str(path))
 
 
 def state_flag(state: Path) -> str:

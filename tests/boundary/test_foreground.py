@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.cli import changes
 from metal_supervisor.cli.foreground import Foreground
 from metal_supervisor.cli.serve import Serve, ServeOrder
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
@@ -96,6 +97,14 @@ def test_a_system_that_is_joined_keeps_its_settings_and_that_is_told(state: Stat
     told = out.getvalue()
     assert "gateway  http://127.0.0.1:39200/v1 for all" in told and "localhost:39090/healthz" in told
     assert "settings stay that system's, which differ in --port, --gateway; Ctrl-C and run again" in told
+
+
+@pytest.mark.parametrize("name", ["plain", "with some spaces", "'quote'", "a;b"])
+def test_a_path_can_be_copied_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, tmp_path.parent / name):
+        read = subprocess.run(["sh", "-c", f"printf %s {changes.shown(path)}"], capture_output=True, text=True)
+        assert Path(read.stdout).absolute() == path
 
 
 def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) -> None:
