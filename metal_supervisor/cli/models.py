@@ -28,6 +28,7 @@ from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 
+COLUMNS = ("SLOT", "SIZE", "LAST USE", "USED BY", "SOURCE")
 EXAMPLES = {"--keep 0": Bounds(keep=0), "--older 30d": Bounds(older_s=30 * 86400.0)}
 """Options that `gc` without any shows the effect of."""
 
@@ -55,9 +56,7 @@ class ModelsCommand:
             return OK
         now = time.time()
         if found.entries:
-            rows = [("SLOT", "SIZE", "LAST USE", "USED BY", "SOURCE"), *(_row(each, now) for each in found.entries)]
-            for line in table([[printable(cell) for cell in row] for row in rows]):
-                _print(line)
+            print("\n".join(table([COLUMNS, *(_row(each, now) for each in found.entries)])))
         if found.others_bytes:
             _print(f"beside them Ollama's own models, {amount(found.others_bytes)}: see `ollama list`")
         total, free = amount(found.size_bytes), amount(found.free_bytes, "down")
@@ -269,10 +268,10 @@ def _row(entry: StoredModel, now: float) -> tuple[str, ...]:
     source = entry.source or ("LLMKube's own agent" if entry.kind is Kind.LLMKUBE else "not known")
     if entry.contents is not None and entry.contents.mismatch:
         source += " (refused: its sha256 is another than the Model says)"
-    users = ", ".join((*entry.used_by, *entry.wanted_by)) or "-"
+    users = ", ".join((*entry.used_by, *entry.wanted_by))
     if entry.busy:
-        users = "being fetched" if users == "-" else f"{users} (being fetched)"
-    ago = f"{age(now - entry.last_used)} ago" if entry.last_used else "-"
+        users = f"{users} (being fetched)" if users else "being fetched"
+    ago = f"{age(now - entry.last_used)} ago" if entry.last_used else ""
     return entry.name, _size(entry), ago, users, source
 
 

@@ -187,13 +187,12 @@ def _row(row: Json, beside: Beside | None, now: float) -> tuple[str, ...]:
     address = string(row, "address")
     url = beside.url or (f"http://{address}/v1" if address else "")
     runs = bool(row.get("pid"))
-    written = (
+    return (
         beside.name, _state(row), string(row, "runtime"), url, _held(mapping(row, "memory"), runs),
         str(whole(row, "restarts")),
         uptime(now - beside.started) if runs and beside.started is not None else "",
         "" if (rate := beside.tokens_per_s) is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}",
     )  # fmt: skip
-    return tuple(escaped(cell) or "-" for cell in written)
 
 
 def _rank(row: Json) -> int:

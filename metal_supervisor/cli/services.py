@@ -18,7 +18,7 @@ from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.terminal_text import escaped, printable, table
+from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
@@ -182,7 +182,7 @@ def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:
         )
         for each in found
     ]
-    return table([COLUMNS, *(tuple(escaped(cell) or "-" for cell in row) for row in sorted(rows))])
+    return table([COLUMNS, *sorted(rows)])
 
 
 def _reserved(settings: Settings) -> dict[str, int]:

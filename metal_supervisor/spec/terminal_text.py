@@ -60,9 +60,10 @@ def labelled(head: str, text: str, width: int | None) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of printable cells as lines, columns aligned."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    """The rows of cells as lines, columns aligned; the cells are escaped, and an empty one is a dash."""
+    shown = [[escaped(cell) or "-" for cell in row] for row in rows]
+    widths = [max(map(cells, column)) for column in zip(*shown, strict=True)]
     return [
         "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        for row in shown
     ]

@@ -55,7 +55,7 @@ def row(record: Record, observed: Observed | None, reached: str, now: float, up:
     if told.reason == CRASH_LOOP and record.retry_at is not None:
         why += f"; next attempt {'is due' if record.retry_at <= now else f'in {record.retry_at - now:.0f} s'}"
     memory = observed.memory_bytes if observed is not None and observed.pid else 0
-    cells = (
+    return (
         "/".join(record.key),
         told.phase,
         record.runtime,
@@ -65,7 +65,6 @@ def row(record: Record, observed: Observed | None, reached: str, now: float, up:
         reached if told.ready else "",
         why,
     )
-    return tuple(escaped(cell) or "-" for cell in cells)
 
 
 def meant(record: Record, names: Iterable[str]) -> set[str]:

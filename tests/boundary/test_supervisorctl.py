@@ -33,7 +33,7 @@ def cells(record: Record, observed: Observed | None) -> dict[str, str]:
 def test_one_that_serves_says_where_and_nothing_more() -> None:
     assert cells(RECORD, UP) == {
         "NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "PORT": "18100", "MEMORY": "3.0 GiB",
-        "RESTARTS": "2", "ENDPOINT": "http://127.0.0.1:18100/v1", "WHY": "-",
+        "RESTARTS": "2", "ENDPOINT": "http://127.0.0.1:18100/v1", "WHY": "",
     }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_one_that_serves_and_was_edited_badly_says_so() -> None:
 
 def test_one_that_is_not_ready_says_why_and_where_is_left_out() -> None:
     told = cells(RECORD, replace(UP, ready=False, message="its first answer is waited for"))
-    assert (told["PHASE"], told["ENDPOINT"]) == ("Creating", "-")
+    assert (told["PHASE"], told["ENDPOINT"]) == ("Creating", "")
     assert told["WHY"] == "Loading: its first answer is waited for"
 
 
@@ -51,7 +51,7 @@ def test_without_a_supervisord_only_an_engine_that_outlived_it_is_ready() -> Non
     rests = replace(RECORD, idle_s=60.0, front_port=18200, verdict=Verdict(Standing.WAIT, "Unloaded", "", 1.0))
     for record in (RECORD, rests):
         told = dict(zip(COLUMNS, row(record, replace(UP, pid=0, ready=False), "http://x", NOW, up=False), strict=True))
-        assert (told["PHASE"], told["ENDPOINT"]) == ("Stopped", "-") and told["WHY"].startswith("NotRunning: ")
+        assert (told["PHASE"], told["ENDPOINT"]) == ("Stopped", "") and told["WHY"].startswith("NotRunning: ")
     assert row(RECORD, UP, "", NOW, up=False) == row(RECORD, UP, "", NOW)
 
 
