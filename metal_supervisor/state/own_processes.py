@@ -36,7 +36,10 @@ def saved_access(directory: StateDir) -> tuple[int, str]:
 
 def run_holds(state: Path) -> bool:
     """True if a `metal-supervisor run` has this state directory: its system starts, runs or stops."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), (state / "run.lock").open() as lock:
+    gone = FileNotFoundError, NotADirectoryError, ValueError
+    with contextlib.suppress(*gone), (state / "run.lock").open() as lock:
+        if not launch.start_time(int(lock.read())):
+            return False  # without a try at the lock, which a run that starts at this moment would find taken
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

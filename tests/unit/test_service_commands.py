@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -145,9 +146,13 @@ def test_a_supervisord_is_waited_for_where_a_run_is_about_to_start_it(starting: 
     StandInSupervisord.silent = 1
     assert not services.is_up(StateDir(tmp_path))
     with (tmp_path / "run.lock").open("w") as lock:
-        StandInSupervisord.silent = 1
+        lock.write(str(os.getpid()))
+        lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
+        StandInSupervisord.silent = 1
         assert services.is_up(StateDir(tmp_path))
+    StandInSupervisord.silent = 1
+    assert not services.is_up(StateDir(tmp_path)), "that run has ended"
 
 
 def event(text: str) -> bytes:
