@@ -20,7 +20,7 @@ from typing import TextIO
 import yaml
 
 from metal_supervisor.cli import fit, foreground
-from metal_supervisor.cli.changes import state_flag
+from metal_supervisor.cli.changes import shown, state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
 from metal_supervisor.cli.services import gateway_url, is_up, once_up
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
@@ -182,7 +182,8 @@ class Serve:
                 return
             except Exception as error:  # noqa: BLE001 - until the API is up, its kubeconfig may be missing or old
                 refused = isinstance(error, CannotBoot) or (isinstance(error, KubeError) and error.code in REFUSED)
-                if refused or time.monotonic() > until:
+                # A path that is not there may be an earlier kubeconfig's; a namespace that is not there stays away.
+                if refused or 'namespaces "' in str(error) or time.monotonic() > until:
                     self.say(f"the model could not be applied: {error}")
                     self._failed = True
                     os.kill(os.getpid(), signal.SIGINT)  # there is nothing to serve
@@ -214,7 +215,8 @@ class Serve:
                 return 0
             return self._follow(kube, path_of(made[-1]))
         except KubeError as error:
-            text = missing(error, self._order.namespace)
+            own = shown(self._settings.kubeconfig_path) if self._settings.embedded else ""
+            text = missing(error, self._order.namespace, own)
             text = text or f"{error}; metal-supervisor serve --print shows what to apply with kubectl"
             raise CannotBoot(text) from None
         except KeyboardInterrupt:

@@ -40,12 +40,16 @@ class KubeError(Exception):
         return self.code == 409
 
 
-def missing(error: KubeError, namespace: str) -> str:
-    """What a cluster lacks by a 404, and how to make it; "" if that is a single object, or the error is no 404."""
+def missing(error: KubeError, namespace: str, kubeconfig: str = "") -> str:
+    """What a cluster lacks by a 404, and how to make it; "" if that is a single object, or the error is no 404.
+
+    `kubeconfig`: quoted path of the one that kubectl needs for it, "" for the reader's own.
+    """
     if error.code != 404:
         return ""
     if error.message.startswith('namespaces "'):
-        return f"there is no namespace {namespace}: kubectl create namespace {namespace}; or name another: --namespace"
+        kubectl = f"kubectl --kubeconfig {kubeconfig}" if kubeconfig else "kubectl"
+        return f"there is no namespace {namespace}: {kubectl} create namespace {namespace}; or choose with --namespace"
     # Of a kind that it does not serve, a server says only that there is nothing at this path, or sends no status.
     return "" if error.message.endswith('" not found') else NO_KINDS
 

@@ -111,6 +111,38 @@ def test_a_service_that_the_api_refuses_leaves_no_model_behind(tmp_path: Path) -
     assert not cluster.applied
 
 
+class Lacking:
+    """Stand-in for a cluster that answers everything with a 404."""
+
+    def __init__(self, told: str) -> None:
+        self._told = told
+
+    def request(self, *_: object) -> Json:
+        raise KubeError(404, "NotFound", self._told)
+
+    def apply(self, *_: object, **__: object) -> None:
+        self.request()
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_namespace_is_made_in_the_embedded_api_and_not_in_the_users_own_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster: Any = Lacking('namespaces "llm" not found')
+    order, out = ServeOrder("x", name="m", namespace="llm"), io.StringIO()
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), order, out)
+    made = serve.manifests(order, ServedModel("/m.gguf", "gguf"))
+    with pytest.raises(CannotBoot, match=f"kubectl --kubeconfig {tmp_path}/kubeconfig create namespace llm"):
+        command._beside(cluster, made)
+    monkeypatch.setattr(serve, "Kube", lambda *_: cluster)
+    monkeypatch.setattr(serve.os, "kill", lambda *_: None)
+    monkeypatch.setattr(serve.time, "sleep", lambda _: pytest.fail("it waits although no later try can succeed"))
+    command._apply_soon(made)
+    assert 'could not be applied: 404 NotFound: namespaces "llm" not found' in out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
@@ -121,19 +153,7 @@ def test_a_service_that_the_api_refuses_leaves_no_model_behind(tmp_path: Path) -
     ],
 )
 def test_what_a_cluster_lacks_is_told_with_the_way_to_make_it(tmp_path: Path, told: str, said: str) -> None:
-    class Cluster:
-        """Answers everything with a 404."""
-
-        def request(self, *_: object) -> Json:
-            raise KubeError(404, "NotFound", told)
-
-        def apply(self, *_: object, **__: object) -> None:
-            self.request()
-
-        def close(self) -> None:
-            pass
-
-    cluster: Any = Cluster()
+    cluster: Any = Lacking(told)
     order = ServeOrder("x", name="m", namespace="llm")
     command = serve.Serve(Settings(state_dir=str(tmp_path), kubeconfig="/k"), Overrides(), order, io.StringIO())
     with pytest.raises(CannotBoot) as raised:
