@@ -19,7 +19,10 @@ Edition: TypeAlias = tuple[int, int, int]
 """(inode, mtime, size) of a file: different once it was replaced or edited."""
 Files: TypeAlias = dict[str, Edition]
 """Edition of each file of a directory, by name. It is never changed, only replaced."""
-LISTED_S, SETTLED_NS = 1.0, 100_000_000
+LISTED_S = 1.0
+"""Seconds for which a listing counts that shows no change."""
+SETTLED_NS = 20_000_000
+"""Twice the resolution of a directory's times on Linux, a tick of at most 10 ms; those of APFS are exact."""
 MOST_KNOWN = 4096
 
 
