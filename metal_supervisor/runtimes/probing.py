@@ -10,6 +10,7 @@ import http.client
 import io
 import json
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from metal_supervisor.spec.types import Probe
 
 TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of a socket whose close is a reset."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def _received(host: str, port: int, path: str, timeout_s: float, key: str = "") 
                 raise TimeoutError
             connection.settimeout(left_s)
             part = connection.recv(65536)
-            if not part:
+            if not part:  # the engine has closed it: a reset ends it for both, where a FIN leaves a port in TIME_WAIT
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 break
             data += part
     return bytes(data)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, probe, works
@@ -84,6 +86,14 @@ def engine() -> Iterator[Engine]:
 def test_an_engine_that_serves_our_model_is_ready(engine: Engine) -> None:
     assert probe(engine.port, ASKED, identify=True) == ProbeAnswer(True, "")
     assert engine.asked == ["/health", "/v1/models"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="lists the sockets of others, which needs root on a Mac")
+def test_a_probe_leaves_no_port_waiting(engine: Engine) -> None:
+    for _ in range(5):
+        assert probe(engine.port, ASKED, identify=True).ready
+    left = [each.status for each in psutil.net_connections("tcp") if each.laddr.port == engine.port]
+    assert psutil.CONN_LISTEN in left and psutil.CONN_TIME_WAIT not in left
 
 
 def test_without_identify_or_identity_only_health_is_asked(engine: Engine) -> None:
