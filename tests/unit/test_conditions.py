@@ -39,7 +39,7 @@ OTHER_WORDS = frozenset({
     "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
     "ExecCredential", "Config",
-    "Authorization", "Allow", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
+    "Authorization", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
     "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
     "BadAnswer", "TooLarge", "Unreachable", "Untrusted", "All",
