@@ -18,7 +18,7 @@ from pathlib import Path
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.spec.terminal_text import shortened
 
 LONGEST_NAME = 300
 SYSTEM = (Path("/proc"), Path("/dev"), Path("/sys"))
@@ -31,8 +31,7 @@ LIBRARY = "library"
 
 def named(path: Path) -> str:
     """Format a path for a message: a user wrote it, so it is made printable and cut to LONGEST_NAME."""
-    text = printable(str(path))
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    return shortened(str(path), LONGEST_NAME)
 
 
 @dataclass(frozen=True)

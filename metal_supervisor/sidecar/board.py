@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from metal_supervisor import __version__
 from metal_supervisor.cluster.report import Happening, Report, confinement
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar.counters import Counted
-from metal_supervisor.sidecar.inventory import Offer, rows
+from metal_supervisor.sidecar.inventory import Offer
 from metal_supervisor.sidecar.power import PowerReading, shown_power
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.processes import Observed
@@ -131,10 +132,10 @@ def readiness(board: Board, now: float) -> tuple[int, list[tuple[str, bool, str]
     return (200 if all(passed for _, passed, _ in checks) else 503), checks
 
 
-def status(board: Board, version: str) -> Json:
+def status(board: Board) -> Json:
     """The body of /status: everything, for people and scripts."""
     return {
-        "version": version,
+        "version": __version__,
         "node": board.node,
         "stateDirectory": board.state_dir,
         "at": board.at,
@@ -146,7 +147,7 @@ def status(board: Board, version: str) -> Json:
             "error": cluster_trouble(board),
         },
         "address": asdict(board.address),
-        "engines": rows(board.engines),
+        "engines": [asdict(each) for each in board.engines],
         "memory": board.controller.get("memory"),
         "power": shown_power(board.power),
         "gateway": {name: board.gateway.get(name) for name in ("url", "problem", "active")},

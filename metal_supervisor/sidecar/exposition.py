@@ -26,7 +26,7 @@ from metal_supervisor.runtimes.metric_families import (
     Sample,
     Unreadable,
 )
-from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.spec.terminal_text import shortened
 
 MOST_SERIES = 2000
 MOST_LINES = 20_000
@@ -79,7 +79,7 @@ def _declared(line: str, metric: Metric, kinds: dict[str, str], helps: dict[str,
     """
     if metric.type not in KNOWN:
         if metric.documentation:
-            helps.setdefault(metric.name, _shown(metric.documentation))
+            helps.setdefault(metric.name, shortened(metric.documentation, LONGEST_TEXT))
         return
     whole = f"{metric.name}_total"
     name = whole if metric.type == COUNTER and whole in line.split() else metric.name
@@ -97,13 +97,8 @@ def _sample(line: str, parsed: Parsed) -> Sample:
         value = float(parsed.value)
     except OverflowError:  # an integer of more than 308 digits
         raise Unreadable("format") from None
-    return Sample(head[1], tuple((name, _shown(text)) for name, text in parsed.labels.items()), value)
-
-
-def _shown(text: str) -> str:
-    """The text made printable and cut to LONGEST_TEXT."""
-    cut = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
-    return cut if cut.isprintable() else printable(cut)
+    labels = tuple((name, shortened(text, LONGEST_TEXT)) for name, text in parsed.labels.items())
+    return Sample(head[1], labels, value)
 
 
 def _families(samples: list[Sample], kinds: Mapping[str, str], helps: Mapping[str, str]) -> list[Family]:

@@ -17,7 +17,6 @@ from metal_supervisor.placement.claims import PREFIX
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.types import Json
 
 LOOK_EVERY_S = 60.0
 
@@ -53,14 +52,6 @@ def noted(offers: Sequence[Offer]) -> dict[str, str]:
         PREFIX + "engines": ", ".join(f"{each.program} {each.version}".strip() for each in offers),
         PREFIX + "formats": " ".join(sorted({name for each in offers for name in each.formats})),
     }
-
-
-def rows(offers: Sequence[Offer]) -> list[Json]:
-    """The offers as JSON, for /status."""
-    return [
-        {"runtime": each.runtime, "program": each.program, "version": each.version, "formats": list(each.formats)}
-        for each in offers
-    ]
 
 
 class Inventory:

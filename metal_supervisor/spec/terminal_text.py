@@ -15,7 +15,12 @@ LEAST_TEXT = 20
 
 def printable(text: str) -> str:
     """Fit for a terminal: no character that moves the cursor, colours, or turns the writing round."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def shortened(text: str, longest: int) -> str:
+    """A text made printable and cut to `longest` characters, with `…` at the cut."""
+    return printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def escaped(text: str) -> str:

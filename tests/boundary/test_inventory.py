@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import board, inventory
-from metal_supervisor.sidecar.inventory import Inventory, Offer, look, noted, rows
+from metal_supervisor.sidecar.inventory import Inventory, Offer, look, noted
 
 LLAMA = Offer("llama-server", "llama-server", "7200", ("gguf",))
 MLX = Offer("mlx-server", "mlx_lm.server", "", ("mlx", "safetensors"))
@@ -43,8 +44,8 @@ def test_the_lease_names_engines_and_formats_and_status_has_them_one_by_one() ->
         "metal-supervisor.io/formats": "gguf mlx safetensors",
     }
     assert set(noted(()).values()) == {""}
-    told = board.status(board.Board(engines=(LLAMA, MLX)), "1")["engines"]
-    assert told == rows((LLAMA, MLX)) and told[0] == {
+    told = json.loads(json.dumps(board.status(board.Board(engines=(LLAMA, MLX)))["engines"]))
+    assert [each["program"] for each in told] == ["llama-server", "mlx_lm.server"] and told[0] == {
         "runtime": "llama-server", "program": "llama-server", "version": "7200", "formats": ["gguf"],
     }  # fmt: skip
 

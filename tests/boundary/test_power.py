@@ -31,7 +31,7 @@ from metal_supervisor.host.power_meter import (
 )
 from metal_supervisor.host.powermetrics import Power
 from metal_supervisor.sidecar.board import Board, status
-from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
 from metal_supervisor.state.directory import POWER_FILE
 from tests.support.power import WATTS, pids, printing
@@ -335,7 +335,7 @@ def text(age_s: float = 0.0, **content: Any) -> str:
 
 
 def gauges(reading: PowerReading | None) -> dict[str, float]:
-    body = exposition(Board(power=reading), "")[0].decode()
+    body = Exposition().render(Board(power=reading), "")[0].decode()
     prefix = "llmkube_metal_agent_apple_power_"
     lines = [line.removeprefix(prefix).split() for line in body.splitlines() if line.startswith(prefix)]
     return {name: float(value) for name, value in lines}
@@ -351,12 +351,12 @@ def test_fresh_figures_are_gauges_and_domains_that_are_not_known_are_absent() ->
 def test_old_figures_are_gone_by_a_clock_that_cannot_be_set(age_s: float, there: bool) -> None:
     reading = read(text(age_s, at=time.time() - 86_400))
     assert bool(gauges(reading)) is there
-    told = status(Board(power=reading), "1")["power"]
+    told = status(Board(power=reading))["power"]
     assert bool(told["watts"]) is there and bool(told["problem"]) is not there
 
 
 def test_without_the_setting_there_is_no_gauge_and_no_word() -> None:
-    assert gauges(None) == {} and status(Board(), "1")["power"] is None
+    assert gauges(None) == {} and status(Board())["power"] is None
     assert shown_power(read(text(problem="x", watts={}))) == {
         "source": "powermetrics", "problem": "x", "at": 1.0, "watts": {}
     }  # fmt: skip

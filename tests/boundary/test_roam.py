@@ -81,10 +81,10 @@ def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in
     assert seen == ["172.17.0.1"]
     doubts = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert len(doubts) == 1 and "containers" in doubts[0].doubt  # type: ignore[attr-defined]
-    told = board.status(board.Board(address=kept.choice), "1")["address"]
+    told = board.status(board.Board(address=kept.choice))["address"]
     assert told["address"] == "172.17.0.1" and "containers" in told["note"] and told["origin"] == "--host-ip"
 
 
 def test_status_tells_of_no_address_before_one_is_known() -> None:
-    assert board.status(board.Board(), "1")["address"]["address"] == ""
+    assert board.status(board.Board())["address"]["address"] == ""
     assert addresses.AddressChoice("", "") == board.NO_ADDRESS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.sidecar import board
-from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.spec.types import ModelFile
 from metal_supervisor.state.downloads import Download, downloads
 
@@ -27,7 +27,7 @@ COMING = ModelFile("Downloading", message="25 % of 400 B", got_bytes=100, total_
 
 
 def scrape(report: dict[str, Any]) -> list[str]:
-    text = exposition(board.Board(controller=report), "")[0].decode()
+    text = Exposition().render(board.Board(controller=report), "")[0].decode()
     return [line for line in text.splitlines() if "model_download" in line and not line.startswith("#")]
 
 
@@ -50,7 +50,7 @@ def test_what_is_not_whole_is_told_by_name() -> None:
 )  # fmt: skip
 def test_a_report_of_another_version_says_nothing(report: dict[str, Any]) -> None:
     assert downloads(report) == ()
-    assert board.status(board.Board(controller=report), "1")["downloads"] == []
+    assert board.status(board.Board(controller=report))["downloads"] == []
 
 
 def test_counts_of_another_version_are_none() -> None:
@@ -60,7 +60,7 @@ def test_counts_of_another_version_are_none() -> None:
 
 
 def test_status_has_downloads_without_their_source() -> None:
-    body = board.status(board.Board(controller=told(default_tiny=COMING)), "1")
+    body = board.status(board.Board(controller=told(default_tiny=COMING)))
     assert body["downloads"] == [
         {
             "namespace": "default", "model": "tiny", "phase": "Downloading", "gotBytes": 100,

@@ -29,7 +29,7 @@ from metal_supervisor.sidecar.exposition import (
     MOST_SERIES,
     read,
 )
-from metal_supervisor.sidecar.http.metrics import exposition
+from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.spec.types import Key
 from tests.support.boards import full_board
 
@@ -70,10 +70,10 @@ def series(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 def valid(said: Told) -> str:
     """The page in the text format; it and the one in OpenMetrics have been read with everything of ours."""
     board = replace(full_board(), told=said)
-    body, _ = exposition(board, OPENMETRICS)
+    body, _ = Exposition().render(board, OPENMETRICS)
     assert body.endswith(b"# EOF\n") and body.count(b"# EOF") == 1
     assert list(openmetrics(body.decode()))
-    assert list(plain(exposition(board, "")[0].decode()))
+    assert list(plain(Exposition().render(board, "")[0].decode()))
     return said.text(False)
 
 

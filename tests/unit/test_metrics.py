@@ -16,7 +16,7 @@ from metal_supervisor.sidecar import exit_messages
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
-from metal_supervisor.sidecar.http.metrics import Exposition, exposition
+from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.types import Json
@@ -51,7 +51,7 @@ THEIRS = {
 
 def scraped(board: Board, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """(name of the sample, its labels) -> value."""
-    text, kind = exposition(board, accept)
+    text, kind = Exposition().render(board, accept)
     families = (openmetrics if "openmetrics" in kind else plain)(text.decode())
     return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
 
@@ -75,7 +75,7 @@ def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> No
     )  # fmt: skip
     for accept in accepts:
         for board in boards:
-            assert kept.render(board, accept) == exposition(board, accept)
+            assert kept.render(board, accept) == Exposition().render(board, accept)
     assert b"process_restarts_total" in kept.render(full, "")[0] != kept.render(boards[4], "")[0]
 
 
@@ -96,7 +96,7 @@ def test_every_metric_of_llmkubes_agent_is_served_with_its_type_and_labels_or_ha
 
 
 def test_everything_in_the_table_is_scraped_with_its_type_and_labels_and_nothing_else_is() -> None:
-    text = exposition(full_board(), "")[0].decode()
+    text = Exposition().render(full_board(), "")[0].decode()
     assert "# HELP" in text
     found = {family.name: family for family in plain(text)}
     assert {name for name in found if ":" in name} == {"llamacpp:tokens_predicted", "llamacpp:prompt_tokens"}
@@ -201,10 +201,10 @@ def test_a_hostile_name_stays_in_its_label(name: str, accept: str) -> None:
 
 
 def test_a_scraper_gets_the_format_it_accepts() -> None:
-    body, kind = exposition(full_board(), "application/openmetrics-text; version=1.0.0")
+    body, kind = Exposition().render(full_board(), "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text; version=1.0.0") and body.endswith(b"# EOF\n")
     assert b'\nmetal_supervisor_cluster_reachable 1.0\n' in body
-    body, kind = exposition(full_board(), "*/*")
+    body, kind = Exposition().render(full_board(), "*/*")
     assert kind.startswith("text/plain; version=0.0.4") and b"# EOF" not in body
 
 

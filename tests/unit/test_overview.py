@@ -103,7 +103,7 @@ def test_when_it_is_tried_again_is_said_once() -> None:
 
 def test_memory_is_left_open_before_its_first_sample() -> None:
     young = replace(boards.row(memory_bytes=0), rss_bytes=0)
-    told = board.status(replace(boards.full_board(), rows=(young,)), "1")
+    told = board.status(replace(boards.full_board(), rows=(young,)))
     (found,) = told["services"]
     assert (found["rssBytes"], found["memory"]["measuredBytes"]) == (None, None)
     assert cell(document(found), "MEMORY") == f"?/{amount(young.record.reserved_bytes)}"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor import __version__
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.sidecar.board import Board, Recent
 from metal_supervisor.sidecar.http.memory_picture import LENGTH, MOST_PIECES, picture
@@ -59,7 +60,7 @@ class Document(HTMLParser):
 
 
 def page(board: Board) -> Document:
-    return Document(render(board, "1.2.3", 0.0).decode("utf-8"))
+    return Document(render(board, 0.0).decode("utf-8"))
 
 
 def worded(text: str) -> Board:
@@ -97,7 +98,7 @@ def test_it_tells_downloads_events_notices_cluster_programs_and_power() -> None:
     for said in (
         "default/phi Downloading 25 % of 4.0 GiB", "Serving default/x it serves",
         "Notice default.x.conf put aside: no section", "https://api.example:6443, reachable",
-        "controller RUNNING; sidecar RUNNING", "gpu 12.3 W", "llama-server b7200", "metal-supervisor 1.2.3",
+        "controller RUNNING; sidecar RUNNING", "gpu 12.3 W", "llama-server b7200", f"metal-supervisor {__version__}",
         "start default.model-000: new",
     ):  # fmt: skip
         assert said in document.text, said
@@ -173,7 +174,7 @@ def test_a_reader_of_screens_finds_language_title_landmarks_headings_and_heads_o
 
 
 def test_the_policy_allows_its_own_style_and_script_and_nothing_else() -> None:
-    text = render(worded(boards.HOSTILE), "1", 0.0).decode()
+    text = render(worded(boards.HOSTILE), 0.0).decode()
     for kind in ("style", "script"):
         (inside,) = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.S)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
@@ -197,7 +198,7 @@ def test_nothing_of_it_comes_from_elsewhere_and_it_refreshes_without_javascript(
 
 
 def test_hostile_words_are_words_and_nothing_else() -> None:
-    text = render(worded(boards.HOSTILE), "1", 0.0).decode("utf-8")
+    text = render(worded(boards.HOSTILE), 0.0).decode("utf-8")
     assert Document(text).skeleton == page(worded("plain")).skeleton
     assert not [char for char in text if not char.isprintable() and char != "\n"]
     assert "alert(1)" in Document(text).text and "{{7*7}}" in Document(text).text
@@ -206,7 +207,7 @@ def test_hostile_words_are_words_and_nothing_else() -> None:
 @PROPERTY
 @given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from("<>\"'&{}%#\u202e\x1b\n;=`/-! ")), min_size=1))
 def test_no_word_changes_what_the_page_is_made_of(text: str) -> None:
-    found = render(worded(f"x{text}"), "1", 0.0).decode("utf-8")
+    found = render(worded(f"x{text}"), 0.0).decode("utf-8")
     assert Document(found).skeleton == page(worded("x")).skeleton
     assert not [char for char in found if not char.isprintable() and char != "\n"]
 
@@ -214,7 +215,7 @@ def test_no_word_changes_what_the_page_is_made_of(text: str) -> None:
 def test_a_long_word_is_cut() -> None:
     assert shown("a" * 10_000) == "a" * (LONGEST - 1) + "…"
     assert shown("a\n" * 10_000).startswith("a a a ") and len(shown("a\n" * 10_000)) == LONGEST
-    assert len(render(worded("m" * 10_000), "1", 0.0)) < 60_000
+    assert len(render(worded("m" * 10_000), 0.0)) < 60_000
 
 
 # ── the picture ──────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 import flask
 from werkzeug.exceptions import HTTPException
 
-from metal_supervisor import __version__
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.http.metrics import Exposition
@@ -25,6 +24,8 @@ from metal_supervisor.spec.terminal_text import printable
 PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics", "/status")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
+
+
 def is_named(host: str, names: Collection[str]) -> bool:
     """True if a Host header holds one of these names, with or without a port."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
@@ -42,35 +43,25 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app, hosts)
     _health(app, board)
-    status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found, __version__)) + "\n")
+    status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found)) + "\n")
     metrics = RenderCache(board, Exposition().render, warm=True)
-    page = RenderCache(board, lambda found, _: render(found, __version__, time.monotonic(), log_of), warm=True)
+    page = RenderCache(board, lambda found, _: render(found, time.monotonic(), log_of), warm=True)
 
-    @_route(app, "/")
+    @app.get("/")
     def show_page() -> flask.typing.ResponseReturnValue:
         headers = {"Content-Security-Policy": POLICY}
         return flask.Response(page.get(), headers=headers, content_type="text/html; charset=utf-8")
 
-    @_route(app, "/metrics")
+    @app.get("/metrics")
     def show_metrics() -> flask.typing.ResponseReturnValue:
         body, content_type = metrics.get(flask.request.headers.get("Accept", ""))
         return flask.Response(body, content_type=content_type)
 
-    @_route(app, "/status")
+    @app.get("/status")
     def show_status() -> flask.typing.ResponseReturnValue:
         return flask.Response(status.get(), content_type="application/json")
 
     return app
-
-
-View = Callable[[], flask.typing.ResponseReturnValue]
-
-
-def _route(app: flask.Flask, path: str) -> Callable[[View], None]:
-    def add(view: View) -> None:
-        app.add_url_rule(path, path, view, methods=["GET"], provide_automatic_options=False)
-
-    return add
 
 
 def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
@@ -97,16 +88,16 @@ def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
 
 
 def _health(app: flask.Flask, board: Callable[[], Board]) -> None:
-    @_route(app, "/healthz")
+    @app.get("/healthz")
     def healthz() -> flask.typing.ResponseReturnValue:
         status, body = boards.health(board(), time.monotonic())
         return flask.jsonify(body), status
 
-    @_route(app, "/livez")
+    @app.get("/livez")
     def livez() -> flask.typing.ResponseReturnValue:
         return flask.jsonify({"status": "ok"})
 
-    @_route(app, "/readyz")
+    @app.get("/readyz")
     def readyz() -> flask.typing.ResponseReturnValue:
         status, checks = boards.readiness(board(), time.monotonic())
         if "verbose" not in flask.request.args and status == 200:

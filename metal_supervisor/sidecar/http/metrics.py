@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -184,30 +184,25 @@ def _system(page: _Page, board: Board) -> None:
 def _gateway(page: _Page, board: Board) -> None:
     """Add the gateway's requests, from its note; another version may have written it."""
     note, known = board.gateway, {("", ""), *(row.record.owner for row in board.rows)}
+
+    def add(name: str, items: Iterable[Sequence[Any]], *labels: str) -> None:
+        """Add a list of the note: each item has the values of `labels`, and a number or a histogram."""
+        for *values, found in items:
+            whose = dict(zip(labels, map(str, values), strict=True))
+            if (whose["namespace"], whose["name"]) in known:
+                page.add(name, histogram.read(found) if TABLE[name].kind == HISTOGRAM else found, **whose)
+
     with contextlib.suppress(TypeError, ValueError):
-        for key, namespace, name, status, count in note.get("requests", ()):
-            if (namespace, name) in known:
-                labels = {"namespace": namespace, "name": name, "key": str(key), "code": str(status)}
-                page.add(OURS + "gateway_requests_total", count, **labels)
+        add(OURS + "gateway_requests_total", note.get("requests", ()), "key", "namespace", "name", "code")
         for metric, kind in (("in_flight", "inFlight"), ("waiting", "waiting")):
             of_engines: Counter[tuple[str, str]] = Counter()
             for namespace, name, count in note.get(kind, ()):
                 of_engines[namespace, name] += int(count)
-            for (namespace, name), count in of_engines.items():
-                if (namespace, name) in known:
-                    page.add(f"{OURS}gateway_{metric}", count, namespace=namespace, name=name)
-        for key, namespace, name, count in note.get("events", ()):
-            if (namespace, name) in known:
-                page.add(OURS + "gateway_events_total", count, namespace=namespace, name=name, key=str(key))
-        for key, namespace, name, found in note.get("firstByte", ()):
-            if (namespace, name) in known:
-                labels = {"namespace": namespace, "name": name, "key": str(key)}
-                page.add(OURS + "gateway_first_byte_seconds", histogram.read(found), **labels)
-        for metric, kind in (("request", "whole"), ("wait", "wait")):
-            for namespace, name, found in note.get(kind, ()):
-                if (namespace, name) in known:
-                    counted = histogram.read(found)
-                    page.add(f"{OURS}gateway_{metric}_seconds", counted, namespace=namespace, name=name)
+            add(f"{OURS}gateway_{metric}", [(*key, n) for key, n in of_engines.items()], "namespace", "name")
+        add(OURS + "gateway_events_total", note.get("events", ()), "key", "namespace", "name")
+        add(OURS + "gateway_first_byte_seconds", note.get("firstByte", ()), "key", "namespace", "name")
+        add(OURS + "gateway_request_seconds", note.get("whole", ()), "namespace", "name")
+        add(OURS + "gateway_wait_seconds", note.get("wait", ()), "namespace", "name")
 
 
 def _loops(page: _Page, board: Board) -> None:
@@ -345,8 +340,3 @@ def _around(board: Board) -> _Page:
     _memory(page, mapping(board.controller, "memory"))
     _downloads(page, board.controller)
     return page
-
-
-def exposition(board: Board, accept: str) -> tuple[bytes, str]:
-    """(body, content type) of a single scrape."""
-    return Exposition().render(board, accept)

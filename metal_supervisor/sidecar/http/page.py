@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import jinja2
 from markupsafe import Markup
 
+from metal_supervisor import __version__
 from metal_supervisor.cluster.report import CRASH_LOOP, EVICTED, HUNG, TROUBLE
 from metal_supervisor.sidecar.board import Board, Recent, Row, cluster_trouble, health
 from metal_supervisor.sidecar.http.memory_picture import charge_bytes, picture
@@ -26,7 +27,7 @@ from metal_supervisor.sidecar.power import shown_power
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.spec.terminal_text import shortened
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import downloads
 
@@ -69,9 +70,7 @@ def shown(value: Any) -> Any:
     """Output filter of the templates: cut a text to LONGEST, on one line and printable; escaping follows."""
     if isinstance(value, Markup):
         return value
-    text = " ".join(str(value)[: 4 * LONGEST].split())
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    return text if text.isprintable() else printable(text)
+    return shortened(" ".join(str(value)[: 4 * LONGEST].split()), LONGEST)
 
 
 def _own(name: str) -> Markup:
@@ -191,7 +190,7 @@ def shown_programs(programs: Mapping[str, str]) -> dict[str, str]:
     return {name: state for name, state in programs.items() if state == "RUNNING" or name not in spare}
 
 
-def render(board: Board, version: str, now: float, log_of: LogTail = lambda _program: ()) -> bytes:
+def render(board: Board, now: float, log_of: LogTail = lambda _program: ()) -> bytes:
     """The page, UTF-8; `now`: monotonic, `log_of`: the last lines of a program's log."""
     found = lines(board.rows, log_of)
     text = ENVIRONMENT.get_template("page.html").render(
@@ -199,7 +198,7 @@ def render(board: Board, version: str, now: float, log_of: LogTail = lambda _pro
         script=SCRIPT,
         edition=EDITION,
         icon=Markup(ICON),
-        version=version,
+        version=__version__,
         board=board,
         programs=shown_programs(board.programs),
         summary=summary(found),
