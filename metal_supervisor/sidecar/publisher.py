@@ -44,7 +44,8 @@ class _Done:
     service_at: float = 0.0
     """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
-    slice_name: str = ""
+    gone: bool = False
+    """The slice was deleted, and not written since."""
     legacy_gone: bool = False
     """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
@@ -113,7 +114,7 @@ class Publisher:
 
     def refused(self, key: Key, text: str, pause_s: float) -> None:
         """Record that the cluster rejects a service's objects; they are not written again for `pause_s`."""
-        done = self._done.setdefault(key, _Done())
+        done = self._done[key]
         done.blocked_until = time.monotonic() + pause_s
         if done.problem != text:
             done.problem = text
@@ -142,13 +143,12 @@ class Publisher:
             done.want = want
             return
         done.want = None
+        self._take_out(want, done)
         if time.monotonic() < done.blocked_until and done.problem:
-            self._take_out(want, done)
-            if done.slice is not None and want.address and _addresses(done.slice) != [want.address]:
+            if done.slice is not None and want.address and done.slice["endpoints"][0]["addresses"] != [want.address]:
                 self._drop_slice(record, done)  # nothing is reached where it points, and no better one is accepted
             self._withdrawn(done, token)
             return
-        self._take_out(want, done)
         problem = want.address_problem if want.report.wants_slice else ""
         if want.report.wants_service and not problem:
             problem = self._service(want, done)
@@ -228,11 +228,11 @@ class Publisher:
         )
         if body == done.slice and done.out is not want.report.ready:
             return
-        name, fronted = body["metadata"]["name"], want.report.port != want.record.port
+        fronted = want.report.port != want.record.port
         # A failed write may have taken effect all the same.
-        done.out, done.fronted = done.out and not want.report.ready, done.fronted and fronted
-        self._apply_slice(api_path("endpointslices", want.record.namespace, name), body, done)
-        done.slice, done.slice_name, done.out, done.fronted = body, name, not want.report.ready, fronted
+        done.gone, done.out, done.fronted = False, done.out and not want.report.ready, done.fronted and fronted
+        self._apply_slice(_path_of(body), body, done)
+        done.slice, done.out, done.fronted = body, not want.report.ready, fronted
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
@@ -281,14 +281,14 @@ class Publisher:
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
         """Delete this Mac's slice unless that is done; the Service stays, and keeps its cluster IP."""
-        if done.slice is None and done.slice_name and done.out:
+        if done.gone:
             return
-        if record.endpoint is None:
-            done.out = True
-            return
-        name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
-        self._delete(api_path("endpointslices", record.namespace, name))
-        done.slice, done.slice_name, done.heartbeat_at, done.out = None, name, 0.0, True
+        if done.slice is not None:
+            self._delete(_path_of(done.slice))
+        elif record.endpoint is not None:
+            name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
+            self._delete(api_path("endpointslices", record.namespace, name))
+        done.slice, done.gone, done.heartbeat_at, done.out = None, True, 0.0, True
 
     def _delete(self, path: str) -> None:
         try:
@@ -301,7 +301,7 @@ class Publisher:
         """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
         if done.slice is not None:
-            self._delete(api_path("endpointslices", key[0], done.slice_name))
+            self._delete(_path_of(done.slice))
         self.statuses.forget(key)
         del self._done[key]
 
@@ -357,14 +357,12 @@ class Publisher:
                 self._delete(api_path("endpointslices", *key))
         if self._resynced:  # at first all else has just been looked at
             for done in self._done.values():
-                done.service_at = 0.0
-                if done.slice is None:
-                    done.slice_name = ""
+                done.service_at, done.gone = 0.0, False
             self.statuses.look_anew()
         self._resynced = True
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
 
 
-def _addresses(body: Json) -> list[str]:
-    """The addresses of an EndpointSlice that this Mac writes."""
-    return [address for each in body["endpoints"] for address in each["addresses"]]
+def _path_of(body: Json) -> str:
+    """API path of an EndpointSlice that this Mac writes."""
+    return api_path("endpointslices", body["metadata"]["namespace"], body["metadata"]["name"])

@@ -21,7 +21,8 @@ from metal_supervisor.sidecar.registrar import Around, Registrar
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.processes import Observed
-from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Probe, Program, Service
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Probe, Program, Service, Standing
 from tests.support.macs import LEASES, embedded_cluster
 from tests.support.records import accept
 from tests.support.system import ISVC, SLICES, api_faults, eventually, service
@@ -467,6 +468,30 @@ def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
     registrar._one_pass()
     assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["addresses"] == ["192.0.2.5"]
     assert registrar.published(("default", "tiny")).problem == ""
+
+
+def test_a_slice_that_was_taken_out_before_a_gap_goes_when_there_is_no_address_after_it() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert registrar.out and cluster.deleted == []
+    registrar._publisher.forget_slices()  # as after a gap
+    registrar.want(wanted("", "NoRoutableAddress: 169.254.3.4 is link-local"), {})
+    registrar._one_pass()
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"]
+
+
+def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_taken_out() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert not registrar.out and cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+    (serving,) = wanted().values()
+    stopped = Verdict(Standing.STOPPED, "ManuallyScaledToZero", "", 101.0)
+    record = replace(serving.record, endpoint=None, verdict=stopped)
+    registrar.want({record.key: replace(serving, record=record, report=report(record, UP))}, {})
+    registrar._one_pass()
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"] and registrar.out
 
 
 def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> None:
