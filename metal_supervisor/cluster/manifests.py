@@ -283,30 +283,22 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
     return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
 
 
-def event_object(record: Record, what: Happening, node: str, now_micro: str) -> Json:
-    """Event (events.k8s.io/v1) on an InferenceService."""
-    about = {
-        "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "namespace": record.namespace,
-        "uid": record.uid,
-    }  # fmt: skip
-    return _event(about, what, node, now_micro)
+def event_object(about: Record | str, what: Happening, node: str, now_micro: str) -> Json:
+    """Event (events.k8s.io/v1) on an InferenceService, or, if `about` is a namespace, on this Mac there.
 
-
-def mac_event_object(namespace: str, what: Happening, node: str, now_micro: str) -> Json:
-    """Event on a Mac, which is represented in a namespace by its node Lease."""
-    about = {
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": node_lease_name(node), "namespace": namespace,
-    }  # fmt: skip
-    return _event(about, what, node, now_micro)
-
-
-def _event(about: dict[str, str], what: Happening, node: str, now_micro: str) -> Json:
-    """Event whose name is a hash of its content, so that a repetition becomes a series."""
-    digest = hashlib.sha256(f"{about.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
+    A Mac is represented in a namespace by its node Lease. The Event's name is a hash of its content, so that a
+    repetition becomes a series.
+    """
+    if isinstance(about, str):
+        lease = {"apiVersion": OTHER_APIS["leases"], "kind": "Lease", "name": node_lease_name(node)}
+        regarding = {**lease, "namespace": about}
+    else:
+        regarding = {**owner(about), "namespace": about.namespace}
+    digest = hashlib.sha256(f"{regarding.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{about['name'][:200].rstrip('-.')}.{digest}", "namespace": about["namespace"]},
+        "metadata": {"name": f"{regarding['name'][:200].rstrip('-.')}.{digest}", "namespace": regarding["namespace"]},
         "eventTime": now_micro,
         "reportingController": "metal-supervisor",
         "reportingInstance": node,
@@ -314,5 +306,5 @@ def _event(about: dict[str, str], what: Happening, node: str, now_micro: str) ->
         "reason": what.reason,
         "type": what.type,
         "note": what.note,
-        "regarding": about,
+        "regarding": regarding,
     }

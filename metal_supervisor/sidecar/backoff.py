@@ -14,6 +14,11 @@ Object = tuple[str, Hashable]
 """(kind of write, object)."""
 
 
+def pause_s(failures: int, longest_s: float) -> float:
+    """Seconds before the next try after so many failures: twice as long each time, in part at random."""
+    return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures, 8)) * random.uniform(0.5, 1.0)
+
+
 @dataclass(frozen=True)
 class _Held:
     """A write that failed, until it is tried again."""
@@ -48,8 +53,8 @@ class Backoffs:
         """Back off an object: longer than last time, and at least as long as the server's Retry-After."""
         before = self._held.get(what)
         failures = (before.failures if before else 0) + 1
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
-        self._held[what] = _Held(failures, time.monotonic() + max(pause_s, error.retry_after_s), str(error))
+        held_s = max(pause_s(failures, LONGEST_PAUSE_S), error.retry_after_s)
+        self._held[what] = _Held(failures, time.monotonic() + held_s, str(error))
 
     def over(self, what: Object) -> None:
         """Forget an object: it was written, or its desired content has changed."""

@@ -26,21 +26,16 @@ from metal_supervisor.placement import claims
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 
-STEADY_AFTER, STEADY_PAUSE_S = 1, 2.0
+STEADY_PAUSE_S = 2.0
 log = logging.getLogger("sidecar")
 
 
-def new_session() -> str:
-    """A new name for this run of the sidecar; names sort by start time."""
-    return f"{time.time():017.6f}-{os.urandom(4).hex()}"
-
-
 def session_kept(path: Path) -> str:
-    """A new session name, stored in a file after the latest few.
+    """A new name for this run of the sidecar, stored in a file after the latest few; names sort by start time.
 
     The controller uses the file to tell this Mac's Lease from one of another Mac with the same name.
     """
-    session, before = new_session(), []
+    session, before = f"{time.time():017.6f}-{os.urandom(4).hex()}", []
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text("utf-8"))
         before = [str(each) for each in found][-4:] if isinstance(found, list) else []
@@ -60,8 +55,8 @@ class Membership:
         self._renewed_at: dict[str, float] = {}
         self._due_now: set[str] = set()
         """Namespaces whose Lease is to be written at once; `_renewed_at` still holds their last renewal."""
-        self._unsteady: dict[str, int] = {}
-        """Namespace -> renewals left, after a gap, before endpoints are announced again."""
+        self._unsteady: set[str] = set()
+        """Namespaces whose Lease was renewed after a gap, and not once more since: no endpoint is announced there."""
         self._withdrawn: set[tuple[str, str]] = set()
 
     @property
@@ -97,12 +92,9 @@ class Membership:
         self._renewed_at[namespace] = self._clock()
         self._due_now.discard(namespace)
         if last and now - last > self._duration_s:
-            self._unsteady[namespace] = STEADY_AFTER
+            self._unsteady.add(namespace)
             return True
-        if self._unsteady.get(namespace, 0) > 1:
-            self._unsteady[namespace] -= 1
-        else:
-            self._unsteady.pop(namespace, None)
+        self._unsteady.discard(namespace)
         return False
 
     def release(self) -> None:

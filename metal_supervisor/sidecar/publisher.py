@@ -305,16 +305,10 @@ class Publisher:
         self.statuses.forget(key)
         del self._done[key]
 
-    def event(self, record: Record, what: Happening) -> None:
-        """Post an Event about a service; a repeated one increments its series count."""
-        self._post(record.namespace, manifests.event_object(record, what, self._node, now_micro()))
-
-    def mac_event(self, namespace: str, what: Happening) -> None:
-        """Post an Event about this Mac."""
-        self._post(namespace, manifests.mac_event_object(namespace, what, self._node, now_micro()))
-
-    def _post(self, namespace: str, body: Json) -> None:
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+    def event(self, about: Record | str, what: Happening) -> None:
+        """Post an Event as of `manifests.event_object`; a repeated one increments its series count."""
+        body = manifests.event_object(about, what, self._node, now_micro())
+        path = f"/apis/events.k8s.io/v1/namespaces/{body['metadata']['namespace']}/events"
         try:
             self._kube.request("POST", path, None, body)
         except KubeError as error:

@@ -9,7 +9,6 @@ is tried again every second or so, and nothing here ever delays a probe.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
-from metal_supervisor.sidecar.backoff import FIRST_PAUSE_S, Backoffs
+from metal_supervisor.sidecar.backoff import Backoffs, pause_s
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
@@ -40,12 +39,6 @@ MOST_EVENTS = 50
 OF_THE_MAC = frozenset({"lease", "fleetnode", "resync"})
 """Kinds of writes that are due again by the time of the last one that was made."""
 log = logging.getLogger("sidecar")
-
-
-@dataclass
-class _Trouble:
-    error: str = ""
-    since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,9 +92,10 @@ class Registrar(threading.Thread):
         self._out_since: dict[Key, float] = {}
         """Monotonic time of the decision to withdraw an endpoint that the cluster still shows as ready."""
         self._settled = threading.Event()
-        self._out = False
-        """No endpoint is wanted now, and the cluster shows none."""
-        self._trouble = _Trouble()
+        self.out = False
+        """True once all endpoints are out, whatever else is still to be written; `on_change` is called then."""
+        self.trouble = "", 0.0
+        """(reason why the cluster cannot be written to, Unix time since when); ("", 0) if it can."""
         self._pass_failed = self._refused = False
         self._overdue = False
         """What is due was refused in this pass for what it says, and stays due."""
@@ -127,7 +121,7 @@ class Registrar(threading.Thread):
                     self._backoffs.over(("endpoints", key))  # an engine that died must not wait for its announcement
             self._wanted, self._models, self._around = wanted, models, around
             self._settled.clear()
-            self._out = False
+            self.out = False
         self._wake.set()
 
     def withdraw_all(self) -> None:
@@ -168,16 +162,6 @@ class Registrar(threading.Thread):
         """Progress of the publication of a service."""
         return self._publisher.published(key)
 
-    @property
-    def trouble(self) -> tuple[str, float]:
-        """(reason why the cluster cannot be written to, Unix time since when); ("", 0) if it can."""
-        return self._trouble.error, self._trouble.since
-
-    @property
-    def out(self) -> bool:
-        """True once all endpoints are out, whatever else is still to be written; `on_change` is called then."""
-        return self._out
-
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything wanted is written, but for messages that `Statuses.rests` holds back.
 
@@ -194,8 +178,7 @@ class Registrar(threading.Thread):
             self._one_pass()
             failures = failures + 1 if self._pass_failed else 0
             if failures:
-                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)
-                time.sleep(pause_s)  # a wake must not turn an outage into a hot loop
+                time.sleep(pause_s(failures, LONGEST_PAUSE_S))  # a wake must not turn an outage into a hot loop
             else:
                 self._wake.wait(min(threading.TIMEOUT_MAX, max(0.05, self._due_at() - time.monotonic())))
 
@@ -255,7 +238,7 @@ class Registrar(threading.Thread):
             if self._is_overtaken(began):
                 return self._begin_anew(events[index:])
             on = about if isinstance(about, str) else about.key
-            posted = self._attempt("event", on, partial(self._post, about, happened))
+            posted = self._attempt("event", on, partial(publish.event, about, happened))
             if not posted and (self._pass_failed or ("event", on) in self._backoffs):
                 self.tell(about, happened)
         if self._pass_failed:
@@ -265,7 +248,7 @@ class Registrar(threading.Thread):
             self._troubled(self._backoffs.told())
             return None
         if not self._refused:
-            self._clear_trouble()
+            self._troubled("")
         with self._lock:
             if wanted is self._wanted:
                 self._settled.set()
@@ -314,18 +297,12 @@ class Registrar(threading.Thread):
             return self._urgent.is_set()
         return began < self._membership.due_at(self._around.namespaces) <= time.monotonic()
 
-    def _post(self, about: Record | str, what: Happening) -> None:
-        if isinstance(about, str):
-            self._publisher.mac_event(about, what)
-        else:
-            self._publisher.event(about, what)
-
     def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Set `out` and notify, once, if the cluster shows no endpoint. No service in `wanted` is ready."""
         out = all(self._publisher.published(key).out for key in wanted)
         with self._lock:
-            news = out and not self._out and wanted is self._wanted
-            self._out = self._out or news
+            news = out and not self.out and wanted is self._wanted
+            self.out = self.out or news
         if news:
             self._on_change()
 
@@ -346,9 +323,7 @@ class Registrar(threading.Thread):
 
         `what`: kind of write, as in the counter of failures; `on`: the object.
         """
-        if self._pass_failed:
-            return False
-        if self._backoffs.holds((what, on)):
+        if self._pass_failed or self._backoffs.holds((what, on)):
             return False
         began = time.monotonic()
         try:
@@ -372,7 +347,7 @@ class Registrar(threading.Thread):
                     self._refused = True
                 else:
                     self._pass_failed = True
-                if error.code in (401, 403) and self._trouble.error != str(error):
+                if error.code in (401, 403) and self.trouble[0] != str(error):
                     log.warning("the cluster refuses a write", extra={"error": str(error)})
                 self._troubled(str(error))
                 return False
@@ -380,8 +355,10 @@ class Registrar(threading.Thread):
         return True
 
     def _troubled(self, error: str) -> None:
-        if self._trouble.error != error:
-            self._trouble = _Trouble(error, self._trouble.since or time.time())
+        """Set `trouble`; `error`: "" if there is none any more."""
+        before, since = self.trouble
+        if error != before:
+            self.trouble = (error, since or time.time()) if error else ("", 0.0)
             self._on_change()
 
     def _problem(self, key: Any, error: KubeError) -> None:
@@ -390,8 +367,3 @@ class Registrar(threading.Thread):
         log.warning("the cluster does not accept an object", extra=what)
         if key is not None:  # a conflict is short: the fields that we apply are ours
             self._publisher.refused(key, str(error), CONFLICT_PAUSE_S if error.conflict else CONFLICT_RETRY_S)
-
-    def _clear_trouble(self) -> None:
-        if self._trouble.error:
-            self._trouble = _Trouble()
-            self._on_change()
