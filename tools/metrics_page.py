@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from metal_supervisor.runtimes import RUNTIMES  # noqa: E402
 from metal_supervisor.runtimes.engine_metrics import REASONS  # noqa: E402
-from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, SERVED, UNSERVED, MetricEntry  # noqa: E402
+from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, SERVED, MetricEntry  # noqa: E402
 
 PAGE, ALERTS = ROOT / "docs" / "metrics.md", ROOT / "conf" / "prometheus" / "alerts.yaml"
 HEAD = """# Metrics
@@ -83,6 +83,16 @@ engine whose last answer was not taken, and `{OURS}engine_metrics_dropped_total`
 | reason | what happened |
 | --- | --- |
 {{reasons}}"""
+_PROXY = "clients ask the engines themselves, or the gateway, which has metrics of its own"
+UNSERVED = {
+    INCUMBENT + "fatal_exits_total": "nothing is fatal: a lost watch is tried again, a taken port is waited for, and "
+    "supervisord restarts what dies; see loop_last_success_timestamp_seconds and watch_consecutive_failures",
+    INCUMBENT + "client_proxy_requests_total": f"there is no client proxy; {_PROXY}",
+    INCUMBENT + "ingress_requests_total": f"there is no ingress; {_PROXY}",
+    "go_*": "this is not a Go program",
+    "process_*": "of the agent's one process; here are several, which supervisorctl lists",
+}
+"""Metrics of LLMKube's agent that are not served, each with the reason."""
 MISSING = """
 ## What LLMKube's agent has and this has not
 

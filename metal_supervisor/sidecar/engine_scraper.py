@@ -52,7 +52,10 @@ class ScrapeTarget:
 class _LastScrape:
     """The latest scrape of a target, and its schedule."""
 
-    number: int
+    serves: bool = False
+    """The engine serves; otherwise it is not asked."""
+    number: int = 0
+    """Of the process, in the order of first answers; 0 before its own."""
     due_at: float = 0.0
     pause_s: float = EVERY_S
     taken: bool | None = None
@@ -69,10 +72,6 @@ def source_of(row: Row, note: RunNote | None, bind: str) -> ScrapeTarget | None:
     started = note.started if note is not None and note.pid == pid else ""
     where = local_status.asked_at(record.host or bind)
     return ScrapeTarget(record.key, record.program, pid, started, where, record.port, runtime.metrics_path)
-
-
-def _serves(row: Row) -> bool:
-    return row.observed.ready and not row.observed.hung and not row.record.withdraw
 
 
 class EngineScraper(threading.Thread):
@@ -94,9 +93,8 @@ class EngineScraper(threading.Thread):
         self._numbers = itertools.count(1)
         self._followed: tuple[list[Row], dict[str, RunNote]] = [], {}
         self._lock = threading.Lock()
-        self._sources: Mapping[ScrapeTarget, bool] = {}
-        """The running engines; True if the engine serves."""
         self._known: dict[ScrapeTarget, _LastScrape] = {}
+        """The running engines."""
         self._dropped: dict[Key, Counter[str]] = {}
         self._page = NO_PAGE
         self._wake = threading.Event()
@@ -107,17 +105,15 @@ class EngineScraper(threading.Thread):
         if followed == self._followed:
             return
         self._followed = followed
-        sources, services = {}, set()
-        for row in followed[0]:
-            services.add(row.record.key)
-            if source := source_of(row, notes.get(row.record.program), self._bind):
-                sources[source] = _serves(row)
+        services = {row.record.key for row in followed[0]}
         with self._lock:
-            changed, self._sources = sources != self._sources, sources
-            self._known = {source: known for source, known in self._known.items() if source in sources}
+            before, self._known = self._known, {}
+            for row in followed[0]:
+                if source := source_of(row, notes.get(row.record.program), self._bind):
+                    known = self._known[source] = before.get(source) or _LastScrape()
+                    known.serves = row.observed.ready and not row.observed.hung and not row.record.withdraw
             self._dropped = {key: found for key, found in self._dropped.items() if key in services}
-        if changed:
-            self._wake.set()
+        self._wake.set()
 
     def told(self) -> Told:
         """The metrics to serve now."""
@@ -127,7 +123,7 @@ class EngineScraper(threading.Thread):
             up = {
                 source.key: each.taken
                 for source, each in self._known.items()
-                if each.taken is not None and self._sources.get(source)
+                if each.taken is not None and each.serves
             }
             return Told(self._page, live, up, {key: dict(found) for key, found in self._dropped.items()})
 
@@ -153,17 +149,13 @@ class EngineScraper(threading.Thread):
     def _pause_s(self) -> float | None:
         """Seconds until the next scrape is due, None if none is scheduled."""
         with self._lock:
-            due = [self._known[source].due_at for source, serves in self._sources.items()
-                   if serves and source in self._known]  # fmt: skip
+            due = [each.due_at for each in self._known.values() if each.serves]
         return max(0.0, min(due) - self._clock()) if due else None
 
     def _due(self) -> ScrapeTarget | None:
         """The longest overdue of the engines that serve, None if none is due."""
         with self._lock:
-            for source, serves in self._sources.items():
-                if serves and source not in self._known:
-                    self._known[source] = _LastScrape(next(self._numbers))
-            due = {source: self._known[source].due_at for source, serves in self._sources.items() if serves}
+            due = {source: each.due_at for source, each in self._known.items() if each.serves}
         first = min(due, key=due.__getitem__, default=None)
         return first if first is not None and due[first] <= self._clock() else None
 
@@ -182,6 +174,7 @@ class EngineScraper(threading.Thread):
             known = self._known.get(source)
             if known is None:
                 return  # it has ended meanwhile
+            known.number = known.number or next(self._numbers)
             known.taken, now = not reason, self._clock()
             known.pause_s = min(2 * known.pause_s, LONGEST_S) if reason in SILENT else EVERY_S
             known.due_at = now + known.pause_s
@@ -193,7 +186,7 @@ class EngineScraper(threading.Thread):
     def _join(self, asked: Iterable[ScrapeTarget]) -> None:
         """Merge all answers into one page. `asked`: the engines whose answers are new on it."""
         with self._lock:
-            answers = [(each.number, each.blocks) for each in self._known.values()]
+            answers = sorted((each.number, each.blocks) for each in self._known.values() if each.number)
         page, conflicts = engine_metrics.merged(answers)
         with self._lock:
             self._page = page

@@ -15,11 +15,11 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.manifests import MANAGED_BY
 from metal_supervisor.host import sleep_clock
 from metal_supervisor.sidecar.statuses import now_seconds
+from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Json
 
 EVERY_S = 60.0
 API = "foreman.llmkube.dev/v1alpha1"
-GIB = 1 << 30
 
 
 def fleet_node(node: str, memory_bytes: int, models: Sequence[str], now: str) -> Json:

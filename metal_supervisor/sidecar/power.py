@@ -17,6 +17,7 @@ from pathlib import Path
 from metal_supervisor.host.powermetrics import DOMAINS, FORMAT
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.kept_files import KeptFiles
 
 LOOK_EVERY_S = 2.0
 HOLDS_FOR = 3
@@ -77,8 +78,7 @@ class PowerFile:
     """The latest reading; None unless enabled."""
 
     def __init__(self, state: Path, enabled: bool) -> None:
-        self._path, self._enabled = state / POWER_FILE, enabled
-        self._edition: tuple[int, int] | None = None
+        self._path, self._files, self._enabled = state / POWER_FILE, KeptFiles(state), enabled
         self.reading = PowerReading(problem=NOTHING_YET) if enabled else None
 
     def start(self) -> None:
@@ -89,13 +89,9 @@ class PowerFile:
     def look(self) -> None:
         """Read the file if it was replaced."""
         try:
-            found = self._path.stat()
-            edition = found.st_ino, found.st_mtime_ns
-            if edition != self._edition:
-                self.reading = read(self._path.read_text("utf-8"))
-                self._edition = edition
+            self.reading = self._files.parsed(self._path, read)
         except (OSError, UnicodeDecodeError):
-            self._edition, self.reading = None, PowerReading(problem=NOTHING_YET)
+            self.reading = PowerReading(problem=NOTHING_YET)
 
     def _run(self) -> None:
         while True:

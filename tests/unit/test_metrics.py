@@ -15,7 +15,7 @@ from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar import exit_messages
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.counters import Counters
-from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE, UNSERVED
+from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, PHASES, SERVED, TABLE
 from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.processes import Observed
@@ -86,13 +86,13 @@ def test_every_metric_of_llmkubes_agent_is_served_with_its_type_and_labels_or_ha
     for short, (kind, labels) in THEIRS.items():
         entry = TABLE.get(INCUMBENT + short)
         if entry is None:
-            assert UNSERVED[INCUMBENT + short], short
+            assert metrics_page.UNSERVED[INCUMBENT + short], short
         else:
             assert entry.kind == kind and set(labels) <= set(entry.labels), short
             assert set(entry.labels) - set(labels) <= {"namespace"}, short
     known = {INCUMBENT + short for short in THEIRS}
-    assert {name for name in (*TABLE, *UNSERVED) if name.startswith(INCUMBENT)} == known
-    assert not set(TABLE) & set(UNSERVED)
+    assert {name for name in (*TABLE, *metrics_page.UNSERVED) if name.startswith(INCUMBENT)} == known
+    assert not set(TABLE) & set(metrics_page.UNSERVED)
 
 
 def test_everything_in_the_table_is_scraped_with_its_type_and_labels_and_nothing_else_is() -> None:

@@ -1,7 +1,8 @@
 """Table of all metrics, for /metrics and docs/metrics.md.
 
 The `llmkube_metal_agent_*` names are LLMKube's, with its types and labels, because dashboards, rules and power
-collectors depend on them; those that are not served are listed with the reason. Our own are named `metal_supervisor_*`.
+collectors depend on them; tools/metrics_page.py lists those that are not served. Our own are named
+`metal_supervisor_*`.
 """
 
 from __future__ import annotations
@@ -275,14 +276,3 @@ SERVED = (
     ),
 )
 TABLE: Mapping[str, MetricEntry] = {entry.name: entry for entry in SERVED}
-
-_PROXY = "clients ask the engines themselves, or the gateway, which has metrics of its own"
-UNSERVED: Mapping[str, str] = {
-    INCUMBENT + "fatal_exits_total": "nothing is fatal: a lost watch is tried again, a taken port is waited for, and "
-    "supervisord restarts what dies; see loop_last_success_timestamp_seconds and watch_consecutive_failures",
-    INCUMBENT + "client_proxy_requests_total": f"there is no client proxy; {_PROXY}",
-    INCUMBENT + "ingress_requests_total": f"there is no ingress; {_PROXY}",
-    "go_*": "this is not a Go program",
-    "process_*": "of the agent's one process; here are several, which supervisorctl lists",
-}
-"""Metrics of LLMKube's agent that are not served, each with the reason."""
