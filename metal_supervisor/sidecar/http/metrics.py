@@ -15,28 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
-from metal_supervisor.sidecar.http.metric_table import (
-    COUNTER,
-    HISTOGRAM,
-    INCUMBENT,
-    INFO,
-    OURS,
-    PHASES,
-    TABLE,
-    MetricEntry,
-)
+from metal_supervisor.sidecar.http.metric_table import HISTOGRAM, INCUMBENT, OURS, PHASES, TABLE, MetricEntry
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
@@ -57,29 +42,20 @@ class _Page:
 
     def add(self, name: str, value: Any, /, **labels: str) -> None:
         """Add a value; None, and anything else that is no number, is skipped."""
-        if isinstance(value, Histogram):
-            family, values = self._family(name, labels)
-            assert isinstance(family, HistogramMetricFamily)
-            family.add_metric(values, value.buckets, value.total)
-        elif isinstance(value, (int, float)):
-            family, values = self._family(name, labels)
-            assert isinstance(family, (GaugeMetricFamily, CounterMetricFamily))
-            family.add_metric(values, value)
-
-    def tell(self, name: str, /, **labels: str) -> None:
-        """Add an info metric, which is all labels."""
-        family, _ = self._family(name, labels)
-        assert isinstance(family, InfoMetricFamily)
-        family.add_metric((), {label: _text(value) for label, value in labels.items()})
-
-    def _family(self, name: str, labels: Mapping[str, str]) -> tuple[Metric, list[str]]:
-        """(family of that name, label values in the table's order). Raises KeyError."""
+        if not isinstance(value, (int, float, Histogram)):
+            return
         entry = TABLE[name]
         if len(labels) != len(entry.labels):
             raise KeyError(f"{name} has the labels {entry.labels}")
+        told = {label: _text(labels[label]) for label in entry.labels}
         if name not in self._families:
             self._families[name] = _family(entry)
-        return self._families[name], [_text(labels[label]) for label in entry.labels]
+        family = self._families[name]
+        if isinstance(value, Histogram):
+            assert isinstance(family, HistogramMetricFamily)
+            family.add_metric(list(told.values()), value.buckets, value.total)
+        else:
+            family.add_sample(name, told, value)
 
     def collect(self) -> Iterator[Metric]:
         """The families in the order of the table; called by the encoder."""
@@ -92,13 +68,9 @@ class _Page:
 
 
 def _family(entry: MetricEntry) -> Metric:
-    if entry.kind == INFO:
-        return InfoMetricFamily(entry.name.removesuffix("_info"), entry.help)
-    if entry.kind == COUNTER:
-        return CounterMetricFamily(entry.name, entry.help, labels=entry.labels)
     if entry.kind == HISTOGRAM:
         return HistogramMetricFamily(entry.name, entry.help, labels=entry.labels)
-    return GaugeMetricFamily(entry.name, entry.help, labels=entry.labels)
+    return Metric(entry.name.removesuffix("_total").removesuffix("_info"), entry.help, entry.kind)
 
 
 def _text(value: str) -> str:
@@ -166,7 +138,7 @@ def _system(page: _Page, board: Board) -> None:
     page.add(INCUMBENT + "managed_processes", sum(bool(row.observed.pid) for row in board.rows))
     for domain, watts in (board.power.fresh_watts() if board.power else {}).items():
         page.add(f"{INCUMBENT}apple_power_{domain}_watts", watts)
-    page.tell(OURS + "build_info", version=__version__, node=board.node)
+    page.add(OURS + "build_info", 1, version=__version__, node=board.node)
     page.add(OURS + "cluster_reachable", int(not cluster_trouble(board)))
     page.add(OURS + "supervisord_reachable", int(not board.supervisord_error))
     page.add(OURS + "api_requests_total", board.requests)
