@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metal_supervisor import __version__
 from metal_supervisor.cluster import manifests
@@ -29,6 +29,19 @@ SERVICE_S, FIRST_RESYNC_S, RESYNC_S = 600.0, 30.0, 1800.0
 """The first resync leaves the controller time: without its records, what still runs looks like nothing wanted."""
 CONFLICT_RETRY_S = 30.0
 log = logging.getLogger("sidecar")
+
+
+@dataclass(frozen=True)
+class Published:
+    """Progress of a service's publication, for the rest of the sidecar."""
+
+    withdrawn: WithdrawalToken = NO_WITHDRAWAL
+    """Token of the withdrawal that was carried out."""
+    problem: str = ""
+    out: bool = False
+    """The cluster has accepted that no traffic is to come here."""
+    fronted: bool = False
+    """What the cluster names is the gateway: there is nothing to withdraw before the engine ends."""
 
 
 @dataclass
@@ -50,27 +63,9 @@ class _Done:
     """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
     heartbeat: str = ""
-    withdrawn: WithdrawalToken = NO_WITHDRAWAL
-    out: bool = False
-    """The cluster was last told that nothing serves here."""
-    fronted: bool = False
-    """The cluster's slice names the gateway, and not the engine."""
-    problem: str = ""
+    published: Published = Published()
     blocked_until: float = 0.0
     """Monotonic time before which a conflict is not checked again."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """Progress of a service's publication, for the rest of the sidecar."""
-
-    withdrawn: WithdrawalToken = NO_WITHDRAWAL
-    """Token of the withdrawal that was carried out."""
-    problem: str = ""
-    out: bool = False
-    """The cluster has accepted that no traffic is to come here."""
-    fronted: bool = False
-    """What the cluster names is the gateway: there is nothing to withdraw before the engine ends."""
 
 
 class Publisher:
@@ -94,7 +89,7 @@ class Publisher:
     def published(self, key: Key) -> Published:
         """Progress of the publication of a service."""
         done = self._done.get(key)
-        return Published(done.withdrawn, done.problem, done.out, done.fronted) if done else Published()
+        return done.published if done else Published()
 
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
@@ -116,9 +111,7 @@ class Publisher:
         """Record that the cluster rejects a service's objects; they are not written again for `pause_s`."""
         done = self._done[key]
         done.blocked_until = time.monotonic() + pause_s
-        if done.problem != text:
-            done.problem = text
-            self._on_change()
+        self._tell(done, replace(done.published, problem=text))
 
     def unwanted(self, wanted: Mapping[Key, WantedStatus]) -> set[Key]:
         """Published services that are no longer wanted."""
@@ -138,16 +131,16 @@ class Publisher:
 
     def endpoints(self, want: WantedStatus) -> None:
         """Reconcile the Service and the EndpointSlice of a service; withdraw its endpoint if its record says so."""
-        done, token, record = self._done_of(want.record), want.record.withdraw, want.record
+        done, record = self._done_of(want.record), want.record
         if done.want == want and not self._is_due(done):
             done.want = want
             return
         done.want = None
         self._take_out(want, done)
-        if time.monotonic() < done.blocked_until and done.problem:
+        if time.monotonic() < done.blocked_until and done.published.problem:
             if done.slice is not None and want.address and done.slice["endpoints"][0]["addresses"] != [want.address]:
                 self._drop_slice(record, done)  # nothing is reached where it points, and no better one is accepted
-            self._withdrawn(done, token)
+            self._tell(done, replace(done.published, withdrawn=record.withdraw))
             return
         problem = want.address_problem if want.report.wants_slice else ""
         if want.report.wants_service and not problem:
@@ -156,10 +149,7 @@ class Publisher:
             self._slice(want, done)
         else:
             self._drop_slice(record, done)
-        if problem != done.problem:
-            done.problem = problem
-            self._on_change()
-        self._withdrawn(done, token)
+        self._tell(done, replace(done.published, problem=problem, withdrawn=record.withdraw))
         done.want = want if done.slice is not None and not problem else None
 
     def _is_due(self, done: _Done) -> bool:
@@ -182,9 +172,10 @@ class Publisher:
         elif done.slice is not None and not want.report.ready and not want.address_problem:
             self._slice(want, done)
 
-    def _withdrawn(self, done: _Done, token: WithdrawalToken) -> None:
-        if token != done.withdrawn:
-            done.withdrawn = token
+    def _tell(self, done: _Done, published: Published) -> None:
+        """Replace what is told of a publication; notify of a change."""
+        if published != done.published:
+            done.published = published
             self._on_change()
 
     def _service(self, want: WantedStatus, done: _Done) -> str:
@@ -226,13 +217,13 @@ class Publisher:
         body = manifests.slice_object(
             want.record, endpoint, want.report, self._node, want.address, heartbeat, __version__
         )
-        if body == done.slice and done.out is not want.report.ready:
+        before, out, fronted = done.published, not want.report.ready, want.report.port != want.record.port
+        if body == done.slice and before.out is out:
             return
-        fronted = want.report.port != want.record.port
         # A failed write may have taken effect all the same.
-        done.gone, done.out, done.fronted = False, done.out and not want.report.ready, done.fronted and fronted
+        done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
         self._apply_slice(_path_of(body), body, done)
-        done.slice, done.out, done.fronted = body, not want.report.ready, fronted
+        done.slice, done.published = body, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
@@ -288,7 +279,8 @@ class Publisher:
         elif record.endpoint is not None:
             name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
             self._delete(api_path("endpointslices", record.namespace, name))
-        done.slice, done.gone, done.heartbeat_at, done.out = None, True, 0.0, True
+        done.slice, done.gone, done.heartbeat_at = None, True, 0.0
+        done.published = replace(done.published, out=True)
 
     def _delete(self, path: str) -> None:
         try:
