@@ -93,12 +93,15 @@ class Publisher:
 
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
-        now = time.monotonic()
-        beats = (done.heartbeat_at + self._heartbeat_every_s() for done in self._done.values() if done.slice)
-        due = [self.resync_at, self.statuses.due_at(), *beats]
-        if not self._beside_others:  # else each heartbeat is in time for the look at its Service
-            due += [done.service_at + self._service_every_s() for done in self._done.values() if done.slice]
-        return min(due + [done.blocked_until for done in self._done.values() if done.blocked_until > now])
+        now, due = time.monotonic(), [self.resync_at, self.statuses.due_at()]
+        for done in self._done.values():
+            if done.blocked_until > now:  # its heartbeat waits, too
+                due.append(done.blocked_until)
+            elif done.slice:
+                due.append(done.heartbeat_at + self._heartbeat_every_s())
+                if not self._beside_others:  # else each heartbeat is in time for the look at its Service
+                    due.append(done.service_at + self._service_every_s())
+        return min(due)
 
     def begin(self) -> bool:
         """Schedule the first resync, now that it is known what is wanted; False if that was done before."""

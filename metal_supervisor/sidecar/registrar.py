@@ -234,13 +234,15 @@ class Registrar(threading.Thread):
             if self._is_overtaken(began):
                 return self._begin_anew(events)
             self._attempt(what, on, action)
+        kept: list[tuple[Record | str, Happening]] = []
         for index, (about, happened) in enumerate(events):
             if self._is_overtaken(began):
-                return self._begin_anew(events[index:])
+                return self._begin_anew(kept + events[index:])
             on = about if isinstance(about, str) else about.key
             posted = self._attempt("event", on, partial(publish.event, about, happened))
             if not posted and (self._pass_failed or ("event", on) in self._backoffs):
-                self.tell(about, happened)
+                kept.append((about, happened))
+        self._keep(kept)  # without a wake: they wait for their backoff
         if self._pass_failed:
             return None
         self._backoffs.prune()
@@ -256,9 +258,13 @@ class Registrar(threading.Thread):
 
     def _begin_anew(self, events: list[tuple[Record | str, Happening]]) -> None:
         """Leave the rest of a pass, its Events too, to the next one, which begins at once."""
-        with self._lock:
-            self._events = events + self._events
+        self._keep(events)
         self._wake.set()
+
+    def _keep(self, events: list[tuple[Record | str, Happening]]) -> None:
+        """Queue Events of a pass again, before those that came meanwhile."""
+        with self._lock:
+            self._events = (events + self._events)[:MOST_EVENTS]
 
     def _after_withdrawals(
         self,

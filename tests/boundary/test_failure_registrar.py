@@ -494,6 +494,44 @@ def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_t
     assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"] and registrar.out
 
 
+def test_a_heartbeat_that_is_not_accepted_is_not_tried_in_a_circle() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    (done,) = registrar._publisher._done.values()
+    done.heartbeat_at -= 61.0
+    cluster.clock_offset_s = 61.0
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
+    registrar._one_pass()
+    assert not cluster.refuses and "try again" in registrar.published(("default", "tiny")).problem
+    assert registrar._due_at() - time.monotonic() > 20
+
+
+class Mute(Cluster):
+    """Takes no Events for now."""
+
+    def request(self, method: str, path: str, query: Any = None, body: Any = None, *more: Any) -> Json:
+        if method == "POST":
+            if self.refuses.pop("/events", 0):
+                raise KubeError(503, "Unavailable", "try again")
+            self.written.append(body["reason"])
+        return super().request(method, path, query, body, *more)
+
+
+def test_an_event_that_fails_waits_for_its_turn_and_wakes_nobody() -> None:
+    cluster, _, registrar = setup(Mute())
+    for reason in ("First", "Second"):
+        registrar.tell("default", Happening("Normal", reason, "it is so"))
+    cluster.refuses = {"/events": 503}
+    registrar._wake.clear()
+    registrar._one_pass()
+    registrar._one_pass()
+    assert cluster.written == [] and not registrar._wake.is_set()
+    registrar.tell("default", Happening("Normal", "Third", "it is so"))
+    due(registrar)
+    assert cluster.written == ["First", "Second", "Third"]
+
+
 def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
