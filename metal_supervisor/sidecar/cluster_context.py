@@ -13,7 +13,7 @@ from metal_supervisor.placement.claims import PREFIX, UNSCHEDULABLE
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.registrar import Around
-from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.document import items, mapping
 from metal_supervisor.spec.types import Json
 
 
@@ -22,8 +22,9 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
     annotations of the node Lease.
     """
     cluster = mapping(told, "cluster")
-    where = {watched} if watched else {row.record.namespace for row in rows} | set(told.get("namespaces") or [])
-    silent = [tuple(each) for each in told.get("silent") or [] if isinstance(each, list) and len(each) == 2]
+    asked = {each for each in items(told, "namespaces") if isinstance(each, str)}
+    where = {watched} if watched else {row.record.namespace for row in rows} | asked
+    silent = [each for each in items(told, "silent") if isinstance(each, list) and len(each) == 2]
     operator = cluster.get("operator")
     return Around(
         operator if isinstance(operator, bool) else None,

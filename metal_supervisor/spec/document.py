@@ -13,10 +13,15 @@ def mapping(item: Any, key: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
+def items(item: Json, key: str) -> list[Any]:
+    """The list under a key, [] without one."""
+    found = item.get(key)
+    return found if isinstance(found, list) else []
+
+
 def objects(item: Json, key: str) -> list[Json]:
     """The objects in the list under a key, [] without one."""
-    found = item.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [each for each in items(item, key) if isinstance(each, dict)]
 
 
 def string(item: Json, key: str) -> str:

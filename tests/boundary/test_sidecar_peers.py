@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metal_supervisor.sidecar import loop
+from metal_supervisor.sidecar.cluster_context import around
 from tests.boundary.test_failure_registrar import Cluster
 from tests.boundary.test_sidecar_leaves import a_sidecar
 
@@ -25,3 +27,9 @@ def test_an_old_report_takes_no_peer_out_and_neither_does_one_that_has_stood_sti
     assert silent(200.0) == (SILENT,)
     monkeypatch.setattr(sidecar, "_heard_of", lambda _told: loop.time.monotonic() - loop.NEWS_S - 1)
     assert silent(200.0) == (), "the controller hangs"
+
+
+@pytest.mark.parametrize("told", [5, "ab", {"a": 1}, [["a"], {}], None])
+def test_parts_of_the_controllers_report_that_are_malformed_are_ignored(told: Any) -> None:
+    found = around("", [], {"namespaces": told, "silent": told, "cluster": told}, {})
+    assert found.silent == () == tuple(found.namespaces) and found.operator is None and not found.cloned
