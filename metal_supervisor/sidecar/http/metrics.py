@@ -17,7 +17,6 @@ from typing import Any
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.utils import floatToGoString
 
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
@@ -283,23 +282,12 @@ def _parts_of(row: Row, encode: Encode) -> dict[str, bytes]:
 
 
 def _histogram(name: str, now: Histogram, row: Row, before: tuple[Histogram, bytes] | None, encode: Encode) -> bytes:
-    """An encoded histogram of a service; if it was encoded before, only its numbers are replaced."""
-    if before is None or before[0].bounds != now.bounds:
-        page = _Page()
-        page.add(name, now, **_whose(row))
-        return _parts(page, encode)[name]
-    was, part = before
-    if was == now:
-        return part
-    counts = [count for _, count in now.buckets]
-    *lines, end = part.split(b"\n")
-    head, samples = lines[:HEAD_LINES], lines[HEAD_LINES:]
-    numbers = (*counts, counts[-1], now.total)
-    told = [
-        b"%s %s" % (sample.rpartition(b" ")[0], floatToGoString(number).encode())  # type: ignore[no-untyped-call]
-        for sample, number in zip(samples, numbers, strict=True)
-    ]
-    return b"\n".join((*head, *told, end))
+    """An encoded histogram of a service; `before`: one with its encoding, which is used again if it is the same."""
+    if before is not None and before[0] == now:
+        return before[1]
+    page = _Page()
+    page.add(name, now, **_whose(row))
+    return _parts(page, encode)[name]
 
 
 def _around(board: Board) -> _Page:

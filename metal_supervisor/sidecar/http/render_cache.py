@@ -63,12 +63,9 @@ class RenderCache(Generic[T]):
             return self._made(kind).found
         self._wanted.set()
         with self._news:
-            self._news.wait_for(lambda: self._is_of(now), WAIT_S)
-        newest = self._known
-        return newest.found if newest is not None and newest.kind == kind else known.found
-
-    def _is_of(self, moment_s: float) -> bool:
-        return self._known is not None and self._known.of_s >= moment_s
+            self._news.wait_for(lambda: (self._known or known).of_s >= now, WAIT_S)
+        newest = self._known or known
+        return newest.found if newest.kind == kind else known.found
 
     def _made(self, kind: str) -> _Rendered[T]:
         """Render now, unless nothing has changed."""
