@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import flask
 from werkzeug.exceptions import HTTPException
@@ -26,23 +26,17 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 
 
-def is_named(host: str, names: Collection[str]) -> bool:
-    """True if a Host header holds one of these names, with or without a port."""
+def _is_loopback(host: str) -> bool:
+    """True if a Host header holds a loopback name, with or without a port."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::[0-9]{1,5})?", host, re.ASCII)
-    return found is not None and found[1].lower() in names
+    return found is not None and found[1].lower() in LOOPBACK
 
 
-def create_app(
-    board: Callable[[], Board], hosts: Collection[str] = LOOPBACK, log_of: LogTail = lambda _program: ()
-) -> flask.Flask:
-    """The WSGI application.
-
-    `board` returns the latest snapshot; `hosts`: accepted names in the Host header; `log_of`: as for `page.render`.
-    """
+def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()) -> flask.Flask:
+    """The WSGI application. `board` returns the latest snapshot; `log_of`: as for `page.render`."""
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    _guard(app, hosts)
-    _health(app, board)
+    _guard(app)
     status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found)) + "\n")
     metrics = RenderCache(board, Exposition().render, warm=True)
     page = RenderCache(board, lambda found, _: render(found, time.monotonic(), log_of), warm=True)
@@ -61,16 +55,35 @@ def create_app(
     def show_status() -> flask.typing.ResponseReturnValue:
         return flask.Response(status.get(), content_type="application/json")
 
+    @app.get("/healthz")
+    def healthz() -> flask.typing.ResponseReturnValue:
+        code, body = boards.health(board(), time.monotonic())
+        return flask.jsonify(body), code
+
+    @app.get("/livez")
+    def livez() -> flask.typing.ResponseReturnValue:
+        return flask.jsonify({"status": "ok"})
+
+    @app.get("/readyz")
+    def readyz() -> flask.typing.ResponseReturnValue:
+        code, checks = boards.readiness(board(), time.monotonic())
+        if "verbose" not in flask.request.args and code == 200:
+            return flask.jsonify({"status": "ready"})
+        said = [(passed, name, "ok" if passed else printable(why)) for name, passed, why in checks]
+        lines = [f"[{'+' if passed else '-'}]{name} {word}" for passed, name, word in said]
+        lines.append("readyz check passed" if code == 200 else "readyz check failed")
+        return flask.Response("\n".join(lines) + "\n", code, content_type="text/plain; charset=utf-8")
+
     return app
 
 
-def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
+def _guard(app: flask.Flask) -> None:
     """Refuse other hosts and methods, and add security headers to every answer."""
 
     @app.before_request
     def refuse() -> flask.typing.ResponseReturnValue | None:
-        if not is_named(flask.request.headers.get("Host", ""), hosts):
-            why = {"error": "Misdirected Request", "message": f"ask for one of {', '.join(sorted(hosts))}"}
+        if not _is_loopback(flask.request.headers.get("Host", "")):
+            why = {"error": "Misdirected Request", "message": f"ask for one of {', '.join(sorted(LOOPBACK))}"}
             return flask.jsonify(why), 421
         if flask.request.method not in METHODS:
             return flask.jsonify({"error": "Method Not Allowed"}), 405, {"Allow": ", ".join(METHODS)}
@@ -85,24 +98,3 @@ def _guard(app: flask.Flask, hosts: Collection[str]) -> None:
     @app.errorhandler(HTTPException)
     def failed(error: HTTPException) -> flask.typing.ResponseReturnValue:
         return flask.jsonify({"error": error.name, "paths": PATHS}), error.code or 500
-
-
-def _health(app: flask.Flask, board: Callable[[], Board]) -> None:
-    @app.get("/healthz")
-    def healthz() -> flask.typing.ResponseReturnValue:
-        status, body = boards.health(board(), time.monotonic())
-        return flask.jsonify(body), status
-
-    @app.get("/livez")
-    def livez() -> flask.typing.ResponseReturnValue:
-        return flask.jsonify({"status": "ok"})
-
-    @app.get("/readyz")
-    def readyz() -> flask.typing.ResponseReturnValue:
-        status, checks = boards.readiness(board(), time.monotonic())
-        if "verbose" not in flask.request.args and status == 200:
-            return flask.jsonify({"status": "ready"})
-        said = [(passed, name, "ok" if passed else printable(why)) for name, passed, why in checks]
-        lines = [f"[{'+' if passed else '-'}]{name} {word}" for passed, name, word in said]
-        lines.append("readyz check passed" if status == 200 else "readyz check failed")
-        return flask.Response("\n".join(lines) + "\n", status, content_type="text/plain; charset=utf-8")

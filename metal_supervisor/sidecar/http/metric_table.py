@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from metal_supervisor.host.powermetrics import DOMAINS
+
 INCUMBENT, OURS = "llmkube_metal_agent_", "metal_supervisor_"
 SERVICE, MODEL = ("name", "namespace"), ("namespace", "model")
 PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
@@ -97,7 +99,7 @@ SERVED = (
             f"Power that the chip draws, as Apple estimates it: {domain}.",
             note="with --apple-power-enabled, while the figure is young",
         )
-        for domain in ("combined", "gpu", "cpu", "ane")
+        for domain in DOMAINS
     ),
     MetricEntry(OURS + "build_info", INFO, "1, with what runs here as labels.", ("version", "node")),
     MetricEntry(
