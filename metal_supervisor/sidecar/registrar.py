@@ -226,7 +226,8 @@ class Registrar(threading.Thread):
         for key in sorted(wanted.keys() - set(late)):
             if self._is_overtaken(began):
                 return self._begin_anew(events)
-            if self._attempt("endpoints", key, partial(publish.endpoints, wanted[key])):
+            self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
+            if publish.published(key).out:
                 self._is_out(key)
         if not late:
             self._look_whether_out(wanted)

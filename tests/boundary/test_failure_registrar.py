@@ -543,7 +543,10 @@ def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> 
     assert registrar._counters.counted().refused == {("endpoints", "409"): 1, ("lease", "503"): 1}
 
 
-def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [409, 422, 500])
+def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     cluster, membership, registrar = setup()
     monkeypatch.setattr(membership, "steady", lambda _: True)
     ready = wanted()
@@ -552,7 +555,7 @@ def test_a_withdrawal_takes_from_the_decision_until_the_cluster_has_it(monkeypat
     assert not sum(registrar._counters.counted().withdrawals.counts), "nothing was withdrawn"
     (key, want), down = next(iter(ready.items())), Observed("default.tiny", 0, False, 101.0, "EXITED")
     lost = {key: replace(want, report=report(want.record, down))}
-    cluster.refuses = {"/endpointslices/tiny-mac-a": 500}
+    cluster.refuses = {"/endpointslices/tiny-mac-a": code}
     registrar.want(lost, {})
     registrar._one_pass()
     assert not sum(registrar._counters.counted().withdrawals.counts), "it is not out yet"
