@@ -7,7 +7,7 @@ piece.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.spec.document import mapping, whole
@@ -60,8 +60,9 @@ def picture(board: Board) -> Picture | None:
     if not budget:
         return None
     pieces = _pieces(board.rows)
-    charged = max(whole(told, "charged"), sum(each.charged_bytes for each in pieces))
-    if beside := charged - sum(each.charged_bytes for each in pieces):
+    of_services = sum(each.charged_bytes for each in pieces)
+    charged = max(whole(told, "charged"), of_services)
+    if beside := charged - of_services:
         pieces.append(BarPiece("charged beside them", 0, beside, 0))
     scale = LENGTH / max(budget, charged)
     measured = sum(each.measured_bytes for each in pieces)
@@ -88,5 +89,5 @@ def _placed(pieces: Iterable[BarPiece], scale: float) -> Iterable[BarPiece]:
     for each in pieces:
         width = each.charged_bytes * scale
         measured = min(each.measured_bytes, each.charged_bytes) * scale
-        yield BarPiece(each.name, each.services, each.charged_bytes, each.measured_bytes, start, width, measured)
+        yield replace(each, start=start, width=width, measured_width=measured)
         start += width

@@ -133,11 +133,10 @@ def chat(row: Row) -> str:
 
 def lines(rows: Sequence[Row], log_of: LogTail = lambda _program: ()) -> list[Line]:
     """The table's lines: by tone, those that need attention first, then by name."""
-    found = sorted(((ORDER.index(tone(row)), row.record.key, row) for row in rows), key=lambda each: each[:2])
     result = []
-    for index, (order, _, row) in enumerate(found):
-        told = tuple(log_of(row.record.program))[-MOST_LOG:] if ORDER[order] == "bad" and index < MOST_LOGS else ()
-        result.append(Line(row, ORDER[order], advice(row), charge_bytes(row), chat(row), told))
+    for index, row in enumerate(sorted(rows, key=lambda row: (ORDER.index(tone(row)), row.record.key))):
+        told = tuple(log_of(row.record.program))[-MOST_LOG:] if tone(row) == "bad" and index < MOST_LOGS else ()
+        result.append(Line(row, tone(row), advice(row), charge_bytes(row), chat(row), told))
     return result
 
 
