@@ -24,6 +24,7 @@ from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
@@ -214,7 +215,7 @@ class Rows:
         told = report(record, seen.observed, mac.asleep or mac.leaving, mac.fronts)
         if seen.settled:
             self._announce(record, told, seen.observed, seen.crashed)
-        where = f"{mac.address}:{told.port}" if told.wants_slice and mac.address and seen.settled else ""
+        where = f"{in_url(mac.address)}:{told.port}" if told.wants_slice and mac.address and seen.settled else ""
         made = Row(record, seen.observed, told, where, seen.rss_bytes)
         direct = local_status.asked_at(record.host or self._settings.bind_address) if self._settings.embedded else ""
         want = WantedStatus(record, told, mac.address, mac.address_problem, direct)

@@ -217,8 +217,9 @@ class Statuses:
             if (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus"):
                 self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
             written.clear_at.pop(0)
-        if written.nudge_at and now >= written.nudge_at[0] and want.record.endpoint:
-            self._nudge(want.record.namespace, want.record.endpoint.service)
+        if written.nudge_at and now >= written.nudge_at[0]:
+            if want.record.endpoint:
+                self._nudge(want.record.namespace, want.record.endpoint.service)
             written.nudge_at.pop(0)
 
     def _nudge(self, namespace: str, service: str) -> None:
