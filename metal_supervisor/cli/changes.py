@@ -18,7 +18,7 @@ from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.terminal import Live
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.settings.loader import Settings, found_state_dir
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, string
@@ -152,7 +152,7 @@ def _advice(told: Json) -> str:
 def _problem(note: Json) -> str:
     """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
     problem = string(note, "problem")
-    return problem if problem and machine.has_written(note.get("pid"), note.get("at")) else ""
+    return problem if problem and processes.has_written(note.get("pid"), note.get("at")) else ""
 
 
 def shown(path: Path) -> str:

@@ -22,7 +22,7 @@ from metal_supervisor import __version__, launch
 from metal_supervisor.cli.changes import ChangePrinter, shown
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir, StateError
@@ -86,9 +86,9 @@ class Foreground:
     def _check_port(self) -> None:
         """Raises CannotBoot if another program listens on the HTTP port."""
         port = self.settings.port
-        if not machine.port_free(port, "127.0.0.1"):
+        if not processes.port_free(port, "127.0.0.1"):
             other = local_status.other_system_on(port, self._directory.path, ASK_S)
-            holder = f"the system in {other}" if other else machine.port_holder(port)
+            holder = f"the system in {other}" if other else processes.port_holder(port)
             raise CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
 
     def _kubectl(self) -> str:

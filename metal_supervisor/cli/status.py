@@ -15,7 +15,7 @@ from typing import TextIO, cast
 from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
 from metal_supervisor.cli.terminal import NOT_RUNNING, Live, colours, columns
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.record import Record
@@ -145,7 +145,7 @@ class Status:
 
     def _of(self, record: Record, row: Json) -> Beside:
         pid = row.get("pid")
-        started = machine.started_at(pid) if isinstance(pid, int) and pid > 0 else None
+        started = processes.started_at(pid) if isinstance(pid, int) and pid > 0 else None
         rate = self._rate(record) if row.get("ready") is True and started is not None else None
         return Beside("/".join(record.key), endpoint(record, self._settings.bind_address), started, rate)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.controller.applier import put_aside_refused
 from metal_supervisor.controller.confinement_policies import complete_specs
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 from metal_supervisor.runtimes import metal_device, metal_state
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
@@ -220,7 +220,7 @@ def embedded_access(directory: StateDir) -> tuple[int, str]:
         port, prefix = own_processes.saved_access(directory)
     except CannotBoot:
         port, prefix = 0, ""
-    if not port or not machine.port_free(port, "127.0.0.1"):
+    if not port or not processes.port_free(port, "127.0.0.1"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port, prefix = probe.getsockname()[1], f"/k-{secrets.token_urlsafe(24)}"
@@ -314,7 +314,7 @@ def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
     Returns engines that are such duplicates already: (program, pid, start identity).
     """
     second = []
-    for pid, spec_path in sorted(machine.marked(launch.MARK, directory.specs_of("")).items()):
+    for pid, spec_path in sorted(processes.marked(launch.MARK, directory.specs_of("")).items()):
         if not _is_engine(pid, spec_path):
             continue  # a helper of one, in a session of its own
         note, started = launch.note_path(spec_path), launch.start_time(pid)
@@ -336,7 +336,7 @@ def _is_engine(pid: int, spec_path: str) -> bool:
         return True
     assert isinstance(argv, list)
     # Without the first, because a script is run by its interpreter.
-    return len(argv) < 2 or (machine.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+    return len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
 
 
 def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
@@ -350,7 +350,7 @@ def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bo
 
 def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
     pid = note.get("launcher_pid")
-    arguments = machine.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
+    arguments = processes.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
     if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from metal_supervisor.controller.confinement_policies import Confined
 from metal_supervisor.controller.own_ollama import Own
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.ports import Ports
-from metal_supervisor.host import machine
+from metal_supervisor.host import machine, processes
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import places_of
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
@@ -107,7 +107,7 @@ class Daemons:
         bind = self._settings.bind_address
         for port in self._settings.port_range:
             taken = port == self._strange.get(program) or ports.holder(port, key_of(program), program)
-            if not taken and machine.port_free(port, bind):
+            if not taken and processes.port_free(port, bind):
                 return bind, port
         return None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from metal_supervisor.cluster.report import PORT_IN_USE
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import RunNote
 from metal_supervisor.spec.record import Proposal, Record
@@ -100,7 +100,7 @@ class PortChoice:
         def is_free(port: int) -> bool:
             if port in barred or port in reserved or ports.holder(port, service.key) is not None:
                 return False
-            return port in kept or machine.port_free(port, bind)
+            return port in kept or processes.port_free(port, bind)
 
         port = choose_port(wanted, kept, allowed, is_free)
         return (None, self.none_free()) if port is None else (port, None)
@@ -116,7 +116,7 @@ class PortChoice:
         def is_free(port: int) -> bool:
             if port in reserved or ports.holder(port, front_key(service.key)) is not None:
                 return False
-            return port == kept or machine.port_free(port, self._settings.bind_address)
+            return port == kept or processes.port_free(port, self._settings.bind_address)
 
         return choose_port(None, () if kept is None else (kept,), self._settings.port_range, is_free)
 
@@ -136,7 +136,7 @@ class PortChoice:
         """Warn of a port that another program holds, or that `--ports` does not allow."""
         note, wanted = notes.get(record.program), service.container_port
         if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
-            holder = machine.port_holder(record.port or 0)
+            holder = processes.port_holder(record.port or 0)
             text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
             return replace(record, warning=(PORT_IN_USE, text))
         if wanted is None or wanted in self._settings.port_range or record.warning or not record.asks:

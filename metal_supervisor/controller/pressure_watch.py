@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.host import machine
+from metal_supervisor.host import machine, processes
 from metal_supervisor.host.left_engines import left_by_agent
 from metal_supervisor.launch import MARK
 from metal_supervisor.memory import machine_memory as host_memory
@@ -142,5 +142,5 @@ def budget_of(settings: Settings) -> Budget:
 
 def _beside_left(found: Budget) -> Budget:
     """The budget less the memory of engines that LLMKube's agent left behind."""
-    left = left_by_agent(machine.abandoned(), MARK)
+    left = left_by_agent(processes.abandoned(), MARK)
     return found.less(sum(each.resident_bytes for each in left), "engines that LLMKube's agent left behind")

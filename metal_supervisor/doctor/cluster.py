@@ -12,7 +12,7 @@ from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER, api_pa
 from metal_supervisor.cluster.status_mode import age_s
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.host import addresses, local_status, machine
+from metal_supervisor.host import addresses, local_status, machine, processes
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
 from metal_supervisor.placement.claims import KIND, NODE, REAPER_LEASE
@@ -225,9 +225,10 @@ def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
             owners[program] = record.port, record.host or settings.bind_address, pids
     taken = {}
     for name, (port, address, pids) in owners.items():
-        if machine.port_free(port, address) or any(machine.listens(pid, port) != frozenset() for pid in pids if pid):
+        free = processes.port_free(port, address)
+        if free or any(processes.listens(pid, port) != frozenset() for pid in pids if pid):
             continue
-        taken[name] = port, machine.port_holder(port)
+        taken[name] = port, processes.port_holder(port)
     return len(owners), taken
 
 

@@ -14,7 +14,7 @@ from metal_supervisor.cluster.report import confinement
 from metal_supervisor.doctor.findings import Check, Finding, all_or, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
-from metal_supervisor.host import chip, launchd
+from metal_supervisor.host import chip, launchd, processes
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
@@ -244,7 +244,7 @@ def _builds(around: Surroundings) -> Sequence[Finding]:
             continue
         binary = Path(str(argv[0]))
         # A stand-in's start is not its engine's.
-        started_at = host.started_at(note.pid) or row.start
+        started_at = processes.started_at(note.pid) or row.start
         bad.append(judge_build(program, binary, _changed_at(binary), started_at))
     return all_or(bad, len(bad), f"{len(bad)} running, each of the build on disk")
 
@@ -291,12 +291,12 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
     try:
         said = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S)
         version = str(said.get("version") or "")
-        problem = "" if version else f"it is {host.port_holder(number)}"
+        problem = "" if version else f"it is {processes.port_holder(number)}"
     except Away:
-        held = not host.port_free(number, host_name)
-        problem = f"it is {host.port_holder(number)}, and speaks no HTTP" if held else "away"
+        held = not processes.port_free(number, host_name)
+        problem = f"it is {processes.port_holder(number)}, and speaks no HTTP" if held else "away"
     except DaemonRefused as error:
-        problem = f"it is {host.port_holder(number)}, and answered {error.status}"
+        problem = f"it is {processes.port_holder(number)}, and answered {error.status}"
     return [judge_ollama(url, version[:40], problem)]
 
 

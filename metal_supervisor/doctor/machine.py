@@ -9,7 +9,7 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
-from metal_supervisor.host import chip, machine
+from metal_supervisor.host import chip, machine, processes
 from metal_supervisor.host.commands import Done
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.machine_memory import device_mib
@@ -195,7 +195,7 @@ def judge_orphans(
 
 def _orphans(around: Surroundings) -> Sequence[Finding]:
     directory = around.directory
-    marked = [pid for pid in machine.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
+    marked = [pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
     alive = {
         name: note
         for name, note in directory.run_notes().items()

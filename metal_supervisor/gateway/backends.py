@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from metal_supervisor.cluster.report import report
 from metal_supervisor.gateway.routing import Backend, ServiceTable
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.settings.loader import Settings
@@ -66,7 +66,7 @@ class BackendReader:
         spec = self._state.read_spec(spec_file)
         on_demand = record.idle_s is not None
         # What was seen last of an engine that was unloaded may still say that it is ready.
-        ready = told.engine_ready and not (on_demand and observed and machine.started_at(observed.pid) is None)
+        ready = told.engine_ready and not (on_demand and observed and processes.started_at(observed.pid) is None)
         # Of an engine that is not up, the spec of its last run may be older than an edit of its key.
         key_known = ready or spec.get("asked") == record.asked
         return Backend(

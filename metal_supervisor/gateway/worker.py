@@ -26,7 +26,7 @@ from metal_supervisor.gateway.listeners import HANDSHAKE_S, Listeners
 from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
 from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 from metal_supervisor.settings.schema import GATEWAY, Settings
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.types import Json
@@ -215,7 +215,7 @@ class Worker:
         if not why:
             told = ""
         elif address == self._public:
-            holder = machine.port_holder(self._settings.gateway_address[1])
+            holder = processes.port_holder(self._settings.gateway_address[1])
             told = f"{self._settings.gateway or GATEWAY} cannot be listened on: {why} ({holder} has it); {TAKEN}"
         else:
             told = f"{address} cannot be listened on: {why}; an on-demand service is not reached there"
@@ -301,7 +301,7 @@ class Worker:
         """The note if it is that of another worker, which lives, else {}. `upgrade` reads what is added as `next`."""
         note = gateway_note.read(self._state.path)
         pid = note.get("pid")
-        return note if pid != os.getpid() and machine.has_written(pid, note.get("at")) else {}
+        return note if pid != os.getpid() and processes.has_written(pid, note.get("at")) else {}
 
     async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""

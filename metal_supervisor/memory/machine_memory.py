@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.host import commands, darwin_memory
+from metal_supervisor.host import commands, darwin_memory, processes
 from metal_supervisor.host import machine as host
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import KERNEL, MemorySample
@@ -153,7 +153,7 @@ def used_bytes(
     if not born or (started and born != started):
         return None
     footprint, resident = 0, 0
-    for each, since in [(pid, born), *host.descendants(pid)]:
+    for each, since in [(pid, born), *processes.descendants(pid)]:
         found = memory_of(each, procfs)
         if found is None or launch.start_time(each) != since:  # it ended meanwhile; its pid may be reused
             if each == pid:
@@ -174,7 +174,7 @@ def memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:
     try:
         return mac.process(pid) if mac else _rollup(procfs / str(pid) / "smaps_rollup")
     except (OSError, ValueError):
-        resident = host.resident_bytes(pid)
+        resident = processes.resident_bytes(pid)
         return None if resident is None else (resident, resident)
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from metal_supervisor.host import local_status, machine
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.types import Probe
 
@@ -39,4 +39,4 @@ def are_busy(engines: Mapping[K, Asked]) -> dict[K, bool]:
 def _is_busy(asked: Asked) -> bool:
     """An engine that cannot tell is judged by its connections."""
     told = probing.busy(asked.port, asked.probe, local_status.asked_at(asked.address), TIMEOUT_S)
-    return machine.has_clients(asked.pid, asked.port) if told is None else told
+    return processes.has_clients(asked.pid, asked.port) if told is None else told

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from metal_supervisor.host import liveness, local_status
-from metal_supervisor.host import machine as host
+from metal_supervisor.host import liveness, local_status, processes
 from metal_supervisor.host.liveness import HangLimits, ProbeResult, Pulse
 from metal_supervisor.host.local_status import ANY_V4, ANY_V6
 from metal_supervisor.runtimes import probing
@@ -161,7 +160,7 @@ class _Asker:
         now, target = time.monotonic(), self.target
         closely = not (answers and turns) and liveness.wants_signs(self._pulse, now, self._limits)
         return ProbeResult(
-            now, answers, turns, message, host.signs(target.pid, target.port) if closely else None, asked
+            now, answers, turns, message, processes.signs(target.pid, target.port) if closely else None, asked
         )
 
     def _first_looked_at(self, first: FirstRequest) -> ProbeResult:
@@ -188,11 +187,11 @@ class _Asker:
             return ProbeAnswer(False, f"DaemonUnreachable: {text}{fix}")
         if target.probe.shared:
             return ProbeAnswer(True, "")  # the record of the daemon identifies the process
-        found = host.listens(target.pid, target.port)
+        found = processes.listens(target.pid, target.port)
         if found is None or self._reachable(found):
             return ProbeAnswer(True, "")
         if not found:
-            stranger = host.port_holder(target.port)
+            stranger = processes.port_holder(target.port)
             return ProbeAnswer(False, f"port {target.port} is answered by {stranger}, not by the engine")
         return ProbeAnswer(False, self._on(found))
 
@@ -200,7 +199,7 @@ class _Asker:
         """Message about the wrong address that a refusing engine listens on, or ""; looked up every SIGNS_EVERY_S."""
         now = time.monotonic()
         if now - self._elsewhere_at >= liveness.SIGNS_EVERY_S:
-            found = host.listens(self.target.pid, self.target.port) or frozenset()
+            found = processes.listens(self.target.pid, self.target.port) or frozenset()
             self._elsewhere, self._elsewhere_at = self._on(found) if found and not self._reachable(found) else "", now
         return self._elsewhere
 
@@ -235,7 +234,7 @@ class _Drain(threading.Thread):
     def run(self) -> None:
         while not self.over.is_set():
             was, told = self.busy, probing.busy(self.target.port, self.target.probe, self.target.host)
-            self.busy = host.has_clients(self.target.pid, self.target.port) if told is None else told
+            self.busy = processes.has_clients(self.target.pid, self.target.port) if told is None else told
             if self.busy != was:
                 self._on_change()
             if not self.busy:

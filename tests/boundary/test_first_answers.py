@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metal_supervisor.host import liveness, machine
+from metal_supervisor.host import liveness, processes
 from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.runtimes import probing
 from metal_supervisor.runtimes.probing import ProbeAnswer
@@ -149,13 +149,13 @@ def clients(up: Asked) -> list[object]:
 
 def test_who_listens_is_looked_up_while_it_loads_and_not_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[bool] = []
-    really = machine.listens
+    really = processes.listens
 
     def listens(pid: int, port: int) -> frozenset[str] | None:
         loaded.append(probing.probe(port, Probe(), identify=False).ready)
         return really(pid, port)
 
-    monkeypatch.setattr(machine, "listens", listens)
+    monkeypatch.setattr(processes, "listens", listens)
     monkeypatch.setattr(liveness, "SIGNS_EVERY_S", 3600.0)  # it is not looked for elsewhere
     up = start("--fake-never-ready")
     up.ask()
@@ -169,8 +169,8 @@ def test_one_that_closed_its_port_after_it_loaded_is_looked_up_again(monkeypatch
     answers = iter([ProbeAnswer(False, "", loading=True), ProbeAnswer(False, "", refused=True), ProbeAnswer(True, "")])
     holders = iter([frozenset({"127.0.0.1"}), frozenset()])
     monkeypatch.setattr(probing, "probe", lambda *_, **__: next(answers))
-    monkeypatch.setattr(machine, "listens", lambda *_: next(holders))
-    monkeypatch.setattr(machine, "port_holder", lambda _: "a stranger")
+    monkeypatch.setattr(processes, "listens", lambda *_: next(holders))
+    monkeypatch.setattr(processes, "port_holder", lambda _: "a stranger")
     asker = _Asker(
         ProbeTarget(1, "127.0.0.1", 18100, Probe()), UNKNOWN, HangLimits(60, 60), lambda: None, lambda: None,
         lambda: ("", ""), lambda _: None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.host import machine
+from metal_supervisor.host import machine, processes
 from metal_supervisor.host.machine import NoBinary
 from tests.support.system import eventually
 
@@ -117,19 +117,19 @@ def test_flags_are_read_from_the_help(tmp_path: Path) -> None:
 def test_who_holds_a_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert f"(pid {os.getpid()})" in machine.port_holder(port)
-        assert not machine.port_free(port, "127.0.0.1")
-    assert machine.port_holder(port) == "another process"
-    assert machine.port_free(port, "127.0.0.1")
-    assert not machine.port_free(port, "192.0.2.1")
+        assert f"(pid {os.getpid()})" in processes.port_holder(port)
+        assert not processes.port_free(port, "127.0.0.1")
+    assert processes.port_holder(port) == "another process"
+    assert processes.port_free(port, "127.0.0.1")
+    assert not processes.port_free(port, "192.0.2.1")
 
 
 def test_a_process_is_described_while_it_lives() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    eventually(lambda: machine.command_line(process.pid) == ["sleep", "60"], 5.0, "its exec")
+    eventually(lambda: processes.command_line(process.pid) == ["sleep", "60"], 5.0, "its exec")
     process.kill()
     process.wait()
-    assert machine.command_line(process.pid) is None
+    assert processes.command_line(process.pid) is None
 
 
 def test_the_route_to_oneself_is_loopback_and_nowhere_is_none() -> None:

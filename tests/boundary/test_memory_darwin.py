@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.host import chip, darwin_memory, machine
+from metal_supervisor.host import chip, darwin_memory, machine, processes
 from metal_supervisor.host.darwin_memory import Mac, RusageInfo, SwapUsage
 from metal_supervisor.memory import machine_memory
 from tests.boundary.mac_memory import DEVICES, GIB, M4_MAX, FakeLibc, u32, u64
@@ -121,7 +121,7 @@ def family(monkeypatch: pytest.MonkeyPatch, **born: str) -> None:
     """Processes 100 and below: `p101="tv 1 2"`."""
     known = {100: "tv 1 1", **{int(name[1:]): when for name, when in born.items()}}
     monkeypatch.setattr(launch, "start_time", lambda pid: known.get(pid, ""))
-    monkeypatch.setattr(machine, "descendants", lambda pid: [(each, known[each]) for each in known if each != pid])
+    monkeypatch.setattr(processes, "descendants", lambda pid: [(each, known[each]) for each in known if each != pid])
 
 
 def test_metal_and_the_mapped_model_are_charged(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +142,13 @@ def test_no_less_than_what_is_resident_is_charged(libc: FakeLibc, monkeypatch: p
 def test_one_that_may_not_be_asked_counts_by_what_is_resident(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch, p101="tv 1 2")
     libc.processes, libc.refused = {100: (6 * GIB, GIB)}, {101: errno.EPERM}
-    monkeypatch.setattr(machine, "resident_bytes", lambda pid: 3 * GIB)
+    monkeypatch.setattr(processes, "resident_bytes", lambda pid: 3 * GIB)
     assert machine_memory.used_bytes(100) == machine_memory.Held(9 * GIB, 9 * GIB, 4 * GIB)
 
 
 def test_one_that_is_gone(libc: FakeLibc, monkeypatch: pytest.MonkeyPatch) -> None:
     family(monkeypatch, p101="tv 1 2")
-    monkeypatch.setattr(machine, "resident_bytes", lambda pid: None)
+    monkeypatch.setattr(processes, "resident_bytes", lambda pid: None)
     assert machine_memory.used_bytes(100) is None and machine_memory.used_bytes(999) is None
     libc.processes = {100: (GIB, GIB)}
     assert machine_memory.used_bytes(100) == machine_memory.Held(GIB, GIB, GIB), "its child ended meanwhile"

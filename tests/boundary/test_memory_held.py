@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held, used_bytes
 from tests.support.faults import fault
@@ -137,7 +137,7 @@ def test_another_program_by_the_same_number_is_not_charged_for() -> None:
 
 def test_one_that_is_replaced_while_it_is_read_is_not_charged_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["ticks 1", "ticks 2"])
-    monkeypatch.setattr(machine, "descendants", lambda pid: [])
+    monkeypatch.setattr(processes, "descendants", lambda pid: [])
     monkeypatch.setattr(launch, "start_time", lambda pid: next(answers))
     assert used_bytes(os.getpid(), started="ticks 1") is None
 
@@ -146,7 +146,7 @@ def test_one_that_is_replaced_while_it_is_read_is_not_charged_for(monkeypatch: p
 def test_a_child_that_is_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with holder() as (other, tell):
         tell("touch", SIZE_MIB * MIB)
-        monkeypatch.setattr(machine, "descendants", lambda pid: [(other.pid, "ticks 1"), (1 << 30, "ticks 2")])
+        monkeypatch.setattr(processes, "descendants", lambda pid: [(other.pid, "ticks 1"), (1 << 30, "ticks 2")])
         found, mine = held(os.getpid()), psutil.Process().memory_info().rss
     assert found.rss_bytes == pytest.approx(mine, abs=8 * MIB)
 
@@ -157,7 +157,7 @@ def test_a_process_that_ends_while_its_children_are_looked_for_has_none() -> Non
         waits = threading.Thread(target=os.waitpid, args=(pid, 0))
         waits.start()
         while waits.is_alive():
-            assert machine.children(pid) == []
+            assert processes.children(pid) == []
         waits.join()
 
 
@@ -192,7 +192,7 @@ def test_whatever_psutil_raises_stays_inside(monkeypatch: pytest.MonkeyPatch, tm
 
     for name in ("Process", "virtual_memory"):
         monkeypatch.setattr(psutil, name, fail)
-    assert machine.resident_bytes(os.getpid()) is None
+    assert processes.resident_bytes(os.getpid()) is None
     assert machine_memory.total_bytes() == 0
     assert used_bytes(os.getpid()) is not None
     assert used_bytes(os.getpid(), procfs=tmp_path) is None

@@ -19,7 +19,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 
-from metal_supervisor.host import machine
+from metal_supervisor.host import processes
 
 HOST = "127.0.0.1"
 TAKEN = "the port of health and metrics is taken; free it, or set --port"
@@ -138,7 +138,7 @@ def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
             except OSError as error:
                 if not told:
                     told = True
-                    holder = machine.port_holder(port)
+                    holder = processes.port_holder(port)
                     detail = {"port": port, "holder": holder, "error": error.strerror, "advice": taken}
                     log.error("a port cannot be listened on; it is tried again", extra=detail)
                 time.sleep(RETRY_S)

@@ -1,0 +1,199 @@
+"""Processes of this machine: whose they are, what they hold, where they listen, and signs of their work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from metal_supervisor import launch
+from metal_supervisor.host.left_engines import Process
+from metal_supervisor.host.liveness import LivenessSigns
+
+
+def command_line(pid: int) -> list[str] | None:
+    """argv of a process, None if it is gone."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return None
+
+
+def marked(name: str, prefix: str) -> dict[int, str]:
+    """pid -> value of a variable, for each leader of a process group whose value begins with `prefix`."""
+    found = {}
+    for process in _processes():
+        with contextlib.suppress(Exception):  # as below
+            value = process.environ().get(name, "")
+            if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
+                found[process.pid] = value
+    return found
+
+
+def abandoned() -> list[Process]:
+    """Processes of this user whose parent has ended, and that init or launchd has adopted."""
+    found = []
+    for process in _processes():
+        with contextlib.suppress(Exception):  # as below
+            if process.ppid() == 1 and process.uids().real == os.getuid():
+                argv, environ = process.cmdline(), process.environ()
+                found.append(Process(process.pid, argv, environ, resident_bytes(process.pid) or 0))
+    return found
+
+
+def _processes() -> Iterator[psutil.Process]:
+    # Not `psutil.process_iter`: what it raises for one process (on a Mac also SystemError, RuntimeError) ends the look.
+    pids: list[int] = []
+    with contextlib.suppress(Exception):
+        pids = psutil.pids()
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+        except Exception:  # noqa: BLE001 - the reason for this function
+            continue
+        yield process
+
+
+def started_at(pid: int) -> float | None:
+    """Unix time at which a process was started, None if there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except Exception:  # noqa: BLE001 - as below
+        return None
+
+
+def has_written(pid: object, at: object) -> bool:
+    """True if the process that wrote a pid and the Unix time into a note lives; a later one may have its pid."""
+    if not isinstance(pid, int) or not isinstance(at, (int, float)):
+        return False
+    began = started_at(pid)
+    return began is not None and began <= at
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process, None if it is gone or cannot be asked."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except Exception:  # noqa: BLE001 - on a Mac psutil lets out SystemError and RuntimeError as well
+        return None
+
+
+def children(pid: int) -> list[int]:
+    """Pids of a process's children, without a look at any other process; none where that cannot be seen."""
+    if sys.platform == "darwin":
+        return launch.listed_pids(launch.PROC_PPID_ONLY, pid)
+    found, threads = list[int](), list[Path]()
+    with contextlib.suppress(OSError):  # it has ended
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    for each in threads:
+        with contextlib.suppress(OSError):  # the thread that began them has ended: they are another's now
+            found += map(int, (each / "children").read_text("ascii").split())
+    return found
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """(pid, launch.start_time) of all descendants of a process; none where that cannot be seen."""
+    found, left = [], [pid]
+    while left:
+        for child in children(left.pop()):
+            if born := launch.start_time(child):
+                found.append((child, born))
+                left.append(child)
+    return found
+
+
+def signs(pid: int, port: int) -> LivenessSigns | None:
+    """Signs of work of an engine that does not answer, with its children; None if it is gone."""
+    family = _family(pid)
+    if not family:
+        return None
+    try:
+        halted = family[0].status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return None
+    cpu_s, io_bytes, clients = 0.0, 0, False
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            cpu_s += _cpu_s(each)
+            io_bytes += _io_bytes(each)
+            clients = clients or _has_clients(each, port)
+    return LivenessSigns(cpu_s, io_bytes, clients, halted, blind=sys.platform == "darwin")
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; none if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.AccessDenied:
+        return 0.0
+    return times.user + times.system
+
+
+def _io_bytes(process: psutil.Process) -> int:
+    """Bytes read and written by any means; macOS does not tell."""
+    try:
+        found = process.io_counters()  # type: ignore[attr-defined, unused-ignore]
+    except (AttributeError, psutil.AccessDenied):
+        return 0
+    return int(getattr(found, "read_chars", found.read_bytes) + getattr(found, "write_chars", found.write_bytes))
+
+
+def _has_clients(process: psutil.Process, port: int) -> bool:
+    """True if a connection to the port is established, or where that cannot be seen."""
+    try:
+        found = process.net_connections("tcp")
+    except (psutil.AccessDenied, OSError):
+        return True
+    return any(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
+
+
+def has_clients(pid: int, port: int) -> bool:
+    """True if an engine has clients, or where that cannot be seen; False if it is gone."""
+    for each in _family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _has_clients(each, port):
+                return True
+    return False
+
+
+def listens(pid: int, port: int) -> frozenset[str] | None:
+    """Addresses on which a process, or else its children, listen at a port; None where that cannot be seen."""
+    try:
+        process = psutil.Process(pid)
+        found = _listening(process, port)
+        return found or frozenset().union(*(_listening(each, port) for each in process.children(recursive=True)))
+    except (psutil.Error, OSError):
+        return None
+
+
+def _listening(process: psutil.Process, port: int) -> frozenset[str]:
+    found = process.net_connections("tcp")
+    ours = [each for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+    return frozenset(str(each.laddr.ip) for each in ours)
+
+
+def port_holder(port: int) -> str:
+    """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
+    for process in _processes():  # the list of all connections needs root on a Mac; one's own do not
+        with contextlib.suppress(Exception):  # as above
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return f"{process.name()} (pid {process.pid})"
+    return "another process"
+
+
+def port_free(port: int, host: str) -> bool:
+    """True if a server could listen there now, by the launcher's own rule."""
+    return launch.holder_of(port, host) is None
