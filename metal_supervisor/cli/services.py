@@ -27,7 +27,7 @@ from metal_supervisor.supervisord.client import Supervisord
 
 COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
 START_WAIT_S, LOOK_EVERY_S = 10.0, 0.1
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 def is_up(directory: StateDir) -> bool:
@@ -40,7 +40,7 @@ def is_up(directory: StateDir) -> bool:
     return True
 
 
-def once_up(settings: Settings, ask: Callable[[], Answer]) -> Answer:
+def once_up(settings: Settings, ask: Callable[[], T]) -> T:
     """Result of `ask`, which is repeated while the embedded API of a system that is up does not answer yet.
 
     Raises KubeError.

@@ -25,6 +25,7 @@ import tiny_gguf
 import xllama_server
 
 from tests.support import parts
+from tests.support.system import eventually
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -357,7 +358,8 @@ def test_the_stand_in_answers_like_llama_server() -> None:
         assert [slot["is_processing"] for slot in json.loads(call(port, "/slots")[1])] == [False, False]
         status, text = call(port, "/v1/chat/completions", {**QUESTION, "max_tokens": 3})
         assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (200, " this answer comes")
-        assert "llamacpp:tokens_predicted_total 3\n" in call(port, "/metrics")[1]
+        # It counts once its answer is out, as llama-server does.
+        eventually(lambda: "llamacpp:tokens_predicted_total 3\n" in call(port, "/metrics")[1], what="the tokens")
         assert call(port, "/v1/chat/completions", {"no": "messages"})[0] == 400
         assert call(port, "/elsewhere")[0] == 404
         process.terminate()
