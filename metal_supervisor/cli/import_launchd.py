@@ -15,7 +15,6 @@ from xml.parsers.expat import ExpatError
 
 from metal_supervisor.cli.command_parser import add_command
 from metal_supervisor.cli.terminal import FAILED, OK, USAGE, CommandError, say
-from metal_supervisor.host import processes
 from metal_supervisor.install import go_agent
 from metal_supervisor.install.go_agent import GoAgentJob, Import, Remark
 from metal_supervisor.settings import loader
@@ -63,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _tell_left() -> None:
     """Name the engines that the agent left behind, which hold memory and ports beside ours."""
+    from metal_supervisor.host import processes
     from metal_supervisor.host.left_engines import left_by_agent
     from metal_supervisor.launch import MARK
 

@@ -1019,7 +1019,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(own_processes, "end_all", end_all)
     patch.setattr(boot, "_note_unknown", lambda _: [])  # no note is ever lost here
     patch.setattr(own_processes, "live", lambda _: [])
-    patch.setattr(boot, "machine", SimpleNamespace(command_line=command_line))
+    patch.setattr(boot, "processes", SimpleNamespace(command_line=command_line))
     patch.setattr(boot, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)
     patch.setattr(use_probe.probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
