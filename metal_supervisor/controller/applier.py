@@ -90,7 +90,6 @@ class Applier:
     def write_sections(
         self,
         records: Collection[Record],
-        at_rest: Collection[str],
         complete: bool,
         table: Mapping[str, ProgramState],
         notes: Mapping[str, RunNote],
@@ -98,7 +97,6 @@ class Applier:
         """Make `models.d/` match the records: write wanted sections, and delete our own that are not wanted.
 
         Unless the records are `complete`, a section without a record is left alone: its record may have been lost.
-        `at_rest`: programs whose records are those of the last pass.
         """
         wanted = {}
         known = {record.program for record in records}
@@ -119,12 +117,8 @@ class Applier:
         for name, record in wanted.items():
             assert record.spec_file is not None
             spec_file = record.next_spec or record.spec_file
-            kept, edition = before.get(name), on_file.get(f"{name}.conf")
-            if kept is not None and name in at_rest and kept[-1] == edition:
-                self._in_place[name] = kept
-                continue
-            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), edition
-            if kept == basis:
+            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), on_file.get(f"{name}.conf")
+            if before.get(name) == basis:
                 self._in_place[name] = basis
                 continue
             if not self.state.spec_path(spec_file).exists():

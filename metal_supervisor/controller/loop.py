@@ -185,15 +185,15 @@ class Controller:
             ups = self._ups(before, proposals, snapshot)
         self.records = self._admitted(proposals, before, ups, snapshot)
         moving = self._moving(before, torn)
-        at_rest = {record.program for key, record in self.records.items() if key not in moving}
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         self.applier.write_specs(moving.values(), self.prerequisites.specs)
         written = self._keep_records(moving.values())
         if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
             self._tell_readers()
         complete = snapshot.complete and not self.assignment.unsure
-        self.applier.write_sections(self.records.values(), at_rest, complete, snapshot.table, snapshot.notes)
+        self.applier.write_sections(self.records.values(), complete, snapshot.table, snapshot.notes)
         diff = self.applier.reload(self.controller_status.quarantined)
+        at_rest = {record.program for key, record in self.records.items() if key not in moving}
         world = snapshot.table, diff, snapshot.notes, snapshot.observed, snapshot.uses
         steps = self.applier.plan(self.records.values(), at_rest, *world, snapshot.now, self._held(snapshot))
         done = [step for step in steps if self._tried(step, snapshot)]

@@ -22,7 +22,7 @@ from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.apiserver.routes import resource_target
-from metal_supervisor.apiserver.targets import WriteOptions
+from metal_supervisor.apiserver.targets import RequestTarget, WriteOptions
 
 
 def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
@@ -204,12 +204,18 @@ def test_nothing_is_created_while_its_crd_is_being_deleted(widgets: Client) -> N
         assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"] and watch.ended()
 
 
-def test_a_write_that_began_before_its_crd_was_gone_leaves_nothing(api: ApiServer, widgets: Client) -> None:
+def routed_before_its_crd_went(api: ApiServer, widgets: Client) -> RequestTarget:
+    """Target of a request for widgets whose definition has been deleted since."""
     target = resource_target(api.kernel.registry, WIDGETS)
     assert target is not None
     with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
         widgets.delete(f"{CRD_PATH}/widgets.example.test")
         assert watch.ended()
+    return target
+
+
+def test_a_write_that_began_before_its_crd_was_gone_leaves_nothing(api: ApiServer, widgets: Client) -> None:
+    target = routed_before_its_crd_went(api, widgets)
     options = WriteOptions("tests")
     with pytest.raises(ApiError, match="could not find the requested resource"):
         api.kernel.writer.create(target, widget(), options)
@@ -219,22 +225,18 @@ def test_a_write_that_began_before_its_crd_was_gone_leaves_nothing(api: ApiServe
     assert widgets.get(WIDGETS).body["items"] == []
 
 
+def test_nothing_is_created_under_a_crd_of_another_scope_than_its_route(api: ApiServer, widgets: Client) -> None:
+    target = routed_before_its_crd_went(api, widgets)
+    spec = {**WIDGET_CRD["spec"], "scope": "Cluster"}
+    assert widgets.post(CRD_PATH, {**WIDGET_CRD, "spec": spec}).code == 201
+    with pytest.raises(ApiError) as refused:
+        api.kernel.writer.create(target, widget(), WriteOptions("tests"))
+    assert refused.value.code == 404
+
+
 def test_collections_are_deleted_by_selector(client: Client) -> None:
     for name in ("a", "b", "c"):
         client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"n": name}}})
     gone = client.delete(CONFIG_MAPS, labelSelector="n in (a, b)").body
     assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "b"]
     assert [item["metadata"]["name"] for item in client.get(CONFIG_MAPS).body["items"]] == ["c"]
-
-
-def test_nothing_is_created_under_a_crd_of_another_scope_than_its_route(api: ApiServer, widgets: Client) -> None:
-    target = resource_target(api.kernel.registry, WIDGETS)
-    assert target is not None
-    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
-        widgets.delete(f"{CRD_PATH}/widgets.example.test")
-        assert watch.ended()
-    spec = {**WIDGET_CRD["spec"], "scope": "Cluster"}
-    assert widgets.post(CRD_PATH, {**WIDGET_CRD, "spec": spec}).code == 201
-    with pytest.raises(ApiError) as refused:
-        api.kernel.writer.create(target, widget(), WriteOptions("tests"))
-    assert refused.value.code == 404
