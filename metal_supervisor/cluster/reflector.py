@@ -44,6 +44,8 @@ class Watched:
     """Error of the last attempt, "" while connected."""
     doubtful_until: float = 0.0
     """Monotonic time until which a list that lost everything is not trusted; 0 if there is no doubt."""
+    as_of_news: Mapping[Key, Json] = field(default_factory=dict)
+    """The items, but each as of its latest news (`is_news`): the very same mapping until there is some."""
 
 
 def key_of(item: Json) -> Key:
@@ -71,17 +73,22 @@ def _edition(item: Json) -> tuple[object, object]:
     return item["metadata"].get("uid"), item["metadata"].get("resourceVersion")
 
 
-def more_than_status(before: Json, now: Json) -> bool:
-    """False if nothing but the status changed: mostly that is what this Mac wrote itself, and nobody waits for it."""
+def is_edited(before: Json, now: Json) -> bool:
+    """False if only the status changed: that is mostly what this Mac wrote itself, and nobody waits for it."""
     if before.get("status") == now.get("status"):
         return True
-    old, new = ({**each["metadata"], "resourceVersion": ""} for each in (before, now))
+    old, new = ({**each["metadata"], "resourceVersion": "", "operatorWrote": ""} for each in (before, now))
     return old != new or {**before, "metadata": 0, "status": 0} != {**now, "metadata": 0, "status": 0}
 
 
-def _same(one: Mapping[Key, Json], other: Mapping[Key, Json]) -> bool:
-    """True if two copies hold the same versions of the same objects."""
-    return one.keys() == other.keys() and all(_edition(item) == _edition(other[key]) for key, item in one.items())
+def _with(items: Mapping[Key, Json], key: Key, item: Json | None) -> dict[Key, Json]:
+    """The items with one replaced, added, or removed if it is None."""
+    result = dict(items)
+    if item is None:
+        result.pop(key, None)
+    else:
+        result[key] = item
+    return result
 
 
 class Reflector(threading.Thread):
@@ -97,7 +104,7 @@ class Reflector(threading.Thread):
         known: frozenset[str] = frozenset(),
         selector: str = "",
         namespace: str = "",
-        is_news: Callable[[Json, Json], bool] = more_than_status,
+        is_news: Callable[[Json, Json], bool] = is_edited,
     ) -> None:
         """`known`: uids from before a restart; a list without any of them must be confirmed by a second one.
 
@@ -239,9 +246,12 @@ class Reflector(threading.Thread):
 
     def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
         """Replace the items. An error is kept until a watch is open as well."""
-        before = self.seen
-        self.seen = Watched(items, True, before.error, doubtful_until)
-        if (before.synced, before.doubtful_until) != (True, doubtful_until) or not _same(before.items, items):
+        before, old = self.seen, self.seen.items
+        changed = {key for key, item in items.items() if key not in old or _edition(item) != _edition(old[key])}
+        news = bool(changed) or len(items) != len(old)
+        as_of_news = {key: item if key in changed else before.as_of_news[key] for key, item in items.items()}
+        self.seen = Watched(items, True, before.error, doubtful_until, as_of_news if news else before.as_of_news)
+        if news or (before.synced, before.doubtful_until) != (True, doubtful_until):
             self._on_change()
 
     def _watch(self) -> None:
@@ -311,14 +321,13 @@ class Reflector(threading.Thread):
         known = self.seen.items.get(key)
         if kind not in ("ADDED", "MODIFIED", "DELETED") or self._is_old(kind, key, item, known):
             return
-        items = dict(self.seen.items)
-        if kind == "DELETED":
-            items.pop(key, None)
+        present = None if kind == "DELETED" else _slim(item)
+        if present is None:
             self._gone[key] = version
-        else:
-            items[key] = _slim(item)
-        self.seen = Watched(items, True, "", self.seen.doubtful_until)
-        if kind == "DELETED" or known is None or self._is_news(known, items[key]):
+        news = present is None or known is None or self._is_news(known, present)
+        as_of_news = _with(self.seen.as_of_news, key, present) if news else self.seen.as_of_news
+        self.seen = Watched(_with(self.seen.items, key, present), True, "", self.seen.doubtful_until, as_of_news)
+        if news:
             self._on_change()
 
     def _is_old(self, kind: str, key: Key, item: Json, known: Json | None) -> bool:

@@ -51,6 +51,11 @@ def operator_wrote(entries: object) -> str:
     return max(times)
 
 
+def wrote(item: Json) -> str:
+    """As `operator_wrote`, of an object that a watch has read."""
+    return str(item["metadata"].get("operatorWrote", ""))
+
+
 def condition_of_others(entries: object, kind: str) -> bool:
     """True if a field manager other than this program owns a condition, by `metadata.managedFields`."""
     key = f'k:{{"type":"{kind}"}}'
@@ -69,17 +74,17 @@ def is_ours(manager: str) -> bool:
 
 def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
     """Evidence after a check of the watched objects. `server_now`: Unix time by the API server's clock."""
-    wrote = {item["metadata"]["uid"]: item["metadata"].get("operatorWrote", "") for item in items}
+    written = {item["metadata"]["uid"]: wrote(item) for item in items}
     # By each resource, not by the newest time of all: the server's clock may be set back.
-    news = {uid: at for uid, at in wrote.items() if at and at != before.writes.get(uid)}
+    news = {uid: at for uid, at in written.items() if at and at != before.writes.get(uid)}
     first_at = now if before.first_at is None else before.first_at
     if not news:
-        return replace(before, writes=wrote, first_at=first_at)
+        return replace(before, writes=written, first_at=first_at)
     latest = max(news.values())
     # Of a resource that was not there before, it may be old; any other is fresh, whatever the clocks say.
     fresh = any(uid in before.writes or age_s(at, server_now) < SILENCE_S for uid, at in news.items())
     seen_at = now if fresh else before.seen_at
-    return replace(before, latest=latest, writes=wrote, seen_at=seen_at, first_at=first_at)
+    return replace(before, latest=latest, writes=written, seen_at=seen_at, first_at=first_at)
 
 
 def age_s(time: str, server_now: float) -> float:

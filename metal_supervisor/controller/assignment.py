@@ -40,6 +40,7 @@ ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
+NO_SLOTS = frozenset[int]()
 LEAVE_S = 5.0
 """Seconds in which a service that never fits here is left to another Mac."""
 
@@ -61,8 +62,8 @@ class _SteadyEngine:
     item: Service
     record: Record
     note: RunNote | None
-    share: tuple[tuple[int, ...], int]
-    """(the slots that this Mac holds of the service, the replicas that serve besides)."""
+    share: tuple[tuple[int, ...], int, frozenset[int]]
+    """(the slots that this Mac holds of the service, the replicas that others serve, the slots that serve here)."""
     proposal: Proposal
 
 
@@ -149,14 +150,13 @@ class Assignment:
         for record in sorted(before.values(), key=lambda each: each.ordinal):
             ours[record.owner] = (*ours.get(record.owner, ()), record)
         mine = (
-            item for item in found.values()
-            if isinstance(item, Service) and (self.placed.mine.get(item.key) or item.key in ours)
+            item for key, item in found.items()
+            if isinstance(item, Service) and (self.placed.mine.get(key) or key in ours)
         )  # fmt: skip
         self._prerequisites.daemons.prepare(mine, before)
         self._look_for(self._files_of(found, before))
-        for item in found.values():
-            known = references.filled(item, self._references.look) if isinstance(item, Service) else item
-            self._share_out(known, ours.get(item.key, ()), result, ports, serving, snapshot)
+        for key, item in found.items():
+            self._share_out(key, item, ours.get(key, ()), serving.get(key, NO_SLOTS), result, ports, snapshot)
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
@@ -202,26 +202,30 @@ class Assignment:
 
     def _share_out(
         self,
+        key: Key,
         item: Service | Rejected,
         ours: Sequence[Record],
+        ready: frozenset[int],
         result: dict[Key, Proposal],
         ports: Ports,
-        serving: Mapping[Key, frozenset[int]],
         snapshot: Snapshot,
     ) -> None:
         """Assign an engine to each slot that this Mac holds of a service; an engine that has a slot keeps it.
 
-        `ours`: the service's records, by ordinal.
+        `ours`: the service's records, by ordinal; `ready`: the slots that serve here.
         """
         placed = self.placed
-        if any(not snapshot.complete and _doubtful(item, record) for record in ours):
+        if not snapshot.complete and any(_doubtful(item, record) for record in ours):
             return
-        slots = placed.mine.get(item.key, ()) if placed.known else tuple(record.slot for record in ours)
-        peers, ready = self._placement.peers_ready(placed, item), serving.get(item.key, frozenset())
-        if self._is_settled(item, ours, (slots, peers + len(ready.difference(slots))), snapshot):
-            result[item.key] = self._settled[item.key].proposal
-            self.at_rest.add(item.key)
+        slots = placed.mine.get(key, ()) if placed.known else tuple(record.slot for record in ours)
+        peers = self._placement.peers_ready(placed, item)
+        share, known = (slots, peers, ready), self._settled.get(key)
+        if known is not None and len(ours) == 1 and self._still_holds(known, item, ours[0], share, snapshot):
+            result[key] = known.proposal
+            self.at_rest.add(key)
             return
+        if isinstance(item, Service) and item.references:
+            item = references.filled(item, self._references.look)
         ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
         for slot in slots:
             if slot not in ordinals:
@@ -238,31 +242,28 @@ class Assignment:
             if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
                 proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
             elif isinstance(item, Service) and engine is item and record is not None and len(ours) == len(slots) == 1:
-                self._settle(item, record, (slots, others), proposal, snapshot)
+                self._settle(item, record, share, proposal, snapshot)
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
 
-    def _is_settled(
-        self, item: Service | Rejected, ours: Sequence[Record], share: tuple[tuple[int, ...], int], snapshot: Snapshot
+    def _still_holds(
+        self, known: _SteadyEngine, item: Service | Rejected, record: Record, share: object, snapshot: Snapshot
     ) -> bool:
         """True if nothing changed of a service's only engine, which runs as it should."""
-        known = self._settled.get(item.key)
-        if known is None or known.item is not item or len(ours) != 1 or known.record is not ours[0]:
+        note = snapshot.notes.get(record.program)
+        if known.item is not item or known.record is not record or known.note is not note or known.share != share:
             return False
-        program = known.record.program
-        note, seen = snapshot.notes.get(program), snapshot.observed.get(program)
-        if known.note is not note or known.share != share:
+        if not runs_as_wanted(record, snapshot.table.get(record.program), note, snapshot.observed.get(record.program)):
             return False
-        if not runs_as_wanted(known.record, snapshot.table.get(program), note, seen):
-            return False
-        self._prerequisites.still_reads(known.record.files)
+        self._prerequisites.still_reads(record.files)
         return True
 
     def _settle(
-        self, item: Service, record: Record, share: tuple[tuple[int, ...], int], proposal: Proposal, snapshot: Snapshot
-    ) -> None:
+        self, item: Service, record: Record, share: tuple[tuple[int, ...], int, frozenset[int]], proposal: Proposal,
+        snapshot: Snapshot,
+    ) -> None:  # fmt: skip
         """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
         steady = self._steady.get(record.key)
         ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)

@@ -51,6 +51,8 @@ class ControllerStatus:
         self._due_at = 0.0
         self._passes = histogram.empty(histogram.PASS_S)
         self._silence = ""
+        self._looked: tuple[object, object] = (None, None)
+        """The services and Models of the latest look for the operator."""
         self.operator: bool | None = None
         """Whether LLMKube's operator writes status here; None while that is not known."""
 
@@ -80,7 +82,8 @@ class ControllerStatus:
         if self._settings.embedded and self._settings.status_mode == "auto":
             self.operator = False
             return self.operator
-        if services is not None:
+        if services is not None and not (services is self._looked[0] and models is self._looked[1]):
+            self._looked = services, models
             items = [*services.values(), *models.values()]
             server_now = time.time() + self._kube.clock_offset_s
             self._signs = status_mode.look(self._signs, items, time.monotonic(), server_now)

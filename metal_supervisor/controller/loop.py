@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import Any
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.network_watcher import NetworkWatcher
-from metal_supervisor.cluster.reflector import Reflector
+from metal_supervisor.cluster.reflector import Reflector, is_edited
 from metal_supervisor.controller import on_demand, plan
 from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
@@ -62,11 +63,6 @@ TELLING = frozenset({Action.WITHDRAW, Action.ADD, Action.START})
 log = logging.getLogger("controller")
 
 
-def _editions(items: Mapping[Key, Json]) -> dict[Key, tuple[object, object]]:
-    """Resource -> (uid, generation): changed by an edit, and not by a status write."""
-    return {key: (item["metadata"].get("uid"), item["metadata"].get("generation")) for key, item in items.items()}
-
-
 def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
     """The records of InferenceServices."""
     return {key: record for key, record in records.items() if not record.is_daemon}
@@ -102,10 +98,12 @@ class Controller:
             self.controller_status.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
         known = frozenset(record.uid for record in _own(self.records).values())
         self.services = Reflector(
-            kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace
-        )
+            kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace,
+            is_news=self._is_news,
+        )  # fmt: skip
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
-        self.models = Reflector(kube, api_path("models", settings.namespace), self.wake, known)
+        path = api_path("models", settings.namespace)
+        self.models = Reflector(kube, path, self.wake, known, is_news=self._is_news)
         self._news = object()
         self.store = Store(settings.store_path, self._tell, terms_of(settings), read_listing)
         self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)
@@ -124,6 +122,7 @@ class Controller:
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)
         self._seen: tuple[object, object] = (None, None)
+        """The services and Models of the latest pass."""
         self._unkept = ""
         self._untold = False
         """The sidecar and the gateway have not been told yet of what was written."""
@@ -131,6 +130,11 @@ class Controller:
         """The latest pass did not come to its end."""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    def _is_news(self, before: Json, now: Json) -> bool:
+        """True for an edit, and for the first signs of LLMKube's operator; called by the watches' threads."""
+        signs = not self.controller_status.operator and status_mode.wrote(before) != status_mode.wrote(now)
+        return signs or is_edited(before, now)
 
     def _exited(self, _pid: int) -> None:
         self._poker.ask()
@@ -251,21 +255,20 @@ class Controller:
     def _observe(self) -> Snapshot:
         news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew
         synced = services.synced and models.synced
-        edited = _editions(services.items), _editions(models.items)
-        if edited != self._seen:  # our own status writes are no reason to look again
-            self._seen = edited
+        wanted = services.as_of_news, models.as_of_news
+        if not all(map(is_, wanted, self._seen)):
+            self._seen = wanted
             self.store.look_again()
-        wanted = services.items if synced else None
         return Snapshot(
             now=time.time(),
-            services=wanted,
+            services=services.as_of_news if synced else None,
             complete=synced and not services.doubtful_until and not models.doubtful_until,
-            models=models.items,
+            models=models.as_of_news,
             table=self.supervisord.table(),
             notes=self.state.run_notes(),
             observed=self.state.observations(),
             uses=use_notes.read(self.state.path),
-            operator=self.controller_status.look_for_operator(wanted, models.items),
+            operator=self.controller_status.look_for_operator(services.items if synced else None, models.items),
             metal=self.metal.seen,
             room=self.memory.room,
             news=news,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from metal_supervisor.cluster.reflector import more_than_status
 from metal_supervisor.controller.remembered import Remembered
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import chip, darwin_memory, machine
@@ -24,22 +23,6 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
 LOOK_EVERY_S = 10.0
-
-
-class _Editions:
-    """Resources, each the very same object while no more than its status changes."""
-
-    def __init__(self) -> None:
-        self._known: dict[Key, tuple[Json, Json]] = {}
-        """Resource -> as last seen, and as first seen with all that is not its status."""
-
-    def of(self, items: Mapping[Key, Json]) -> dict[Key, Json]:
-        before, self._known = self._known, {}
-        for key, item in items.items():
-            seen, first = before.get(key, (item, item))
-            changed = seen is not item and more_than_status(seen, item)
-            self._known[key] = item, item if changed else first
-        return {key: first for key, (_, first) in self._known.items()}
 
 
 class ResourceFilter:
@@ -64,21 +47,19 @@ class ResourceFilter:
         """Service -> as it was read, and what became of that."""
         self._answer: tuple[tuple[object, ...], dict[Key, Service | Rejected]] | None = None
         """What the latest answer was made from, and that answer."""
-        self._services, self._models = _Editions(), _Editions()
 
     def read(self, snapshot: Snapshot, records: Mapping[Key, Record]) -> dict[Key, Service | Rejected]:
         """Every InferenceService that is for this Mac, accepted or rejected; none while they are not known.
 
         The very same answer while nothing of what it depends on changes.
         """
-        services, models = self._services.of(snapshot.services or {}), self._models.of(snapshot.models)
         kept = {
             key: (record.generation, record.runtime)
             for key, record in records.items()
             if record.verdict.standing is Standing.RUN
         }
         owners = {record.owner for record in records.values()}
-        inputs = services, models, kept, owners, snapshot.operator, self._offered()
+        inputs = snapshot.services or {}, snapshot.models, kept, owners, snapshot.operator, self._offered()
         if self._answer is None or self._answer[0] != inputs:
             self._answer = inputs, self._read_anew(*inputs)
         return self._answer[1]

@@ -30,10 +30,11 @@ class Snapshot:
     now: float
     """Unix time, in seconds."""
     services: Mapping[Key, Json] | None
-    """None while the cluster's services are not known."""
+    """As of their latest news, their status apart; None while the cluster's services are not known."""
     complete: bool
     """True if absence from `services` means that the service is gone."""
     models: Mapping[Key, Json]
+    """As of their latest news."""
     table: Mapping[str, ProgramState]
     """supervisord's process table, by program."""
     notes: Mapping[str, RunNote]

@@ -199,6 +199,27 @@ def test_a_change_of_status_alone_wakes_nobody_and_is_known(
     assert found is None or found["status"] == {"phase": "Ready"}
 
 
+def test_each_item_is_kept_as_of_its_latest_news(reflect: Reflect, script: Script) -> None:
+    script.items = [item("a", 20), item("b", 20)]
+    seen = reflect()
+    seen.become("a", "b")
+    a, b, first = ("default", "a"), ("default", "b"), seen.reflector.seen.as_of_news
+    script.say(reported(21, "Ready"))
+    eventually(lambda: "status" in seen.reflector.seen.items[a], WITHIN_S, "the status")
+    assert seen.reflector.seen.as_of_news is first
+    script.say(reported(22, "Ready", data={"k": "new"}))
+    eventually(lambda: seen.reflector.seen.as_of_news is not first, WITHIN_S, "the edit")
+    edited = seen.reflector.seen.as_of_news
+    assert edited == seen.reflector.seen.items and edited[b] is first[b]
+    script.items, script.version = [json.loads(reported(22, "Ready", data={"k": "new"}))["object"], item("b", 20)], "22"
+    script.say(trouble(410))
+    eventually(lambda: len(script.lists) == 2 and not seen.reflector.failures, WITHIN_S, "the second list")
+    assert seen.reflector.seen.as_of_news is edited
+    script.say(event("DELETED", "b", 23))
+    eventually(lambda: b not in seen.reflector.seen.as_of_news, WITHIN_S, "its end")
+    assert seen.reflector.seen.as_of_news[a] is edited[a]
+
+
 # ── old news ─────────────────────────────────────────────────────────────────────────────────────
 
 

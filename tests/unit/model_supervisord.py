@@ -533,7 +533,7 @@ class Asked(Assignment):
         for name in reversed(found) if self.mac.reverse else found:
             item = asked_for(name, *found[name])
             ours = tuple(record for record in before.values() if record.name == name)
-            self._share_out(item, ours, result, ports, {}, snapshot)
+            self._share_out(item.key, item, ours, frozenset(), result, ports, snapshot)
         for record in before.values():
             if record.name not in found:
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now))

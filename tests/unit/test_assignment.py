@@ -62,7 +62,7 @@ class Sharing(Assignment):
             self.notes.setdefault(each.program, RunNote(7, 7, "s", each.spec_file or "", (1.0,), 0.0, "", ""))
         found: dict[Key, Proposal] = {}
         snapshot = Snapshot(100.0, {}, True, {}, table, self.notes, {})
-        self._share_out(ITEM, tuple(records), found, Ports(records), {}, snapshot)
+        self._share_out(ITEM.key, ITEM, tuple(records), frozenset(), found, Ports(records), snapshot)
         assert all(proposal.key == key for key, proposal in found.items())
         return found
 

@@ -86,15 +86,10 @@ def with_status(items: dict[tuple[str, str], Any], number: int) -> dict[tuple[st
     }
 
 
-def test_a_status_makes_nobody_read_a_service_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_makes_nobody_read_the_other_services_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ResourceFilter(Settings(kubeconfig="/k", runtimes="llama-server"), "mac")
-    models: dict[tuple[str, str], Any] = {}
-    services: dict[tuple[str, str], Any] = {}
-    for number in range(3):
-        models["default", "a"] = model("a", "/m.gguf")
-        services["default", f"s{number}"] = service(f"s{number}", "a")
-    for item in (*models.values(), *services.values()):
-        item["metadata"] |= {"uid": item["metadata"]["name"], "generation": 1}
+    models = {("default", "a"): model("a", "/m.gguf")}
+    services: dict[tuple[str, str], Any] = {("default", f"s{n}"): service(f"s{n}", "a") for n in range(3)}
     read: list[str] = []
     really = resources.read_service
 
@@ -104,11 +99,10 @@ def test_a_status_makes_nobody_read_a_service_again(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(resources, "read_service", noted)
     before = kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {})
-    services, models = with_status(services, 1), with_status(models, 1)
-    assert kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {}) is before
-    services, models = with_status(services, 2), with_status(models, 2)
-    services["default", "s1"]["spec"] = {**services["default", "s1"]["spec"], "contextSize": 1024}
-    kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {})
+    assert kept.read(Snapshot(2.0, services, True, models, {}, {}, {}), {}) is before
+    edited = {**services["default", "s1"]["spec"], "contextSize": 1024}
+    services = {**services, ("default", "s1"): {**services["default", "s1"], "spec": edited}}
+    kept.read(Snapshot(3.0, services, True, models, {}, {}, {}), {})
     assert read == ["s0", "s1", "s2", "s1"]
 
 
