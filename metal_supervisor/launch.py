@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 REVOKED, UNCONFINED = "Revoked", "ConfinementFailed"
 SAYS, CRASHED, ADOPTS = "metal-supervisor: ", "crashed ", "outlived supervisord; standing in for it"
-EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 126, 127
+EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_UNSEEN, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 99, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
@@ -440,7 +440,7 @@ def main(path: str) -> int:
         write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
         say(f"engine pid {pid} {ADOPTS}")
         wait_for_exit(pid, started)
-        return 0
+        return EXIT_UNSEEN  # only its parent, which is gone, would be told how it ended
     try:
         spec = read_spec(path)
         refused = REVOKED if spec.get("revoked") else ""

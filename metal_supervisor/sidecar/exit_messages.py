@@ -10,6 +10,7 @@ from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.exits import UNKNOWN
 
 LINES = 20
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
@@ -44,7 +45,8 @@ def last_lines(state: StateDir, program: str) -> list[str]:
 def cause(lines: Sequence[str], ended: str) -> str:
     """The line of a log that best tells why its engine ended: the last that reports an error, else the last.
 
-    `ended`: its exit in supervisord's words; "" is returned for an engine that was killed.
+    `ended`: its exit, as `Exits` tells it; "" is returned for an engine that was killed, or may have been, and reported
+    no error.
 
     llama-server reports the fault first, and then each function that failed by it: the first of these counts. An engine
     that refuses its command line prints the error first, and then how to use it.
@@ -52,6 +54,8 @@ def cause(lines: Sequence[str], ended: str) -> str:
     if not lines or KILLED.match(ended):
         return ""
     told = [index for index, line in enumerate(lines) if ERROR.search(line) and not USAGE.match(line)]
+    if ended == UNKNOWN and not told:
+        return ""
     found = told[-1] if told else len(lines) - 1
     chain = {index for index, line in enumerate(lines) if LLAMA_ERROR.match(line)}
     while found in chain and chain & {found - 1, found - 2}:

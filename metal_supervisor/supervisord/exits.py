@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-NOT_NOW = "exit status 75"
+from metal_supervisor import launch
+
+NOT_NOW, UNSEEN = f"exit status {launch.EXIT_NOT_NOW}", f"exit status {launch.EXIT_UNSEEN}"
+UNKNOWN = "exit status unknown"
 
 
 class Exits:
@@ -19,9 +22,10 @@ class Exits:
         self._known: Mapping[str, str] = {}
 
     def last(self, program: str) -> str:
-        """The program's last exit in the log's words: `exit status 1`, `terminated by SIGKILL`, or "" if unknown.
+        """The program's last exit in the log's words: `exit status 1`, `terminated by SIGKILL`; "" if there is none.
 
-        The launcher's exit code for "not now" does not count as an exit of the engine.
+        The launcher's exit code for "not now" does not count as an exit of the engine; that of a stand-in says nothing
+        of its engine, whose exit is UNKNOWN.
         """
         try:
             found = os.stat(self._log)
@@ -31,7 +35,9 @@ class Exits:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - self._most_bytes))
                     tail = file.read().decode("utf-8", "replace")
                 ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;()]*[^;() ])", tail)
-                self._edition, self._known = edition, {name: how for name, how in ends if how != NOT_NOW}
+                self._edition, self._known = edition, {
+                    name: UNKNOWN if how == UNSEEN else how for name, how in ends if how != NOT_NOW
+                }
         except OSError:
             return ""
         return self._known.get(program, "")

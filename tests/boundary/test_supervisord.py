@@ -21,6 +21,7 @@ from supervisor.options import decode_wait_status
 from supervisor.poller import PollPoller
 from supervisor.states import ProcessStates, SupervisorStates
 
+from metal_supervisor import launch
 from metal_supervisor.spec.processes import Diff, State
 from metal_supervisor.supervisord import client as supervisord_module
 from metal_supervisor.supervisord import poller as poller_module
@@ -328,6 +329,9 @@ def test_last_exit_is_in_supervisords_words(daemon: Daemon) -> None:
     os.kill(daemon.rpc.table()["default.a.b"].pid, signal.SIGKILL)
     eventually(lambda: exits.last("default.a.b") == "terminated by SIGKILL", what=log.read_text()[-300:])
     assert exits.last("default.a") == "exit status 7"
+    daemon.run("default.b.c", f"/bin/sh -c 'exit {launch.EXIT_UNSEEN}'", autorestart="false")
+    daemon.becomes("default.b.c", State.EXITED)
+    assert exits.last("default.b.c") == "exit status unknown"
     assert exits.last("default.b") == ""
     assert Exits(daemon.path / "none").last("default.a") == ""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.engines import events
 from tests.support.faults import Figure, fault
 from tests.support.macs import embedded_cluster, fleet
-from tests.support.system import running, service
+from tests.support.system import eventually, kill, running, service
 from tests.support.transitions import supervisord_killed, unmoved
 
 NAMES = ["one", "two", "three"]
@@ -35,3 +36,5 @@ def test_adopted_engines_stay_published_and_ready_though_the_embedded_api_was_ki
             system.ready(name)
         with unmoved(system, gaps=True):
             supervisord_killed(system, NAMES)
+        kill(system.pid(NAMES[0]))
+        eventually(lambda: "exit status unknown" in events(system, NAMES[0]).get("Crashed", ""), 30, "an Event")

@@ -9,6 +9,7 @@ import pytest
 from metal_supervisor import launch
 from metal_supervisor.sidecar.exit_messages import cause, last_lines, why_down
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.exits import UNKNOWN
 from tests.support.records import a_record
 
 
@@ -30,6 +31,11 @@ from tests.support.records import a_record
 )  # fmt: skip
 def test_the_cause_is_the_last_error_and_not_the_usage_text(lines: list[str], told: str) -> None:
     assert cause(lines, "exit status 1") == told
+
+
+def test_of_an_engine_that_may_have_been_killed_only_an_error_is_quoted() -> None:
+    assert cause(["GGML_ASSERT(n > 0) failed", "bye"], UNKNOWN) == "GGML_ASSERT(n > 0) failed"
+    assert cause(["one", "two"], UNKNOWN) == ""
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"])
@@ -67,7 +73,7 @@ def test_what_the_launcher_says_of_an_adopted_engine_is_none_of_its_last_lines(
     for name, does in {"read_note": {"started": "s"}, "survivor": 7, "represent": None, "wait_for_exit": None}.items():
         monkeypatch.setattr(launch, name, lambda *_, does=does: does)
     monkeypatch.setattr(launch, "write_note", lambda *_: None)
-    assert launch.main(str(tmp_path / "specs" / "a.b.1.json")) == 0
+    assert launch.main(str(tmp_path / "specs" / "a.b.1.json")) == launch.EXIT_UNSEEN
     state = StateDir(tmp_path)
     log = state.log_path("a.b")
     log.parent.mkdir(parents=True, exist_ok=True)

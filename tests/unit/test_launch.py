@@ -582,7 +582,7 @@ def test_a_second_launcher_of_the_same_spec_represents_the_survivor_and_passes_t
     assert (noted.pid, noted.launcher_pid, noted.refused, len(noted.starts)) == (engine.pid, stand_in.pid, "", 1)
     assert stand_in.poll() is None and engine.poll() is None
     stand_in.terminate()
-    assert stand_in.wait(30) == 0
+    assert stand_in.wait(30) == launch.EXIT_UNSEEN
     assert engine.wait(30) == -signal.SIGTERM
     assert stand_in.stdout is not None and stand_in.stdout.read() == b"", "it never became an engine"
 
@@ -596,7 +596,7 @@ def test_a_term_that_comes_as_soon_as_a_stand_in_says_what_it_is_reaches_the_eng
     assert b"standing in" in second.stderr.readline()
     second.terminate()
     second.communicate(timeout=30)
-    assert second.returncode == 0
+    assert second.returncode == launch.EXIT_UNSEEN
     assert engine.wait(30) == -signal.SIGTERM
 
 
@@ -619,7 +619,7 @@ def test_a_stand_in_ends_when_its_engine_does(
     survivor: tuple[subprocess.Popen[bytes], str], stand_in: subprocess.Popen[bytes]
 ) -> None:
     survivor[0].kill()
-    assert stand_in.wait(30) == 0
+    assert stand_in.wait(30) == launch.EXIT_UNSEEN
 
 
 def test_a_survivor_that_has_ended_is_replaced_by_a_new_engine(
