@@ -41,7 +41,7 @@ from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec import first_request
-from metal_supervisor.spec.processes import LIVE, ProgramState, State
+from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, ModelFile
 from metal_supervisor.state import gateway_note
@@ -103,6 +103,10 @@ class Sidecar:
         self._address = ""
         """The address last advertised, "" before the first."""
         self._table: Mapping[str, ProgramState] = {}
+        self._read: tuple[dict[str, Record], dict[str, RunNote]] | None = None
+        """The records and the launchers' notes."""
+        self._called_away = False
+        """An engine has ended: its endpoint goes out before anything is read anew. supervisord may even hang."""
         self._supervisord_since = 0.0
         self._inventory = Inventory(settings, self.wake)
         self._observer = Observer(
@@ -218,8 +222,9 @@ class Sidecar:
         error = self._read_table()
         if self._slumber.look():
             self.addresses.look_now()
-        records = self._read_records()
-        notes = self.state.run_notes()
+        if self._read is None or not self._called_away:
+            self._read = self._read_records(), self.state.run_notes()
+        records, notes = self._read
         told = self._controller()
         self._gateway = self.state.report(gateway_note.FILE) if self.settings.gateway_on else {}
         address, coming = self.addresses.address, self._slumber.coming is not None
@@ -267,12 +272,14 @@ class Sidecar:
 
     def _read_table(self) -> str:
         """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else ""."""
+        self._called_away = False
         try:
             table = self._table_reader.read(self._news.is_set)
         except (Unavailable, Refused) as error:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
-        if table is None:  # withdraw the endpoint before supervisord answers, which may hang
+        self._called_away = table is None
+        if table is None:
             self._news.clear()
             self.wake()
             return self.board.supervisord_error
