@@ -214,7 +214,7 @@ class Registrar(threading.Thread):
         self._lost_s = 0.0
         if around.cloned:
             self._troubled(around.cloned)
-            return None
+            return self._keep(events)
         publish, membership = self._publisher, self._membership
         publish.statuses.operator, publish.statuses.silence = around.operator, around.silence
         membership.describe(dict(around.notes))

@@ -606,3 +606,14 @@ def test_an_address_that_is_not_accepted_takes_the_one_of_before_out() -> None:
     registrar._one_pass()
     registrar._one_pass()
     assert any(path.endswith("/endpointslices/tiny-mac-a") for path in cluster.deleted)
+
+
+def test_what_happens_while_there_is_a_copy_of_a_mac_is_told_once_it_is_alone() -> None:
+    cluster, _, registrar = setup(Mute())
+    registrar.want({}, {}, Around(cloned="another Mac is called so"))
+    registrar.tell("default", Happening("Normal", "Moved", "elsewhere"))
+    registrar._one_pass()
+    assert cluster.written == []
+    registrar.want({}, {})
+    registrar._one_pass()
+    assert cluster.written == ["Moved"]
