@@ -174,10 +174,10 @@ def _power(arguments: argparse.Namespace) -> int:
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.gateway.worker import Worker
+    from metal_supervisor.gateway import worker
 
     settings, directory, _ = _program(arguments, outlives=True)
-    Worker(settings, directory, _each_pass(lambda: False, settings)).run()
+    worker.run(settings, directory, _each_pass(lambda: False, settings))
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -32,16 +33,14 @@ class Listeners:
         public: str,
         protocol: Callable[[bool], asyncio.BaseProtocol],
         problem: Callable[[str, str], None],
-        retire: Callable[[], None],
     ) -> None:
         """`path`: of the holder's socket; `public`: the public address, as ADDRESS:PORT.
 
         `protocol`: makes that of an accepted connection, which is to have TLS or not.
 
-        `problem`: called with an address and why it cannot be listened on, "" once it can; `retire`: called once
-        another worker serves.
+        `problem`: called with an address and why it cannot be listened on, "" once it can.
         """
-        self._path, self._public, self._protocol, self._problem, self._retire = path, public, protocol, problem, retire
+        self._path, self._public, self._protocol, self._problem = path, public, protocol, problem
         self._loop = asyncio.get_running_loop()
         self._born, self._parent = time.monotonic(), os.getppid()
         self._addresses = [public]
@@ -50,7 +49,12 @@ class Listeners:
         self._servers: dict[str, asyncio.Server] = {}
         self._holder: socket.socket | None = None
         self._heard_at = self._born
-        self._serves = self._retired = False
+        self._unasked: list[str] = []
+        """Addresses that the holder is still to be asked for."""
+        self._awaits_answer = False
+        self._announced = False
+        """The holder knows that this worker serves."""
+        self._retired = False
 
     @property
     def ports(self) -> list[int]:
@@ -66,20 +70,32 @@ class Listeners:
                 listener.close()
             if (server := self._servers.pop(address, None)) is not None:
                 close(server)
-        for address in self._addresses:
-            if address not in before:
-                self._want(address)
+        self._ask(*(each for each in self._addresses if each not in before))
 
-    def _want(self, address: str) -> None:
-        """Ask for the socket of an address, unless it is there, or was given up meanwhile."""
-        if address in self._addresses and address not in self._kept:
-            self._tell({"want": address, "born": self._born})
+    def _ask(self, *more: str) -> None:
+        """Ask for one socket after another, each once the one before is answered: a buffer holds some hundred messages.
 
-    def _tell(self, message: dict[str, object]) -> None:
-        """Send a message if there is a holder; the next one is told all of it."""
-        with contextlib.suppress(OSError):
-            if self._holder is not None:
-                send(self._holder, message)
+        The holder hears last that this worker serves, when it knows all that this one listens on.
+        """
+        self._unasked += more
+        while self._unasked and not self._awaits_answer and self._holder is not None:
+            address = self._unasked.pop(0)
+            if address in self._addresses:  # else it was given up meanwhile
+                own = [self._kept[address]] if address in self._kept else []
+                self._awaits_answer = True
+                self._tell({"want": address, "born": self._born, "own": bool(own)}, *own)
+        if self._public in self._servers and not (self._unasked or self._awaits_answer or self._announced):
+            self._announced = True
+            self._tell({"serving": True})
+
+    def _tell(self, message: dict[str, object], *sockets: socket.socket) -> None:
+        """Send a message if there is a holder. One that does not take it is left: the next connection tells it all."""
+        if self._holder is not None:
+            try:
+                send(self._holder, message, *sockets)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._holder.shutdown(socket.SHUT_RDWR)
 
     async def serve(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
         """Accept connections until another worker serves, or cancelled.
@@ -95,17 +111,13 @@ class Listeners:
                     if not self._kept:
                         self._problem(self._public, "the gateway's holder does not answer; see its log")
                     elif alone_s > ALONE_S and os.getppid() != self._parent:
-                        self._leave()  # its supervisord was killed, and the next one has no gateway
+                        return  # its supervisord was killed, and the next one has no gateway
                     await asyncio.sleep(RETRY_S)
         finally:
             for server in self._servers.values():
                 close(server)
             for listener in self._kept.values():
                 listener.close()
-
-    def _leave(self) -> None:
-        self._retired = True
-        self._retire()
 
     async def _follow_holder(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
         """Do as the holder says. Raises OSError, EOFError or Impostor once it ends the connection, or has not begun."""
@@ -114,26 +126,27 @@ class Listeners:
             async with timeout(CONNECT_S):
                 await self._loop.sock_connect(connection, self._path)
             try:
-                for address in self._addresses:
-                    own = [self._kept[address]] if address in self._kept else []
-                    send(connection, {"want": address, "born": self._born, "own": bool(own)}, *own)
-                if self._serves:  # to another holder, after the one before died
-                    send(connection, {"serving": True})
                 self._holder, rest = connection, b""
+                self._unasked, self._awaits_answer, self._announced = [*self._addresses], False, False
+                self._ask()
                 while not self._retired:
                     await self._readable(connection)
                     messages, rest, sockets = received(connection, rest)
                     for message in messages:
-                        if "error" in message:
-                            address = str(message.get("address"))
-                            self._problem(address, str(message["error"]))
-                            self._loop.call_later(TAKEN_RETRY_S, self._want, address)
-                        elif "retire" in message:
-                            self._leave()
+                        if "retire" in message:
+                            self._retired = True
                         elif "listener" in message and sockets:
                             await self._listen(str(message["listener"]), sockets.pop(0), tls, serving)
+                            self._awaits_answer = False
+                        elif "listener" in message or "error" in message:
+                            address = str(message.get("listener", message.get("address")))
+                            # The system keeps back a socket from a process that has too many files open.
+                            self._problem(address, str(message.get("error", os.strerror(errno.EMFILE))))
+                            self._loop.call_later(TAKEN_RETRY_S, self._ask, address)
+                            self._awaits_answer = False
                     for each in sockets:
                         each.close()
+                    self._ask()
             finally:
                 self._holder, self._heard_at = None, time.monotonic()
 
@@ -165,8 +178,6 @@ class Listeners:
         self._servers[address] = server
         if address == self._public:
             serving()
-            self._serves = True
-            self._tell({"serving": True})
         self._problem(address, "")
 
 

@@ -87,11 +87,22 @@ class _Connections(web.Server):
         return len(self._begun) + len(self.connections)
 
 
+def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
+    """Serve until TERM or INT. `each_look`: called every LOOK_EVERY_S."""
+    # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
+    if hasattr(sys, "set_int_max_str_digits"):  # not in Python 3.10.6 and before
+        sys.set_int_max_str_digits(INTEGER_DIGITS)
+
+    async def main() -> None:
+        await Worker(settings, directory, each_look).serve()
+
+    asyncio.run(main())
+
+
 class Worker:
-    """Serves until it is told to end."""
+    """Serves until it is told to end, or another worker serves. Made where an event loop runs."""
 
     def __init__(self, settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
-        """`each_look`: called every LOOK_EVERY_S."""
         self._settings, self._state, self._each_look = settings, directory, each_look
         self._reader = BackendReader(settings, directory)
         self._doorman = Doorman()
@@ -103,8 +114,8 @@ class Worker:
         """Ports of on-demand services at which it listens; until it does, those of the worker before."""
         self._problems: dict[str, str] = {}
         """Why an address cannot be listened on; of "": why none can."""
-        self._server: _Connections | None = None
-        self._proxy: Proxy | None = None
+        self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
+        self._server = _Connections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None
         self._serves = False
@@ -113,37 +124,26 @@ class Worker:
         # Each request in flight takes two descriptors: its client's, and its engine's.
         self._most = min(MOST_CONNECTIONS, max(16, (soft - SPARE_DESCRIPTORS) // 2))
 
-    def run(self) -> None:
-        """Serve until TERM or INT."""
-        # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
-        if hasattr(sys, "set_int_max_str_digits"):  # not in Python 3.10.6 and before
-            sys.set_int_max_str_digits(INTEGER_DIGITS)
-        asyncio.run(self._main())
-
-    async def _main(self) -> None:
+    async def serve(self) -> None:
+        """Serve until TERM or INT, or until another worker serves; return once the requests under way have ended."""
         loop, leave = asyncio.get_running_loop(), asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, leave.set)
         self._reader.read()
-        port = self._settings.gateway_address[1]
-        proxy = self._proxy = Proxy(self._reader, self._doorman, self._hosts(), port, self._keep_uses)
-        proxy.room.look(self._reader.services)
-        self._server = _Connections(proxy)
-        changed = asyncio.Event()
-        tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._listen(changed))]
-        signs = [asyncio.create_task(leave.wait()), asyncio.create_task(changed.wait())]
-        await asyncio.wait((*tasks, *signs), return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
+        self._proxy.room.look(self._reader.services)
+        follows, listens, leaves = map(asyncio.create_task, (self._follow(), self._listen(), leave.wait()))
+        await asyncio.wait((follows, listens, leaves), return_when=asyncio.FIRST_COMPLETED)
+        for task in (follows, listens):
             if task.done():
-                task.result()  # it never ends by itself: raise its error
-        tasks[1].cancel()
-        await asyncio.gather(tasks[1], return_exceptions=True)
+                task.result()  # raises its error
+        listens.cancel()
+        await asyncio.gather(listens, return_exceptions=True)
         if self._retired and not leave.is_set():
-            await self._finish_unhurried(proxy, leave)
-        await self._finish(proxy)
-        for each in (*tasks, *signs):
+            await self._finish_unhurried(leave)
+        await self._finish()
+        for each in (follows, leaves):
             each.cancel()
-        await asyncio.gather(*tasks, *signs, return_exceptions=True)
+        await asyncio.gather(follows, leaves, return_exceptions=True)
 
     def _open_bell(self) -> None:
         """Hear the doorbell. Its FIFO wakes one reader only, so a worker that does not serve leaves it alone."""
@@ -164,7 +164,7 @@ class Worker:
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 # One that retired does not hear the doorbell any more, and may have requests that wait.
-                waits = self._retired and self._proxy is not None and self._proxy.room.waiting.total()
+                waits = self._retired and self._proxy.room.waiting.total()
                 await asyncio.wait_for(news.wait(), RETIRED_LOOK_S if waits else LOOK_EVERY_S)
             if news.is_set():
                 await asyncio.sleep(max(0.0, self._reader.next_at - time.monotonic()))
@@ -173,7 +173,6 @@ class Worker:
                 await asyncio.to_thread(self._reader.read)
             except OSError:
                 log.exception("the records cannot be read; what was read last stays")
-            assert self._proxy is not None
             self._proxy.room.look(self._reader.services)
             self._proxy.traffic.forget_all_but([(each.namespace, each.name) for each in self._reader.services.backends])
             if self._listeners is not None and not self._retired:
@@ -193,16 +192,17 @@ class Worker:
 
     # ── the listener ─────────────────────────────────────────────────────────────────────────────
 
-    async def _listen(self, changed: asyncio.Event) -> None:
+    async def _listen(self) -> None:
         """Accept connections on the holder's sockets, from when there is one until another worker does."""
         while not self._prepared():
             await asyncio.sleep(RETRY_S)
-        self._listeners = Listeners(
-            f"{self._state.home}/{SOCKET_FILE}", self._public, self._protocol, self._not_given,
-            lambda: self._retire(changed),
-        )  # fmt: skip
+        path = f"{self._state.home}/{SOCKET_FILE}"
+        self._listeners = Listeners(path, self._public, self._protocol, self._not_given)
         self._listeners.fronts(self._reader.services.fronts())
         await self._listeners.serve(self._tls, self._serving)
+        self._retired = True
+        if self._bell is not None:  # each ring wakes one reader, which should be the next worker
+            asyncio.get_running_loop().remove_reader(self._bell.fileno())
 
     def _serving(self) -> None:
         self._serves = True
@@ -220,12 +220,6 @@ class Worker:
         else:
             told = f"{address} cannot be listened on: {why}; an on-demand service is not reached there"
         self._say(told, address)
-
-    def _retire(self, changed: asyncio.Event) -> None:
-        self._retired = True
-        if self._bell is not None:  # each ring wakes one reader, which should be the next worker
-            asyncio.get_running_loop().remove_reader(self._bell.fileno())
-        changed.set()
 
     def _prepared(self) -> bool:
         """Load keys and certificate for the first time; False, with the problem told, if that cannot be."""
@@ -262,7 +256,6 @@ class Worker:
         return kept
 
     def _protocol(self, tls: bool) -> asyncio.Protocol:
-        assert self._server is not None
         if self._server.count < self._most:
             return self._server()
         if tls:  # the answer would take a handshake; asyncio closes the connection
@@ -283,11 +276,10 @@ class Worker:
             "at": time.time(), "pid": os.getpid(), "url": self._settings.gateway_url, "problem": told,
             "closed": any(self._problems.get(each) for each in ("", self._public)),
         }  # fmt: skip
-        if self._proxy is not None:
-            flights = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.in_flight.items()]
-            waiting = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.room.waiting.items()]
-            note |= {"active": self._proxy.active, "inFlight": flights, "waiting": waiting}
-            note |= self._proxy.traffic.as_json()
+        flights = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.in_flight.items()]
+        waiting = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.room.waiting.items()]
+        note |= {"active": self._proxy.active, "inFlight": flights, "waiting": waiting}
+        note |= self._proxy.traffic.as_json()
         # The holder keeps the sockets of the worker before, so they count until this one listens.
         wanted = {int(each.rpartition(":")[2]) for each in self._reader.services.fronts()}
         now = self._listeners.ports if self._listeners is not None else ()
@@ -303,9 +295,9 @@ class Worker:
         pid = note.get("pid")
         return note if pid != os.getpid() and processes.has_written(pid, note.get("at")) else {}
 
-    async def _finish_unhurried(self, proxy: Proxy, leave: asyncio.Event) -> None:
+    async def _finish_unhurried(self, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""
-        assert self._server is not None
+        proxy = self._proxy
         log.info("another worker serves; this one finishes its answers", extra={"count": proxy.active})
         proxy.closing = True  # connections that are kept alive are told with their next answer
         with contextlib.suppress(asyncio.TimeoutError):
@@ -314,9 +306,9 @@ class Worker:
         while proxy.active and not leave.is_set():
             await asyncio.sleep(0.05)
 
-    async def _finish(self, proxy: Proxy) -> None:
+    async def _finish(self) -> None:
         """Let the requests at engines end, for as long as the system's stop allows."""
-        assert self._server is not None
+        proxy = self._proxy
         proxy.closing = True
         proxy.room.close()
         self._server.pre_shutdown()

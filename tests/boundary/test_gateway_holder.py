@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,8 +130,8 @@ def test_the_youngest_that_serves_retires_the_others(path: Path) -> None:
 class Worker:
     """A worker's listeners, served by a thread."""
 
-    def __init__(self, path: Path, address: str) -> None:
-        self.path, self.address = path, address
+    def __init__(self, path: Path, address: str, fronts: Sequence[str] = ()) -> None:
+        self.path, self.address, self.fronts = path, address, fronts
         self.served: list[str] = []
         self.problems: list[str] = []
         self.retired = threading.Event()
@@ -140,11 +140,51 @@ class Worker:
         self.ended.start()
 
     async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.listeners = Listeners(
-            str(self.path), self.address, lambda _tls: asyncio.Protocol(), lambda _, why: self.problems.append(why),
-            self.retired.set,
-        )  # fmt: skip
+            str(self.path), self.address, lambda _tls: asyncio.Protocol(), lambda _, why: self.problems.append(why)
+        )
+        self.listeners.fronts(self.fronts)
         await self.listeners.serve(None, lambda: self.served.append(self.address))
+        self.retired.set()
+
+    def ports(self) -> list[int]:
+        return self.listeners.ports if self.listeners else []
+
+
+def test_a_worker_gets_and_gives_up_more_sockets_than_a_buffer_holds_messages(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_a_small_buffer(*kind: Any) -> socket.socket:
+        made = socket.socket(*kind)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return made
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.01)
+        return received(*arguments)
+
+    monkeypatch.setattr(listeners, "socket", SimpleNamespace(**{**vars(socket), "socket": with_a_small_buffer}))
+    monkeypatch.setattr(holders, "received", slowly)
+    first, *ports = sorted(free_ports(41))
+    worker = Worker(path, f"127.0.0.1:{first}", [f"127.0.0.1:{port}" for port in ports[:20]])
+    eventually(lambda: worker.ports() == ports[:20], what="the sockets of the start")
+    later = [f"127.0.0.1:{port}" for port in ports[20:]]
+    worker.loop.call_soon_threadsafe(worker.listeners.fronts, later)
+    eventually(lambda: worker.ports() == ports[20:], what="the sockets of later")
+
+    def refused(port: int) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) != 0
+
+    eventually(lambda: all(map(refused, ports[:20])), what="no socket to be left where nobody accepts")
+    assert not refused(first) and not any(map(refused, ports[20:]))
+    other = FakeWorker(path)
+    (taken,) = other.ask(want=f"127.0.0.1:{first}", born=time.monotonic())[1]
+    send(other.connection, {"serving": True})
+    assert worker.retired.wait(10)
+    for each in (taken, other):
+        each.close()
 
 
 def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path) -> None:

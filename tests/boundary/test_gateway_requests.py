@@ -276,6 +276,7 @@ def test_a_worker_that_cannot_serve_leaves_the_note_to_the_one_that_does(tmp_pat
         gateway_note.write(state.path, {"pid": ancestor, "problem": "", "at": time.time()})
         waits._serving()
         assert gateway_note.read(state.path)["pid"] == mine
+        await waits._proxy.close()
 
     run(go)
 
