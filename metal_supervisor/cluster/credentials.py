@@ -9,7 +9,6 @@ cause: otherwise the cause, which may quote a secret, stays attached to it as it
 from __future__ import annotations
 
 import base64
-import ipaddress
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
+from metal_supervisor.spec.hosts import parsed_address
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
 
@@ -72,10 +72,8 @@ class Chosen:
     def local(self) -> bool:
         """True if the server is on this machine's loopback."""
         host = urllib.parse.urlsplit(self.server).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        address = parsed_address(host)
+        return host == "localhost" if address is None else address.is_loopback
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
+from metal_supervisor.spec.hosts import parsed_address
 
 PREFIX = "ms-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -130,13 +131,10 @@ ANYONE = AccessKey("", "")
 
 def network_of(address: str) -> str:
     """Name of a client without a key: its IPv4 address, or the /64 network in which it may take any IPv6 address."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+    found = parsed_address(address)
+    if found is None:
         return "unknown"
-    if found.version == 6 and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found.ipv4_mapped if found.version == 6 else found)
+    return str(ipaddress.ip_network((found, 64), strict=False) if found.version == 6 else found)
 
 
 def sent_key(authorization: str, api_key: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from metal_supervisor.host import machine
 from metal_supervisor.host.machine import Interface
+from metal_supervisor.spec.hosts import Address, Network, parsed_address
 
 REASON = "NoRoutableAddress"
 TAILNETS = tuple(map(ipaddress.ip_network, ("100.64.0.0/10", "fd7a:115c:a1e0::/48")))
@@ -31,8 +32,6 @@ HOST_NAMES = ("host.minikube.internal", "host.docker.internal")
 HTTPS = 443
 SHORTEST_PREFIX = 32
 """Shortest prefix of an IPv6 network that counts as on-link; a tunnel may claim that all of the internet is."""
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str], Sequence[str]]
 """Name -> its addresses, none if it has none."""
 
@@ -63,7 +62,7 @@ class AddressChoice:
     """Advice that does not prevent the use of the address."""
 
 
-def _within(address: Address, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+def _within(address: Address, networks: Sequence[Network]) -> bool:
     return any(address in each for each in networks)
 
 
@@ -73,11 +72,8 @@ def _refused(origin: str, text: str) -> AddressChoice:
 
 def _checked(text: str, origin: str) -> AddressChoice:
     """The address, in the form that the API server accepts, or the problem if it cannot be advertised."""
-    address = machine.parsed_address(text)
-    if address is None:
-        return _refused(origin, f"{text!r:.80} ({origin}) is not an IP address; set --host-ip to one that pods reach")
-    problem = machine.address_problem(str(address), allow_loopback=False)
-    return _refused(origin, f"{origin}: {problem}") if problem else AddressChoice(str(address), origin)
+    problem = machine.address_problem(text, allow_loopback=False)
+    return _refused(origin, f"{origin}: {problem}") if problem else AddressChoice(str(parsed_address(text)), origin)
 
 
 def choose(asked: str, around: NetworkView) -> AddressChoice:
@@ -85,7 +81,7 @@ def choose(asked: str, around: NetworkView) -> AddressChoice:
     if asked:
         choice = _checked(asked, "--host-ip")
         return choice if choice.problem else replace(choice, note=doubt(choice.address, around.interfaces))
-    route = machine.parsed_address(around.route) if around.route else None
+    route = parsed_address(around.route) if around.route else None
     if route is None:
         text = f"this Mac has no route to the API server {around.server}; check the network, or set --host-ip"
         return _refused("the route", text)
@@ -96,8 +92,8 @@ def choose(asked: str, around: NetworkView) -> AddressChoice:
 
 def doubt(address: str, interfaces: Sequence[Interface]) -> str:
     """Reason why pods may not reach an address set with --host-ip, or "" if none is known."""
-    parsed = machine.parsed_address(address)
-    names = [each.name for each in interfaces if machine.parsed_address(each.address) == parsed]
+    parsed = parsed_address(address)
+    names = [each.name for each in interfaces if parsed_address(each.address) == parsed]
     if parsed is None or _within(parsed, VIRTUAL) or any(OF_MACHINES.match(name) for name in names):
         where = f" ({names[0]})" if names else ""
         text = f"{address} (--host-ip) is of a network{where} that containers or virtual machines on this Mac use"
@@ -127,8 +123,8 @@ def _best(interfaces: Sequence[Interface]) -> AddressChoice | None:
     """The tailnet, else the LAN, else any other; an interface that may belong to virtual machines comes last."""
     ranked: list[tuple[int, int, AddressChoice]] = []
     for position, each in enumerate(interfaces):
-        address = machine.parsed_address(each.address)
-        if address is None or not each.up or machine.address_problem(str(address), allow_loopback=False):
+        address = parsed_address(each.address)
+        if address is None or not each.up or machine.address_problem(each.address, allow_loopback=False):
             continue
         if _within(address, VIRTUAL):
             continue
@@ -152,7 +148,7 @@ def networks_near(interfaces: Sequence[Interface]) -> tuple[Network, ...]:
     """The addresses of this machine, and the IPv6 networks that it is on: a server of the internet is on none."""
     found: set[Network] = set()
     for each in interfaces:
-        address = machine.parsed_address(each.address)
+        address = parsed_address(each.address)
         if address is None:
             continue
         found.add(ipaddress.ip_network(address))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ipaddress
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ import psutil
 
 from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.host.chip import Chip
+from metal_supervisor.spec.hosts import parsed_address
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 IOREG = "ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
@@ -113,20 +113,11 @@ def memory_bytes() -> int:
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 
 
-def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, without a scope, an IPv4-mapped IPv6 address as IPv4; None for any other text."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
 def address_problem(address: str, allow_loopback: bool) -> str | None:
-    """Reason why an address cannot be advertised in a cluster, or None if it can. Raises ValueError for no address."""
-    parsed = ipaddress.ip_address(address)
-    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-    remedy = "set --host-ip to an address that pods can reach"
+    """Reason why an address cannot be advertised in a cluster, or None if it can."""
+    parsed, remedy = parsed_address(address), "set --host-ip to an address that pods can reach"
+    if parsed is None:
+        return f"{address!r:.80} is not an IP address; {remedy}"
     if parsed.is_loopback:
         return None if allow_loopback else f"{address} is loopback: no pod can reach it; {remedy}"
     if parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast or str(parsed) == BROADCAST:
