@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 TIMEOUT_S = 5.0
@@ -58,12 +59,8 @@ class Feeder(Protocol):
         """Run it and return its result. Does not raise."""
 
 
-def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Done:
-    """Run a program without a terminal and without input."""
-    return _run(argv, timeout_s, own_session=True)
-
-
-def _run(argv: Sequence[str], timeout_s: float, own_session: bool, content: bytes = b"") -> Done:
+def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S, content: bytes = b"", /, own_session: bool = True) -> Done:
+    """Run a program, whose standard input is `content`; without a terminal if in a session of its own."""
     try:
         done = subprocess.run(
             list(argv), input=content or None, stdin=None if content else subprocess.DEVNULL, capture_output=True,
@@ -76,6 +73,5 @@ def _run(argv: Sequence[str], timeout_s: float, own_session: bool, content: byte
     return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 
-def run_here(argv: Sequence[str], timeout_s: float = TIMEOUT_S, content: bytes = b"") -> Done:
-    """Run a program within this terminal's session, so that sudo can ask for a password there."""
-    return _run(argv, timeout_s, False, content)
+run_here: Feeder = partial(run, own_session=False)
+"""`run` within this terminal's session, so that sudo can ask for a password there."""
