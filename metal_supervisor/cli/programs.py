@@ -163,13 +163,13 @@ def _sleepwatch(arguments: argparse.Namespace) -> int:
 
 
 def _power(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.host import power_program
-    from metal_supervisor.host.power_meter import Alarm
+    from metal_supervisor.host.power_program import PowerProgram
 
-    stop, alarm = _Stop(), Alarm()
-    stop.wake = alarm.ring
+    stop = _Stop()
     _, directory, _ = _program(arguments)
-    power_program.PowerProgram(directory.path, alarm).run(stop)
+    program = PowerProgram(directory.path)
+    stop.wake = program.wake
+    program.run(stop)
     return 0
 
 

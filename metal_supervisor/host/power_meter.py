@@ -13,10 +13,11 @@ import select
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 from metal_supervisor.host.commands import Runner, run
 from metal_supervisor.host.powermetrics import Frames, Power, reading
+from metal_supervisor.state.doorbell import Doorbell
 
 EVERY_S = 5
 """Long enough for chips that count in batches, short enough for a scrape every 15 s."""
@@ -58,28 +59,6 @@ def sudoers(user: str) -> str:
     )
 
 
-class Alarm:
-    """An event that ends a wait, from a signal handler or from any thread."""
-
-    def __init__(self) -> None:
-        self._out, self._in = os.pipe()
-        for descriptor in (self._out, self._in):
-            os.set_blocking(descriptor, False)
-
-    def ring(self) -> None:
-        """End the wait under way, or the next one."""
-        with contextlib.suppress(BlockingIOError):  # enough rings are waiting
-            os.write(self._in, b".")
-
-    def wait(self, timeout_s: float, *files: IO[bytes]) -> tuple[bool, list[IO[bytes]]]:
-        """Wait for at most `timeout_s`; return (True if it rang, the files that are readable or have ended)."""
-        ready = select.select([self._out, *(file.fileno() for file in files)], [], [], max(0.0, timeout_s))[0]
-        rang = self._out in ready
-        if rang:
-            os.read(self._out, 4096)
-        return rang, [file for file in files if file.fileno() in ready]
-
-
 def open_meter(runner: Runner = run) -> Powermetrics:
     """Start measuring. Raises PowerError, NoMeter."""
     # sudo itself tells if the command is allowed; only the run tells if it needs no password.
@@ -112,12 +91,14 @@ class Powermetrics:
         """Number of samples so far that could not be read."""
         return self._frames.dropped + self._strange
 
-    def next(self, alarm: Alarm) -> Power | None:
-        """The next reading, or None if the alarm rang first. Raises PowerError."""
+    def next(self, bell: Doorbell) -> Power | None:
+        """The next reading, or None if the bell rang first. Raises PowerError."""
         until = time.monotonic() + self._silent_s
         while (left_s := until - time.monotonic()) > 0:
-            rang, ready = alarm.wait(left_s, *self._files)
-            if rang:
+            waited_for: list[Any] = [bell, *self._files]
+            ready = select.select(waited_for, [], [], left_s)[0]
+            if bell in ready:
+                bell.wait(0.0)
                 return None
             for file in ready:
                 chunk = os.read(file.fileno(), CHUNK_BYTES)

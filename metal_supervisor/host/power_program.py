@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.host.power_meter import EVERY_S, Alarm, NoMeter, PowerError, Powermetrics, open_meter
+from metal_supervisor.host.power_meter import EVERY_S, NoMeter, PowerError, Powermetrics, open_meter
 from metal_supervisor.host.powermetrics import FORMAT, Power
 from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.kept_files import write_atomic
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
@@ -34,19 +35,20 @@ class PowerProgram:
     def __init__(
         self,
         state: Path,
-        alarm: Alarm,
         opened: Callable[[], Powermetrics] = open_meter,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         """`opened`: starts measuring; raises PowerError, NoMeter."""
-        self._path, self._alarm, self._open = state / POWER_FILE, alarm, opened
+        self._path, self._open = state / POWER_FILE, opened
+        self._bell = Doorbell(state, "power")
+        self.wake = self._bell.ring
         self._first_pause_s = self._pause_s = first_pause_s
         self._meter: Powermetrics | None = None
         """The latest meter, kept until its process has ended."""
         self._told = ""
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Run until `stopped` and the alarm has rung. The file is removed then."""
+        """Run until `stopped`, which is looked at after each `wake`. The file is removed then."""
         self._path.unlink(missing_ok=True)  # of one that was killed
         try:
             while not stopped():
@@ -54,7 +56,7 @@ class PowerProgram:
                     self._measure(stopped)
                 except PowerError as error:
                     self._tell(str(error))
-                    self._alarm.wait(self._next_pause_s(error))
+                    self._bell.wait(self._next_pause_s(error))
         finally:
             self._path.unlink(missing_ok=True)
 
@@ -72,7 +74,7 @@ class PowerProgram:
         try:
             count = unreadable = 0
             while not stopped():
-                power = meter.next(self._alarm)
+                power = meter.next(self._bell)
                 if meter.unreadable and not unreadable:
                     unreadable = meter.unreadable
                     log.warning("a sample could not be read; it is left out", extra={"source": SOURCE})

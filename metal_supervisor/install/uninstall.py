@@ -39,9 +39,9 @@ PASSING = (
     CLUSTER,
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
-    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "cordon", "handover", "app",
-    "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", SECRET_KEYS, "ollama", "ollama.made.lock",
-    "use",
+    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "power.bell", "cordon", "handover",
+    "app", "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", SECRET_KEYS, "ollama",
+    "ollama.made.lock", "use",
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))

@@ -22,7 +22,6 @@ from metal_supervisor.host.commands import Done
 from metal_supervisor.host.power_meter import (
     COMMAND,
     POWERMETRICS,
-    Alarm,
     NoMeter,
     PowerError,
     Powermetrics,
@@ -34,6 +33,7 @@ from metal_supervisor.sidecar.board import Board, status
 from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
 from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.doorbell import Doorbell
 from tests.support.power import WATTS, pids, printing
 from tests.support.sudo import Room, visudo
 from tests.support.system import ROOT, eventually
@@ -42,8 +42,8 @@ POWER = Power(WATTS["combined"], WATTS["gpu"], WATTS["cpu"], WATTS["ane"])
 
 
 @pytest.fixture
-def alarm() -> Alarm:
-    return Alarm()
+def bell(tmp_path: Path) -> Doorbell:
+    return Doorbell(tmp_path, "power")
 
 
 def gone(pid: int) -> bool:
@@ -56,29 +56,29 @@ def gone(pid: int) -> bool:
 # ── one run of powermetrics ──────────────────────────────────────────────────────────────────────
 
 
-def test_it_is_read_as_it_prints_and_ends_when_it_is_closed(tmp_path: Path, alarm: Alarm) -> None:
+def test_it_is_read_as_it_prints_and_ends_when_it_is_closed(tmp_path: Path, bell: Doorbell) -> None:
     meter = Powermetrics(printing(tmp_path))
-    assert [meter.next(alarm) for _ in range(3)] == [POWER] * 3
+    assert [meter.next(bell) for _ in range(3)] == [POWER] * 3
     meter.close()
     assert meter.left() == "" and gone(*pids(tmp_path)) and meter.unreadable == 0
 
 
-def test_an_alarm_ends_the_wait_before_it_and_in_it(tmp_path: Path, alarm: Alarm) -> None:
+def test_a_ring_ends_the_wait_before_it_and_in_it(tmp_path: Path, bell: Doorbell) -> None:
     meter = Powermetrics(printing(tmp_path, "time.sleep(60)"))
-    assert meter.next(alarm) == POWER
-    alarm.ring()
-    assert meter.next(alarm) is None
-    threading.Timer(0.05, alarm.ring).start()
-    assert meter.next(alarm) is None
+    assert meter.next(bell) == POWER
+    bell.ring()
+    assert meter.next(bell) is None
+    threading.Timer(0.05, bell.ring).start()
+    assert meter.next(bell) is None
     meter.close()
 
 
-def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, alarm: Alarm) -> None:
+def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, bell: Doorbell) -> None:
     last = "sys.stderr.write('first\\n\\x1b[2Jsudo: a password is required\\n'); sys.exit(1)"
     meter = Powermetrics(printing(tmp_path, last))
-    assert meter.next(alarm) == POWER
+    assert meter.next(bell) == POWER
     with pytest.raises(PowerError) as caught:
-        meter.next(alarm)
+        meter.next(bell)
     assert str(caught.value) == "powermetrics ended with exit code 1: [2Jsudo: a password is required"
     meter.close()
 
@@ -87,39 +87,39 @@ def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, al
     ("end", "said"),
     [("os.kill(os.getpid(), 9)", "was killed: it said nothing"), ("", "ended with exit code 0: it said nothing")],
 )
-def test_one_that_is_killed_or_just_ends_says_so(tmp_path: Path, alarm: Alarm, end: str, said: str) -> None:
+def test_one_that_is_killed_or_just_ends_says_so(tmp_path: Path, bell: Doorbell, end: str, said: str) -> None:
     meter = Powermetrics(printing(tmp_path, end or "pass"))
-    assert meter.next(alarm) == POWER
+    assert meter.next(bell) == POWER
     with pytest.raises(PowerError, match=f"powermetrics {said}"):
-        meter.next(alarm)
+        meter.next(bell)
     meter.close()
 
 
 @pytest.mark.parametrize("noise", ["", "while True: out.write(b'<plist></plist>'); out.flush(); time.sleep(0.01)"])
-def test_one_that_is_silent_or_babbles_counts_as_hung(tmp_path: Path, alarm: Alarm, noise: str) -> None:
+def test_one_that_is_silent_or_babbles_counts_as_hung(tmp_path: Path, bell: Doorbell, noise: str) -> None:
     meter = Powermetrics(printing(tmp_path, noise or "time.sleep(60)"), silent_s=0.2)
-    eventually(lambda: meter.next(alarm) == POWER)
+    eventually(lambda: meter.next(bell) == POWER)
     with pytest.raises(PowerError, match=r"has given no reading for 0\.2 s"):
-        meter.next(alarm)
+        meter.next(bell)
     assert bool(meter.unreadable) is bool(noise)
     meter.close()
     assert gone(*pids(tmp_path))
 
 
-def test_warnings_of_its_own_neither_fill_a_pipe_nor_spoil_a_sample(tmp_path: Path, alarm: Alarm) -> None:
+def test_warnings_of_its_own_neither_fill_a_pipe_nor_spoil_a_sample(tmp_path: Path, bell: Doorbell) -> None:
     loud = "for n in range(50):\n    os.write(2, b'x' * 65536)\n    out.write(b'\\0' + data); out.flush()\n"
     meter = Powermetrics(printing(tmp_path, loud + "time.sleep(60)"))
-    assert meter.next(alarm) == POWER
-    eventually(lambda: meter.next(alarm) == POWER and len(meter._said) == boundary.ERROR_BYTES)
+    assert meter.next(bell) == POWER
+    eventually(lambda: meter.next(bell) == POWER and len(meter._said) == boundary.ERROR_BYTES)
     assert meter.unreadable == 0
     meter.close()
 
 
-def test_one_that_heeds_no_term_is_killed(tmp_path: Path, alarm: Alarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_heeds_no_term_is_killed(tmp_path: Path, bell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boundary, "END_WAIT_S", 0.3)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nout.write(b'\\0' + data); out.flush()\ntime.sleep(60)"
     meter = Powermetrics(printing(tmp_path, deaf))
-    assert meter.next(alarm) == POWER
+    assert meter.next(bell) == POWER
     meter.close()
     assert meter.left() == "" and gone(*pids(tmp_path))
 
@@ -153,10 +153,10 @@ def test_without_sudos_leave_it_says_what_to_do() -> None:
         open_meter(refuses)
 
 
-def test_a_rule_that_wants_a_password_after_all_is_told_as_sudo_did(alarm: Alarm) -> None:
+def test_a_rule_that_wants_a_password_after_all_is_told_as_sudo_did(bell: Doorbell) -> None:
     meter = Powermetrics(["/bin/sh", "-c", "echo sudo: a password is required >&2; exit 1"])
     with pytest.raises(PowerError, match="exit code 1: sudo: a password is required"):
-        meter.next(alarm)
+        meter.next(bell)
     meter.close()
 
 
@@ -167,8 +167,8 @@ class Running:
     """The program in a thread."""
 
     def __init__(self, state: Path, opened: Callable[[], Powermetrics], first_pause_s: float = 0.01) -> None:
-        self.path, self._alarm, self._stopped = state / POWER_FILE, Alarm(), threading.Event()
-        self.program = power_program.PowerProgram(state, self._alarm, opened, first_pause_s)
+        self.path, self._stopped = state / POWER_FILE, threading.Event()
+        self.program = power_program.PowerProgram(state, opened, first_pause_s)
         self._thread = threading.Thread(target=self.program.run, args=(self._stopped.is_set,))
         self._thread.start()
 
@@ -178,7 +178,7 @@ class Running:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._alarm.ring()
+        self.program.wake()
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -235,10 +235,8 @@ def test_a_failure_is_told_once_and_tried_again_until_it_works(
     assert vars(caplog.records[0])["why"] == why
 
 
-def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_again(
-    tmp_path: Path, alarm: Alarm
-) -> None:
-    program = power_program.PowerProgram(tmp_path, alarm)
+def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_again(tmp_path: Path) -> None:
+    program = power_program.PowerProgram(tmp_path)
     pauses = [program._next_pause_s(PowerError("x")) for _ in range(8)]
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
     assert program._next_pause_s(NoMeter("x")) == power_program.LOOK_AGAIN_S == 300
@@ -254,7 +252,7 @@ class Scripted(Powermetrics):
     def unreadable(self) -> int:
         return 0
 
-    def next(self, alarm: Alarm) -> Power | None:
+    def next(self, bell: Doorbell) -> Power | None:
         if not self._readings:
             raise PowerError("it is silent")
         self._readings -= 1
@@ -311,9 +309,9 @@ def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Cal
 def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from metal_supervisor.host import power_program as power\n"
-        "from metal_supervisor.host.power_meter import Alarm, Powermetrics\n"
+        "from metal_supervisor.host.power_meter import Powermetrics\n"
         "argv = sys.argv[2:]\n"
-        "power.PowerProgram(Path(sys.argv[1]), Alarm(), lambda: Powermetrics(argv)).run(lambda: False)\n"
+        "power.PowerProgram(Path(sys.argv[1]), lambda: Powermetrics(argv)).run(lambda: False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *printing(tmp_path)], cwd=ROOT) as program:
         eventually((tmp_path / POWER_FILE).exists, what="a reading")
@@ -458,13 +456,13 @@ def test_a_wildcard_for_the_interval_would_let_it_write_any_file(tmp_path_factor
     assert loose.allows("mac.user", *POWERMETRICS, "-o", "/etc/x")
 
 
-def test_a_real_sudo_runs_it_as_root_and_its_user_can_end_it(room: Room, tmp_path: Path, alarm: Alarm) -> None:
+def test_a_real_sudo_runs_it_as_root_and_its_user_can_end_it(room: Room, tmp_path: Path, bell: Doorbell) -> None:
     room.powermetrics("echo ready >&2; exec sleep 60")
     meter = Powermetrics(room.command("mac.user", *COMMAND))
-    reader = threading.Thread(target=meter.next, args=(alarm,))
+    reader = threading.Thread(target=meter.next, args=(bell,))
     reader.start()
     eventually(lambda: b"ready" in meter._said, what="sudo to run it")
-    alarm.ring()
+    bell.ring()
     reader.join(30)
     (child,) = psutil.Process(meter._child.pid).children()
     assert child.uids().real == 0 and child.cmdline() == ["sleep", "60"]

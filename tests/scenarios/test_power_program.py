@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.host import power_program
-from metal_supervisor.host.power_meter import Alarm, Powermetrics
+from metal_supervisor.host.power_meter import Powermetrics
 from metal_supervisor.state.directory import POWER_FILE
 from tests.support.power import pids, printing
 from tests.support.system import System, eventually, running
@@ -45,8 +45,8 @@ def test_what_cannot_be_measured_is_said_and_what_is_measured_comes_and_goes(sys
     assert not (system.state / POWER_FILE).exists(), "it takes its file with it"
 
     # The same program, with what measures replaced: it is the supervised one that is stopped.
-    alarm, stopped = Alarm(), threading.Event()
-    program = power_program.PowerProgram(system.state, alarm, lambda: Powermetrics(printing(tmp_path)))
+    stopped = threading.Event()
+    program = power_program.PowerProgram(system.state, lambda: Powermetrics(printing(tmp_path)))
     thread = threading.Thread(target=program.run, args=(stopped.is_set,))
     thread.start()
     try:
@@ -56,7 +56,7 @@ def test_what_cannot_be_measured_is_said_and_what_is_measured_comes_and_goes(sys
         assert (told(system)["source"], told(system)["problem"]) == ("powermetrics", "")
     finally:
         stopped.set()
-        alarm.ring()
+        program.wake()
         thread.join(20)
     assert not thread.is_alive() and len(pids(tmp_path)) == 1
     eventually(lambda: not gauges(system), what="the gauges to be gone with it")
