@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.host.machine import HOMEBREW
+from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.types import Json
 
 GROUP = "client.authentication.k8s.io"
@@ -200,13 +200,8 @@ class Plugin:
 
     def _expiry(self, status: Json) -> float | None:
         text = status.get("expirationTimestamp")
-        if text is None:
-            return None
-        found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)", str(text))
-        with contextlib.suppress(ValueError, OverflowError):
-            if found:
-                zone = "+00:00" if found[2] == "Z" else found[2]
-                return datetime.fromisoformat(found[1] + zone).astimezone(timezone.utc).timestamp()
+        with contextlib.suppress(ValueError):
+            return None if text is None else unix(str(text))
         raise self._failed("gave an expirationTimestamp that is not a time")
 
     def _command(self, path: str) -> str:

@@ -244,7 +244,7 @@ class Kube:
 
     def stream(self, path: str, query: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
         """Open a watch, whose read fails after 75 s of silence. Raises KubeError."""
-        answer = self._send("GET", path, query, None, "", min(READ_S, WATCH_READ_S))
+        answer = self._send("GET", path, query, None, "", READ_S)
         connection: Any = answer.connection
         if getattr(connection, "traced", None) is not None:
             with contextlib.suppress(OSError):

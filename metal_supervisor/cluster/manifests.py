@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from metal_supervisor.cluster.report import Condition, Happening, Report, rests
 from metal_supervisor.spec.document import objects
 from metal_supervisor.spec.hosts import in_url
+from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
 from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
 
 KIND = "InferenceService"
-MANAGED_BY = "metal-supervisor"
+MANAGED_BY, NODES = "metal-supervisor", "metal/"
 METAL_READY, READY = "MetalReady", "Ready"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
@@ -45,6 +45,11 @@ def metal_ready(status: Json) -> Json:
 def node_lease_name(node: str) -> str:
     """Name of a Mac's node Lease."""
     return f"metal-{node}"
+
+
+def field_manager(node: str) -> str:
+    """Field manager of a Mac's own fields; MANAGED_BY is that of what all Macs write alike."""
+    return f"{NODES}{node}"
 
 
 def url_of(namespace: str, endpoint: Endpoint) -> str:
@@ -106,8 +111,12 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
         body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
     if record.queue_position:
         body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
-    same = {**body, "lastUpdated": before.get("lastUpdated")}
-    return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+    return _unless_same(body, before)
+
+
+def _unless_same(body: Json, before: Json) -> Json:
+    """A status, or the one before if only the time of the update differs."""
+    return before if {**body, "lastUpdated": before.get("lastUpdated")} == before else body
 
 
 def _ready(told: Report) -> Condition:
@@ -167,8 +176,7 @@ def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> 
     """True if a slice of LLMKube's agent has a fresh heartbeat, and an address that is not this Mac's."""
     beat = (found["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
     try:
-        seen = datetime.fromisoformat(beat.replace("Z", "+00:00"))
-        fresh = seen.tzinfo is not None and abs(now - seen.timestamp()) < HEARTBEAT_LIMIT_S
+        fresh = abs(now - unix(beat)) < HEARTBEAT_LIMIT_S
     except ValueError:
         fresh = False
     addresses = {address for each in found.get("endpoints") or [] for address in each.get("addresses") or []}
@@ -279,8 +287,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
     }
     if file.phase == "Ready":
         body |= {"path": file.path, "size": human_size(file.size_bytes)}
-    same = {**body, "lastUpdated": before.get("lastUpdated")}
-    return {**body, "lastUpdated": before["lastUpdated"]} if same == before else body
+    return _unless_same(body, before)
 
 
 def event_object(about: Record | str, what: Happening, node: str, now_micro: str) -> Json:

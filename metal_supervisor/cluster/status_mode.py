@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from metal_supervisor.cluster.manifests import MANAGED_BY
+from metal_supervisor.cluster.manifests import MANAGED_BY, NODES
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.types import Json
@@ -69,7 +69,7 @@ def condition_of_others(entries: object, kind: str) -> bool:
 
 def is_ours(manager: str) -> bool:
     """True if a field manager is this program, on this Mac or on another."""
-    return manager == MANAGED_BY or manager.startswith("metal/")
+    return manager == MANAGED_BY or manager.startswith(NODES)
 
 
 def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
@@ -91,7 +91,7 @@ def age_s(time: str, server_now: float) -> float:
     """Seconds since a time that an object names, infinite if it names none."""
     try:
         return server_now - unix(time)
-    except (ValueError, OverflowError):
+    except ValueError:
         return float("inf")
 
 

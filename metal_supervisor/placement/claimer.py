@@ -138,7 +138,7 @@ class Claimer(threading.Thread):
                 # first claim are forced, and guarded by the resourceVersion that they were decided from.
                 first = move.do is ClaimAction.CLAIM
                 path = api_path("leases", namespace, name)
-                answer = self._kube.apply(path, body, f"metal/{self._node}", force=not first)
+                answer = self._kube.apply(path, body, manifests.field_manager(self._node), force=not first)
         except KubeError as error:
             if error.code in (404, 409, 422):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})

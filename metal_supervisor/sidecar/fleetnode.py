@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from metal_supervisor import __version__
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.manifests import MANAGED_BY
+from metal_supervisor.cluster.manifests import MANAGED_BY, field_manager
 from metal_supervisor.host import sleep_clock
 from metal_supervisor.sidecar.statuses import now_seconds
 from metal_supervisor.spec.sizes import GIB
@@ -63,7 +63,7 @@ class FleetNode:
         if time.monotonic() < self.due_at:
             return
         whole = fleet_node(self._node, self._memory_bytes, models, now_seconds(self._kube))
-        path, manager = f"/apis/{API}/fleetnodes/{self._node}", f"metal/{self._node}"
+        path, manager = f"/apis/{API}/fleetnodes/{self._node}", field_manager(self._node)
         self._kube.apply(path, {key: part for key, part in whole.items() if key != "status"}, manager)
         self._kube.apply(f"{path}/status", {key: part for key, part in whole.items() if key != "spec"}, manager)
         self._written_at = self._clock()

@@ -114,7 +114,7 @@ class Membership:
         notes = {**self._notes, claims.SESSION: self._session}
         body = claims.node_lease_object(namespace, self._node, duration_s, notes, now_micro())
         path = api_path("leases", namespace, body["metadata"]["name"])
-        self._kube.apply(path, body, f"metal/{self._node}", force=True)
+        self._kube.apply(path, body, manifests.field_manager(self._node), force=True)
 
     def to_withdraw(self, silent: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
         """(namespace, node) of the silent Macs whose endpoints have not been withdrawn yet."""
@@ -147,7 +147,7 @@ class Membership:
             "endpoints": [{**each, "conditions": dead} for each in endpoints],
         }
         try:
-            self._kube.request("PATCH", path, {"fieldManager": f"metal/{self._node}"}, body, MERGE)
+            self._kube.request("PATCH", path, {"fieldManager": manifests.field_manager(self._node)}, body, MERGE)
         except KubeError as error:
             if error.code not in (404, 409, 422):
                 raise

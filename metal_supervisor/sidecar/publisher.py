@@ -77,7 +77,7 @@ class Publisher:
         """`beside_others`: LLMKube's own agent may have left objects here. `namespace`: the only one, if set."""
         self._namespace = namespace
         self._kube, self._node, self._on_change = kube, node, on_change
-        self._manager = f"metal/{node}"
+        self._manager = manifests.field_manager(node)
         self._beside_others = beside_others
         self._done: dict[Key, _Done] = {}
         self.statuses = Statuses(kube)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 
 
@@ -14,5 +15,9 @@ def utc(seconds: float) -> str:
 
 
 def unix(time: str) -> float:
-    """Unix time of a formatted one. Raises ValueError, OverflowError."""
-    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    """Unix time, in whole seconds, of a formatted one of any zone. Raises ValueError."""
+    # Without its fraction, which has up to nine digits in Go: Python 3.10 reads three or six.
+    found = datetime.fromisoformat(re.sub(r"\.\d+", "", time).replace("Z", "+00:00"))
+    if found.tzinfo is None:
+        raise ValueError(f"no zone: {time!r:.80}")
+    return found.timestamp()

@@ -125,7 +125,7 @@ def test_a_note_that_the_launcher_writes_is_one_that_the_controller_reads(tmp_pa
     assert read_run(path.read_text()).starts == (1.0, 2.5)
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
-    assert (launch.FORMAT, launch.FORMAT) == (programs.RUN_FORMAT, programs.SPEC_FORMAT)
+    assert launch.FORMAT == programs.SPEC_FORMAT
 
 
 def test_a_record_with_a_field_of_the_future_but_the_same_format_is_read() -> None:
