@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.progress import DownloadProgress, duration
 from metal_supervisor.spec.sizes import amount
@@ -92,17 +92,9 @@ def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
     """The terms of this Mac, with more trust than a manifest gets: a user at its terminal named the host or path."""
     terms = terms_of(settings)
     typed = [artifact.source, *(text for name, text in keys.values.items() if name.startswith("AWS_ENDPOINT_URL"))]
-    hosts = [_host(each) for each in typed]
-    private = (*terms.rules.private, *(each for each in hosts if each))
+    hosts = (parts.hostname or "" for each in typed if (parts := web_url(each)))
+    private = (*terms.rules.private, *hosts)
     return replace(terms, rules=replace(terms.rules, private=private), places=Places())
-
-
-def _host(url: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""
 
 
 def main(settings: Settings, order: PullOrder, complain: Callable[[str], None]) -> int:

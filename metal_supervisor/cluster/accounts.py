@@ -13,7 +13,6 @@ import logging
 import math
 import re
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
 from metal_supervisor.cluster.manifests import api_path
+from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
@@ -175,13 +175,9 @@ def _check(order: TokenOrder) -> None:
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text) or (flag == "--namespace" and "." in text):
             raise AccountError(f"{flag} must be a name of lower-case letters, digits and dashes, not {text!r:.80}")
     if order.server:
-        try:
-            parts = urllib.parse.urlsplit(order.server)
-            plain = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
-            good = parts.hostname and (parts.scheme == "https" or plain) and parts.port != 0
-        except ValueError:
-            good = False
-        if not good or "@" in order.server:
+        parts = web_url(order.server)
+        plain = parts is not None and parts.scheme == "http" and not is_loopback(parts.hostname or "")
+        if parts is None or plain or "@" in order.server:
             raise AccountError("--server must be the https URL of the API server, as the Mac reaches it")
     if not order.source.is_file():
         raise AccountError(f"--from: {order.source} does not exist; name the kubeconfig of an administrator")

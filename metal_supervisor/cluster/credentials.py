@@ -23,7 +23,7 @@ from typing import Any
 from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
-from metal_supervisor.spec.hosts import parsed_address
+from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
 
@@ -71,9 +71,7 @@ class Chosen:
     @property
     def local(self) -> bool:
         """True if the server is on this machine's loopback."""
-        host = urllib.parse.urlsplit(self.server).hostname or ""
-        address = parsed_address(host)
-        return host == "localhost" if address is None else address.is_loopback
+        return is_loopback(urllib.parse.urlsplit(self.server).hostname or "")
 
 
 @dataclass(frozen=True)
@@ -128,16 +126,8 @@ def choose(file: Path, context: str = "") -> Chosen:
             raise BadKubeconfig(f"kubeconfig {file}: {text}")
     assert cluster is not None and user is not None
     server = cluster.get("server")
-    bad = BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
-    if not isinstance(server, str):
-        raise bad
-    try:
-        parts = urllib.parse.urlsplit(server)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise bad
+    if not isinstance(server, str) or web_url(server) is None:
+        raise BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
     if not isinstance(cluster.get("insecure-skip-tls-verify", False), bool):
         raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
     return Chosen(file, name, server.rstrip("/"), cluster, str(user_name), user)

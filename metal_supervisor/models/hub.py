@@ -11,13 +11,14 @@ import os
 import posixpath
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.web import Client, bearer
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
 if TYPE_CHECKING:
@@ -69,21 +70,19 @@ def listing(
     from metal_supervisor.models import hub_client
 
     token = token.strip()
-    if not token.isascii() or not token.isprintable() or " " in token:
-        text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has"
-        raise Unusable("SourceUnauthorized", f"{text}; write it again")
+    headers = bearer(token)
     repo, revision, path = hub_client.parsed(artifact.source)
     _check_name(path or "-", artifact.source)
     hub = hub_client.Hub(endpoint, token, repo, client, timeout_s)
     if COMMIT.fullmatch(pinned):
         try:
-            return _at(hub, artifact, pinned, path, token)
+            return _at(hub, artifact, pinned, path, headers)
         except hub_client.RevisionGone:
             pass  # a force push, or a mirror that keeps only what is new
-    return _at(hub, artifact, revision, path, token)
+    return _at(hub, artifact, revision, path, headers)
 
 
-def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> Listing:
+def _at(hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping[str, str]) -> Listing:
     commit = ""
     if artifact.directory:
         commit = hub.commit(revision)
@@ -93,7 +92,6 @@ def _at(hub: Hub, artifact: Artifact, revision: str, path: str, token: str) -> L
             revision = hub.commit(revision)
             path = repository.chosen(hub.files(revision), artifact, hub.repo)[0]
         commit, pieces = _shards(hub, revision, path)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Listing(pieces, commit, headers, chosen="" if artifact.directory else path)
 
 

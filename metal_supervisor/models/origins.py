@@ -51,10 +51,7 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
     token = keys.get("HF_TOKEN", "").strip()
     if token or not artifact.sha256 or len(names) > 1:
         client.check_plain(artifact.source, token=bool(token))
-    if not token.isascii() or not token.isprintable():
-        text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"
-        raise Unusable("SourceUnauthorized", text)
-    secret = {"Authorization": f"Bearer {token}"} if token else {}
+    secret = web.bearer(token)
     pieces = []
     for name in names:
         path = directory + slash + (last if names == (urllib.parse.unquote(last),) else urllib.parse.quote(name))

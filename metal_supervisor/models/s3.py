@@ -21,6 +21,7 @@ from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.s3_xml import Listed, document, fields, page
 from metal_supervisor.models.web import LONGEST_WAIT_S, WholeAnswer, extent
+from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
 
@@ -152,12 +153,8 @@ def _endpoint(said: Mapping[str, str]) -> str:
     if name is None:
         return ""
     url = said[name].rstrip("/")
-    try:
-        parts = urllib.parse.urlsplit(url)
-        plain = parts.hostname and (parts.port or True) and "@" not in parts.netloc and url.isprintable()
-    except ValueError:
-        plain = False
-    if not plain or parts.scheme not in ("http", "https") or "?" in url or "#" in url or " " in url:
+    parts = web_url(url)
+    if parts is None or "@" in parts.netloc or not url.isprintable() or any(each in url for each in "?# "):
         raise Unusable(
             "SourceUnauthorized", f"{name} in the Secret must look like https://HOST:PORT, without a user or a query"
         )

@@ -362,6 +362,14 @@ def refusal(url: str, answer: Answer | WholeAnswer, has_secret: bool = False) ->
     return Unusable("DownloadFailed", f"{what} answered {status}; check spec.source")
 
 
+def bearer(token: str) -> dict[str, str]:
+    """Header for a token of the Hub, {} for none. Raises Unusable for one that no header can hold."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"
+        raise Unusable("SourceUnauthorized", text)
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def extent(answer: Answer | WholeAnswer) -> tuple[int | None, int | None]:
     """(offset of an answer's first byte, size of the whole file), None for what it does not tell."""
     if answer.status == 200:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.spec import limits
-from metal_supervisor.spec.hosts import in_url
+from metal_supervisor.spec.hosts import in_url, is_loopback
 from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
@@ -438,8 +438,7 @@ class Settings:
             return f"{missing} is missing: certificate and key go together"
         if self.gateway_keys and self.gateway_keys_secret:
             return "gateway_keys and gateway_keys_secret are both set: keys come from a file or from a Secret"
-        loopback = ipaddress.ip_address(self.gateway_address[0]).is_loopback
-        if not (loopback or self.gateway_keys_path or self.gateway_insecure):
+        if not (is_loopback(self.gateway_address[0]) or self.gateway_keys_path or self.gateway_insecure):
             text = f"gateway is {self.gateway}, beyond loopback, and there are no keys"
             return f"{text}; set --gateway-keys, or --gateway-insecure if everyone in that network may use it"
         return ""

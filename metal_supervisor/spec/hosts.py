@@ -1,8 +1,9 @@
-"""Hosts and IP addresses as text."""
+"""Hosts, IP addresses and URLs of web servers as text."""
 
 from __future__ import annotations
 
 import ipaddress
+import urllib.parse
 from typing import TypeAlias
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -16,6 +17,21 @@ def parsed_address(text: str) -> Address | None:
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str) -> bool:
+    """True for `localhost` and for a loopback address."""
+    address = parsed_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def web_url(text: str) -> urllib.parse.SplitResult | None:
+    """Parts of an http(s) URL that names a host; None for any other text."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def in_url(host: str) -> str:

@@ -14,12 +14,11 @@ from typing import TypeVar
 
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.record import Proposal
-from metal_supervisor.spec.resources import PRIORITIES, rank_of
+from metal_supervisor.spec.resources import PRIORITIES, SERVICE_TYPES, rank_of
 from metal_supervisor.spec.sizes import quantity
 from metal_supervisor.spec.types import FIELD_IGNORED, Rejected, Service
 
 ANY = "*"
-SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 NAMESPACE = re.compile(r"\*|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?)%")
 T = TypeVar("T")
@@ -58,10 +57,14 @@ def priority_of(text: str) -> str:
     return text
 
 
+def _parts(text: str) -> list[str]:
+    return [part for each in text.split(",") if (part := each.strip())]
+
+
 def table(text: str, read: Callable[[str], T]) -> dict[str, T]:
     """Namespace -> its value, `*` for all others, from `NAMESPACE=VALUE,…`. Raises ValueError."""
     found: dict[str, T] = {}
-    for each in filter(None, (part.strip() for part in text.split(","))):
+    for each in _parts(text):
         name, equals, value = each.partition("=")
         if not equals or not NAMESPACE.fullmatch(name):
             raise ValueError("must look like NAMESPACE=VALUE,NAMESPACE=VALUE, with * for all other namespaces")
@@ -73,7 +76,7 @@ def table(text: str, read: Callable[[str], T]) -> dict[str, T]:
 
 def namespaces(text: str) -> frozenset[str]:
     """Read a list of namespaces, `*` for all. Raises ValueError."""
-    found = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    found = frozenset(_parts(text))
     if not all(NAMESPACE.fullmatch(each) for each in found):
         raise ValueError("must name namespaces, separated by commas, or be *")
     return found
@@ -81,7 +84,7 @@ def namespaces(text: str) -> frozenset[str]:
 
 def service_types(text: str) -> frozenset[str]:
     """Read a list of Service types. Raises ValueError."""
-    found = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    found = frozenset(_parts(text))
     if not found <= set(SERVICE_TYPES):
         raise ValueError(f"must name some of {', '.join(SERVICE_TYPES)}")
     return found

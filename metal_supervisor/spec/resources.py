@@ -40,6 +40,7 @@ ALIASES_ANNOTATION = "metal-supervisor.io/aliases"
 ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 MOST_ALIASES = 32
 ACCELERATOR = "metal"
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
 
@@ -108,8 +109,8 @@ def is_metal(resource: Json) -> bool:
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
     kind = fields.get(resource, "spec.endpoint.type", str, "ClusterIP")
-    if kind not in ("ClusterIP", "NodePort", "LoadBalancer"):
-        raise Bad("InvalidSpec", f"spec.endpoint.type must be ClusterIP, NodePort or LoadBalancer, not {kind!r:.80}")
+    if kind not in SERVICE_TYPES:
+        raise Bad("InvalidSpec", f"spec.endpoint.type must be one of {', '.join(SERVICE_TYPES)}, not {kind!r:.80}")
     path = fields.get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
     if not re.fullmatch(r"/[!-~]{0,1023}", path):
         raise Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")

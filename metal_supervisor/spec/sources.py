@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.hosts import in_url
+from metal_supervisor.spec.hosts import in_url, web_url
 from metal_supervisor.spec.shards import shard_names
 
 LIBRARY = re.compile(
@@ -191,18 +191,14 @@ def _hub_uri(written: str, where: str) -> str:
 
 
 def _web(written: str, where: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(written)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
-    if not host:
-        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no host")
+    parts = web_url(written)
+    if parts is None:
+        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL of a web server")
     if parts.username is not None or parts.password is not None:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} holds a user or password; use spec.sourceSecretRef")
-    named = in_url(host)  # lower case by now
-    usual = port in (None, {"http": 80, "https": 443}[parts.scheme])
-    parts = parts._replace(netloc=named if usual else f"{named}:{port}")
+    named = in_url(parts.hostname or "")  # lower case by now
+    usual = parts.port in (None, {"http": 80, "https": 443}[parts.scheme])
+    parts = parts._replace(netloc=named if usual else f"{named}:{parts.port}")
     found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))
     if found:
         return _hub(found[1], found[2] or "", found[3] or "", where)

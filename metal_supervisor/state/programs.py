@@ -220,7 +220,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _built(kind: type[T], data: Json, what: str) -> T:
+def built(kind: type[T], data: Json, what: str) -> T:
     """A dataclass from JSON, every field of the type it declares. Raises UnreadableRecord, naming the field.
 
     Unknown fields are ignored, and missing fields take their default: a record of an older or slightly newer
@@ -242,7 +242,7 @@ def _built(kind: type[T], data: Json, what: str) -> T:
             raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
         inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
         if inner is not None and value is not None:
-            value = _built(inner, value, what)  # type: ignore[arg-type]
+            value = built(inner, value, what)  # type: ignore[arg-type]
         values[item.name] = tuple(value) if isinstance(value, list) else value
     try:
         return kind(**values)
@@ -257,7 +257,7 @@ def record_text(record: Record) -> str:
 
 def read_record(text: str) -> Record:
     """Record from the text of its file. Raises UnreadableRecord."""
-    record = _built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
+    record = built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
     try:
         own = program_name(record.key)
     except ValueError as error:
@@ -276,7 +276,7 @@ def observed_text(observed: Observed) -> str:
 
 def read_observed(text: str) -> Observed:
     """The sidecar's observation from the text of its file. Raises UnreadableRecord."""
-    return _built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
+    return built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
 
 
 def attached_text(attachment: Attachment) -> str:
@@ -286,7 +286,7 @@ def attached_text(attachment: Attachment) -> str:
 
 def read_attached(text: str) -> Attachment:
     """Attacher's note from the text of its file. Raises UnreadableRecord."""
-    return _built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
+    return built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
 
 
 def read_run(text: str) -> RunNote:
@@ -295,4 +295,4 @@ def read_run(text: str) -> RunNote:
     A note of a newer format is read as far as possible: it is about a running process.
     """
     data = _checked(text, ANY_FORMAT, "run note")
-    return _built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")
+    return built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")

@@ -15,8 +15,9 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.spec.processes import UNUSED, EngineUse
 from metal_supervisor.spec.types import Json
-from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
+from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.programs import UnreadableRecord, built
 from metal_supervisor.state.reports import read_object
 
 FOLDER, FORMAT = "use", 1
@@ -83,11 +84,7 @@ def _programs(note: Json) -> Json:
 
 def _use(told: object) -> EngineUse | None:
     """A use as it is on file, None if it is damaged."""
-    if not isinstance(told, dict):
+    try:
+        return built(EngineUse, told, "use") if isinstance(told, dict) else None
+    except UnreadableRecord:
         return None
-    names = "waiting", "in_flight", "used_at", "withdrawn"
-    waiting, in_flight, used_at, withdrawn = (told.get(each) for each in names)
-    numbers = isinstance(waiting, int) and isinstance(in_flight, int) and isinstance(used_at, (int, float))
-    if not numbers or not isinstance(withdrawn, str):
-        return None
-    return EngineUse(int(waiting or 0), int(in_flight or 0), float(used_at or 0), WithdrawalToken(withdrawn))
