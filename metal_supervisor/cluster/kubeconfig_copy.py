@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.cluster import credentials
-from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.credentials import Chosen
 from metal_supervisor.spec.types import Json
 
 TOKEN_FILE = "token"
 MOST_BYTES = 1 << 20
 OF_A_CLUSTER = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression", "extensions")
-__all__ = ["BadKubeconfig", "Copy", "copy"]
 
 
 @dataclass(frozen=True)

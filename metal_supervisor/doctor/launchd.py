@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
-from metal_supervisor.host import launchctl, launchd
-from metal_supervisor.host.launchctl import INCUMBENT, LABEL, LaunchdError, LoadedJob
+from metal_supervisor.host import launchd
+from metal_supervisor.host.launchctl import LAUNCHCTL, Launchctl, LaunchdError, LoadedJob
+from metal_supervisor.host.launchd import INCUMBENT, LABEL
 
 EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
@@ -46,7 +47,7 @@ def judge_jobs(jobs: Sequence[tuple[str, LoadedJob | None]], stop_s: float) -> l
     found = [finding for domain, job in loaded for finding in judge_job(domain, job, stop_s)]
     if len(loaded) > 1:
         text = f"it is loaded twice, in {' and '.join(domain for domain, _ in loaded)}: only one of them can run"
-        found.append(fail(text, f"{launchctl.LAUNCHCTL} bootout {loaded[-1][0]}/{LABEL}"))
+        found.append(fail(text, f"{LAUNCHCTL} bootout {loaded[-1][0]}/{LABEL}"))
     return found
 
 
@@ -56,7 +57,7 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
         return ok("no other agent is loaded")
     text = f"LLMKube's metal-agent is loaded too ({', '.join(domains)}/{INCUMBENT}): both would run the same services"
     stop = "; ".join(
-        f"{launchctl.LAUNCHCTL} disable {each}/{INCUMBENT} && {launchctl.LAUNCHCTL} bootout {each}/{INCUMBENT}"
+        f"{LAUNCHCTL} disable {each}/{INCUMBENT} && {LAUNCHCTL} bootout {each}/{INCUMBENT}"
         for each in domains
     )
     return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
@@ -67,7 +68,7 @@ def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob
     jobs, unasked = [], []
     for domain in ("system", f"gui/{around.uid}"):
         try:
-            jobs.append((domain, launchctl.job(around.run, domain, label)))
+            jobs.append((domain, Launchctl(around.run, domain).job(label)))
         except LaunchdError as error:
             unasked.append(unknown(str(error)))
     return jobs, unasked

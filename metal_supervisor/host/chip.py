@@ -8,17 +8,20 @@ Mac from serving. The profiler is asked for displays only, because its hardware 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.host import commands
 from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.reports import read_object
 
 FILE, FORMAT = "chip.json", 1
 PROFILER = "/usr/sbin/system_profiler", "-json", "-detailLevel", "mini", "SPDisplaysDataType"
@@ -81,7 +84,7 @@ def facts(mac: Mac | None, state: Path, boot: str, run: commands.Runner = comman
         listed = run(PROFILER, PROFILER_TIMEOUT_S)
         gpu = cores, metal = displays(listed.out) if listed.ok else (None, "")
         if cores or metal:  # a profiler that tells nothing may do so after a while
-            _keep(state / FILE, key, replace(found, gpu_cores=cores, metal=metal))
+            _keep(state / FILE, key, cores, metal)
     return replace(found, gpu_cores=gpu[0], metal=gpu[1])
 
 
@@ -159,20 +162,15 @@ def _count(found: Any) -> int | None:
 
 def _kept(path: Path, key: list[str]) -> tuple[int | None, str] | None:
     """(GPU cores, Metal family) as kept since the machine was started; None if they were not."""
-    try:
-        body = json.loads(path.read_text("utf-8"))
-        if body["format"] != FORMAT or body["key"] != key:
-            return None
-        cores, metal = body["chip"]["gpu_cores"], body["chip"]["metal"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    body = read_object(path)
+    found = mapping(body, "chip")
+    if (body.get("format"), body.get("key")) != (FORMAT, key) or "metal" not in found:
         return None
-    good = isinstance(metal, str) and re.fullmatch(r"(metal[0-9]{1,2})?", metal)
-    return (_count(cores), metal) if good else None
+    metal = string(found, "metal")
+    return (_count(found.get("gpu_cores")), metal) if re.fullmatch(r"(metal[0-9]{1,2})?", metal) else None
 
 
-def _keep(path: Path, key: list[str], chip: Chip) -> None:
-    body: Json = {"format": FORMAT, "key": key, "chip": asdict(chip)}
-    try:
+def _keep(path: Path, key: list[str], cores: int | None, metal: str) -> None:
+    body: Json = {"format": FORMAT, "key": key, "chip": {"gpu_cores": cores, "metal": metal}}
+    with contextlib.suppress(OSError):  # on a full disk it is asked again
         write_atomic(path, json.dumps(body, indent=1) + "\n", durable=False)
-    except OSError:
-        return  # on a full disk it is asked again

@@ -15,10 +15,7 @@ from pathlib import Path
 
 from metal_supervisor.host.commands import NOT_FOUND as NO_PROGRAM
 from metal_supervisor.host.commands import TIMEOUT_S, Done, Runner
-from metal_supervisor.host.launchd import INCUMBENT, LABEL
 from metal_supervisor.spec.user_error import UserError
-
-__all__ = ["INCUMBENT", "LABEL", "Launchctl", "LaunchdError", "LoadedJob", "job"]
 
 LAUNCHCTL = "/bin/launchctl"
 NOT_FOUND, NO_SUCH_PROCESS, IN_PROGRESS, ALREADY, IO_ERROR, NO_DOMAIN = 113, 3, 36, 37, 5, 125
@@ -47,25 +44,6 @@ class LoadedJob:
     spawn_type: str
     """`interactive (4)` as it should be."""
     program: str
-
-
-def job(run: Runner, domain: str, label: str) -> LoadedJob | None:
-    """The job of that label in `system` or `gui/UID`; None if none is loaded. Raises LaunchdError if it cannot tell."""
-    done = run([LAUNCHCTL, "print", f"{domain}/{label}"], TIMEOUT_S)
-    if done.code in NOT_LOADED:
-        return None
-    if not done.ok:
-        raise LaunchdError(f"launchctl print {domain}/{label} failed with {done.code}: {done.said}")
-    found = _keys(done.out)
-    return LoadedJob(
-        state=found.get("state", ""),
-        pid=_number(found.get("pid")) or 0,
-        runs=_number(found.get("runs")) or 0,
-        last_exit=found.get("last terminating signal", "") or found.get("last exit code", ""),
-        exit_timeout_s=_number(found.get("exit timeout")),
-        spawn_type=found.get("spawn type", ""),
-        program=found.get("program", ""),
-    )
 
 
 def _keys(text: str) -> dict[str, str]:
@@ -100,8 +78,22 @@ class Launchctl:
         return " ".join(Path(word).name if word.endswith("/sudo") else word for word in self.argv(verb, *arguments))
 
     def job(self, label: str) -> LoadedJob | None:
-        """See `job`. Raises LaunchdError."""
-        return job(self._run, self.domain, label)
+        """The job of that label; None if none is loaded. Raises LaunchdError if launchd cannot tell."""
+        done = self._run([LAUNCHCTL, "print", f"{self.domain}/{label}"], TIMEOUT_S)
+        if done.code in NOT_LOADED:
+            return None
+        if not done.ok:
+            raise LaunchdError(f"launchctl print {self.domain}/{label} failed with {done.code}: {done.said}")
+        found = _keys(done.out)
+        return LoadedJob(
+            state=found.get("state", ""),
+            pid=_number(found.get("pid")) or 0,
+            runs=_number(found.get("runs")) or 0,
+            last_exit=found.get("last terminating signal", "") or found.get("last exit code", ""),
+            exit_timeout_s=_number(found.get("exit timeout")),
+            spawn_type=found.get("spawn type", ""),
+            program=found.get("program", ""),
+        )
 
     def enable(self, label: str) -> None:
         """Enable a job that was disabled, so that it can be loaded. Raises LaunchdError."""

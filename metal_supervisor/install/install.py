@@ -20,7 +20,8 @@ from metal_supervisor import __version__
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd, root_file
-from metal_supervisor.host.launchctl import INCUMBENT, Launchctl
+from metal_supervisor.host.launchctl import Launchctl
+from metal_supervisor.host.launchd import INCUMBENT
 from metal_supervisor.install import upgrade
 from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, refuse_running
 from metal_supervisor.install.plan import InstallPaths, InstallPlan, places, read

@@ -16,7 +16,8 @@ from typing import Any
 from metal_supervisor.cluster import kubeconfig_copy
 from metal_supervisor.cluster.kubeconfig_copy import Copy
 from metal_supervisor.host import launchd
-from metal_supervisor.host.launchctl import LABEL, Launchctl, LoadedJob
+from metal_supervisor.host.launchctl import Launchctl, LoadedJob
+from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.install.steps import SUDO, Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
 from metal_supervisor.settings import loader as config
 from metal_supervisor.settings.schema import Settings

@@ -278,20 +278,22 @@ def check_head(head: bytes, piece: Piece) -> None:
         if repository.is_program(head):
             raise Unusable("InvalidModelFile", f"{shown(piece.url)} is a program; no program of a model is ever run")
         return
+    if why := no_gguf(head):
+        raise Unusable("InvalidModelFile", f"{shown(piece.url)} {why}")
+
+
+def no_gguf(head: bytes) -> str:
+    """Reason why a file with these first bytes is no GGUF file, "" if it may be one."""
+    start, kind = head.lstrip()[:64].lower(), "something else"
     if not head:
-        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is empty")
-    if not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{shown(piece.url)} is {kind(head)}, not a GGUF file; check spec.source")
-
-
-def kind(head: bytes) -> str:
-    """Name the kind of a file that is no model, by its first bytes."""
-    start = head.lstrip()[:64].lower()
+        return "is empty; fetch it again"
+    if head.startswith(MAGIC):
+        return ""
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        return "a web page (a login or error page?)"
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer"
-    return "something else"
+        kind = "a web page (a login or error page?)"
+    elif start.startswith(b"version https://git-lfs"):
+        kind = "a Git LFS pointer"
+    return f"is {kind}, not a GGUF file; check spec.source"
 
 
 def digest(path: Path, tell: Callable[[int], None] = lambda _: None) -> str:

@@ -7,7 +7,6 @@ model; nothing outside the store is touched, and no link is followed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -20,11 +19,12 @@ from typing import Any
 
 from metal_supervisor.models.housekeeping import Item, Kind
 from metal_supervisor.models.model_directory import OURS, PARTIAL, Contents, ModelDirectory
+from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical, shown, without_quantization
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import downloads
-from metal_supervisor.state.reports import controller_report
+from metal_supervisor.state.reports import controller_report, read_object
 
 SLOT_NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 GOING = ".removed-"
@@ -170,10 +170,7 @@ def frees_bytes(files: Iterable[StoredFile]) -> int:
 
 def _journal_bytes(part: Path) -> int:
     """Size of a file once it is complete, by its journal; 0 if the journal does not say."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        said = json.loads(part.with_name(f"{part.name}.json").read_text("utf-8")).get("size_bytes")
-        return said if isinstance(said, int) else 0
-    return 0
+    return whole(read_object(part.with_name(f"{part.name}.json")), "size_bytes")
 
 
 def _existing(path: Path) -> Path:

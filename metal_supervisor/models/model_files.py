@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from metal_supervisor.models import repository
-from metal_supervisor.models.fetch import MAGIC, Opened, kind
+from metal_supervisor.models.fetch import MAGIC, Opened, no_gguf
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import Places, named
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
@@ -55,10 +55,8 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
         raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
     except OSError as error:
         raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
-    if not status.st_size:
-        raise Unusable("InvalidModelFile", f"{named(path)} is empty; fetch it again")
-    if not head.startswith(MAGIC):
-        raise Unusable("InvalidModelFile", f"{named(path)} is {kind(head)}, not a GGUF file; check spec.source")
+    if why := no_gguf(head):
+        raise Unusable("InvalidModelFile", f"{named(path)} {why}")
     if cut:
         raise Unusable("InvalidModelFile", f"{named(path)}: {cut}; fetch it again")
     return status.st_size

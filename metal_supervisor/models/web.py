@@ -19,10 +19,10 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from metal_supervisor.cluster.answers import line_trouble, retry_after_s
@@ -279,29 +279,18 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
                 connection._dns_host = host
         raise last or urllib3.exceptions.NewConnectionError(connection, "no address")
 
-    class Plain(HTTPConnection):
-        def _new_conn(self) -> socket.socket:
-            return connected(self)
+    def checked(pool: Any) -> Any:
+        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+            def _new_conn(self) -> socket.socket:
+                return connected(self)
 
-        def connect(self) -> None:
-            super().connect()
-            client.hold(self.sock)
+            def connect(self) -> None:
+                super().connect()
+                client.hold(self.sock)
 
-    class Secure(HTTPSConnection):
-        def _new_conn(self) -> socket.socket:
-            return connected(self)
+        return type("Pool", (pool,), {"ConnectionCls": Connection})
 
-        def connect(self) -> None:
-            super().connect()
-            client.hold(self.sock)
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = Secure
-
-    return {"http": PlainPool, "https": SecurePool}
+    return {"http": checked(HTTPConnectionPool), "https": checked(HTTPSConnectionPool)}
 
 
 def origin(url: str) -> tuple[str, str, int]:

@@ -44,15 +44,12 @@ class DownloadProgress:
     def look(self, now: float) -> None:
         """Update the rate."""
         if self._at is None:
-            return self.begin(now)
-        passed = now - self._at
-        if passed <= 0:
-            return None
-        fresh = max(0, self.got_bytes - self._counted) / passed
-        weight = min(1.0, passed / STEADY_S) if self.rate else 1.0
-        self.rate += (fresh - self.rate) * weight
-        self._at, self._counted = now, self.got_bytes
-        return None
+            self.begin(now)
+        elif (passed := now - self._at) > 0:
+            fresh = max(0, self.got_bytes - self._counted) / passed
+            weight = min(1.0, passed / STEADY_S) if self.rate else 1.0
+            self.rate += (fresh - self.rate) * weight
+            self.begin(now)
 
     @property
     def left_s(self) -> float | None:

@@ -24,7 +24,8 @@ from metal_supervisor.cluster.kubeconfig_copy import copy
 from metal_supervisor.controller import boot
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Done, run_here
-from metal_supervisor.host.launchctl import LABEL, LaunchdError
+from metal_supervisor.host.launchctl import LaunchdError
+from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.steps import FileStep, InstallError, Machine

@@ -9,7 +9,8 @@ import pytest
 
 from metal_supervisor.host import commands
 from metal_supervisor.host.commands import Done
-from metal_supervisor.host.launchctl import LABEL, Launchctl, LaunchdError, LoadedJob, job
+from metal_supervisor.host.launchctl import Launchctl, LaunchdError, LoadedJob
+from metal_supervisor.host.launchd import LABEL
 from tests.support.launchd import no_pause
 
 PRINTED = """\
@@ -59,7 +60,7 @@ def launchctl(said: Said) -> Launchctl:
 
 
 def test_what_is_printed_of_a_job_is_read_one_level_deep() -> None:
-    assert job(Said(print=[THERE]), "system", LABEL) == LoadedJob(
+    assert Launchctl(Said(print=[THERE]), "system").job(LABEL) == LoadedJob(
         state="running", pid=4122, runs=3, last_exit="78: EX_CONFIG", exit_timeout_s=120, spawn_type="interactive (4)",
         program="/Users/u/.metal-supervisor/current/metal-supervisor",
     )  # fmt: skip
@@ -68,19 +69,19 @@ def test_what_is_printed_of_a_job_is_read_one_level_deep() -> None:
 def test_a_job_that_was_killed_says_by_what() -> None:
     text = "x = {\n\tstate = spawn scheduled\n\tlast exit code = 0\n\tlast terminating signal = Killed: 9\n"
     text += "\tpid = 9x\n}"
-    found = job(Said(print=[Done(0, text, "")]), "system", LABEL)
+    found = Launchctl(Said(print=[Done(0, text, "")]), "system").job(LABEL)
     assert found == LoadedJob("spawn scheduled", 0, 0, "Killed: 9", None, "", "")
 
 
 def test_without_a_job_there_is_none() -> None:
     for code in (113, 112, 125, 3, commands.NOT_FOUND):
-        assert job(Said(print=[Done(code, "", "no")]), "system", LABEL) is None
+        assert Launchctl(Said(print=[Done(code, "", "no")]), "system").job(LABEL) is None
 
 
 def test_an_answer_that_does_not_come_is_no_answer() -> None:
     for done in (Done(commands.TIMED_OUT, "", "launchctl did not end within 5 s"), Done(-9, "", ""), Done(1, "", "")):
         with pytest.raises(LaunchdError, match=rf"launchctl print system/{LABEL} failed with {done.code}: "):
-            job(Said(print=[done]), "system", LABEL)
+            Launchctl(Said(print=[done]), "system").job(LABEL)
 
 
 def test_a_wait_goes_on_over_an_answer_that_does_not_come() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
-from metal_supervisor.host.launchctl import LABEL
+from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.plan import SETTINGS_FILE
 from metal_supervisor.install.steps import InstallError, Machine
