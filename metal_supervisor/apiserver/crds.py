@@ -16,15 +16,12 @@ CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SCHEMA: Json = schemas.fields(
-    {
-        "type": schemas.choice(["array", "boolean", "integer", "number", "object", "string"]),
-        **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
-        **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
-        **{name: {"type": "integer"} for name in _COUNTS},
-        **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
-    },
-    anyOf=[{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}],
-)
+    type=schemas.choice(["array", "boolean", "integer", "number", "object", "string"]),
+    **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
+    **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
+    **{name: {"type": "integer"} for name in _COUNTS},
+    **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
+) | {"anyOf": [{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}]}
 """Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
 _SCHEMA["properties"] |= {
     "properties": {"type": "object", "additionalProperties": _SCHEMA},

@@ -42,9 +42,9 @@ def choice(values: list[str], description: str = "", **more: Any) -> Json:
     return text(description, enum=values, **more)
 
 
-def fields(properties: Json, description: str = "", **more: Any) -> Json:
+def fields(description: str = "", /, **properties: Json) -> Json:
     """An object with declared fields."""
-    return _builder({"type": "object", "properties": properties})(description, **more)
+    return _builder({"type": "object", "properties": properties})(description)
 
 
 def items(item: Json, description: str = "", keys: list[str] | None = None, merge_key: str = "") -> Json:
@@ -57,155 +57,120 @@ def items(item: Json, description: str = "", keys: list[str] | None = None, merg
     return _builder(schema)(description)
 
 
-def _root(description: str, **properties: Json) -> Json:
-    head = {"apiVersion": text(), "kind": text(), "metadata": {"type": "object"}}
-    return fields({**head, **properties}, description)
+def _root(description: str, /, **properties: Json) -> Json:
+    return fields(description, **plain("apiVersion", "kind"), metadata={"type": "object"}, **properties)
 
 
 TIME: Json = {"type": "string", "format": "date-time"}
+_LONG: Json = {"type": "integer", "format": "int64"}
+_WHOLE_MAP: Json = {"x-kubernetes-map-type": "atomic"}
+"""Of an object that is owned whole."""
+_OWNER = fields(**plain("apiVersion", "kind", "name", "uid"), controller=flag(), blockOwnerDeletion=flag())
 METADATA = fields(
-    {
-        "name": text("Name, unique in its namespace. Cannot be changed."),
-        "generateName": text("Prefix of a name the server completes."),
-        "namespace": text("The scope of the name."),
-        "labels": mapping("Keys and values by which objects are selected."),
-        "annotations": mapping("Keys and values that tools keep with an object."),
-        "finalizers": texts(
-            "Who must let go before a deleted object vanishes.",
-            **{"x-kubernetes-list-type": "set", "x-kubernetes-patch-strategy": "merge"},
-        ),
-        "ownerReferences": items(
-            fields(
-                {
-                    **plain("apiVersion", "kind", "name", "uid"),
-                    **{name: flag() for name in ("controller", "blockOwnerDeletion")},
-                },
-                required=["apiVersion", "kind", "name", "uid"],
-                **{"x-kubernetes-map-type": "atomic"},
-            ),
-            "Objects with which this one is deleted.",
-            keys=["uid"],
-            merge_key="uid",
-        ),
-        "uid": text("Identity of this object in time and space."),
-        "resourceVersion": text("Changes with every write."),
-        "generation": {"type": "integer", "format": "int64", "description": "Counts changes of the spec."},
-        "creationTimestamp": TIME,
-        "deletionTimestamp": TIME,
-        "deletionGracePeriodSeconds": {"type": "integer", "format": "int64"},
-        "selfLink": text(),
-        "managedFields": items(anything()),
-    },
     "ObjectMeta is what every stored object has: its name, labels, owners and versions.",
-)
-CONDITIONS = items(
-    fields(
-        {
-            **plain("type", "reason", "message", "lastTransitionTime", "lastHeartbeatTime"),
-            "status": choice(["True", "False", "Unknown"]),
-            "observedGeneration": {"type": "integer"},
-        }
+    name=text("Name, unique in its namespace. Cannot be changed."),
+    generateName=text("Prefix of a name the server completes."),
+    namespace=text("The scope of the name."),
+    labels=mapping("Keys and values by which objects are selected."),
+    annotations=mapping("Keys and values that tools keep with an object."),
+    finalizers=texts("Who must let go before a deleted object vanishes.")
+    | {"x-kubernetes-list-type": "set", "x-kubernetes-patch-strategy": "merge"},
+    ownerReferences=items(
+        _OWNER | _WHOLE_MAP | {"required": ["apiVersion", "kind", "name", "uid"]},
+        "Objects with which this one is deleted.",
+        keys=["uid"],
+        merge_key="uid",
     ),
-    keys=["type"],
-    merge_key="type",
+    uid=text("Identity of this object in time and space."),
+    resourceVersion=text("Changes with every write."),
+    generation=_LONG | {"description": "Counts changes of the spec."},
+    creationTimestamp=TIME,
+    deletionTimestamp=TIME,
+    deletionGracePeriodSeconds=_LONG,
+    selfLink=text(),
+    managedFields=items(anything()),
 )
+_CONDITION = fields(
+    **plain("type", "reason", "message", "lastTransitionTime", "lastHeartbeatTime"),
+    status=choice(["True", "False", "Unknown"]),
+    observedGeneration={"type": "integer"},
+)
+CONDITIONS = items(_CONDITION, keys=["type"], merge_key="type")
 REFERENCE_FIELDS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resourceVersion", "uid")
-REFERENCE = fields(plain(*REFERENCE_FIELDS), **{"x-kubernetes-map-type": "atomic"})
-_INT_OR_TEXT: Json = {"x-kubernetes-int-or-string": True}
+REFERENCE = fields(**plain(*REFERENCE_FIELDS)) | _WHOLE_MAP
 
 NAMESPACE = _root(
     "A scope for names.",
-    spec=fields({"finalizers": texts()}),
-    status=fields({"phase": text(), "conditions": CONDITIONS}),
+    spec=fields(finalizers=texts()),
+    status=fields(phase=text(), conditions=CONDITIONS),
 )
 
+_SERVICE_PORT = fields(
+    name=text("Name of the port; needed when there are several."),
+    port=whole("Port of the Service."),
+    targetPort={"x-kubernetes-int-or-string": True, "description": "Number or name of the endpoints' port."},
+    protocol=choice(["SCTP", "TCP", "UDP"], default="TCP"),
+    appProtocol=text("Application protocol, e.g. http."),
+    nodePort=whole("Port on every node, for NodePort and LoadBalancer."),
+)
+_SERVICE_SPEC = fields(
+    "What is wanted.",
+    type=choice(
+        ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"], "How the Service is exposed. Default: ClusterIP."
+    ),
+    ports=items(_SERVICE_PORT, "The ports of the Service.", keys=["port", "protocol"], merge_key="port"),
+    selector=mapping("Labels of the Pods behind it; none when endpoints are written by another client.") | _WHOLE_MAP,
+    clusterIP=text("Virtual address; chosen when unset, None for a headless Service. Immutable."),
+    clusterIPs=texts("All virtual addresses."),
+    ipFamilies=texts(),
+    ipFamilyPolicy=choice(["PreferDualStack", "RequireDualStack", "SingleStack"]),
+    externalIPs=texts(),
+    externalTrafficPolicy=choice(["Cluster", "Local"]),
+    internalTrafficPolicy=choice(["Cluster", "Local"]),
+    sessionAffinity=choice(["ClientIP", "None"]),
+    sessionAffinityConfig=anything(),
+    **plain("externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
+    loadBalancerSourceRanges=texts(),
+    allocateLoadBalancerNodePorts=flag(),
+    healthCheckNodePort=whole(),
+    publishNotReadyAddresses=flag(),
+)
 SERVICE = _root(
     "A name and an address under which a set of endpoints is reached.",
-    spec=fields(
-        {
-            "type": choice(
-                ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"],
-                "How the Service is exposed. Default: ClusterIP.",
-            ),
-            "ports": items(
-                fields(
-                    {
-                        "name": text("Name of the port; needed when there are several."),
-                        "port": whole("Port of the Service."),
-                        "targetPort": {**_INT_OR_TEXT, "description": "Number or name of the endpoints' port."},
-                        "protocol": choice(["SCTP", "TCP", "UDP"], default="TCP"),
-                        "appProtocol": text("Application protocol, e.g. http."),
-                        "nodePort": whole("Port on every node, for NodePort and LoadBalancer."),
-                    }
-                ),
-                "The ports of the Service.",
-                keys=["port", "protocol"],
-                merge_key="port",
-            ),
-            "selector": mapping("Labels of the Pods behind it; none when endpoints are written by another client.")
-            | {"x-kubernetes-map-type": "atomic"},
-            "clusterIP": text("Virtual address; chosen when unset, None for a headless Service. Immutable."),
-            "clusterIPs": texts("All virtual addresses."),
-            "ipFamilies": texts(),
-            "ipFamilyPolicy": choice(["PreferDualStack", "RequireDualStack", "SingleStack"]),
-            "externalIPs": texts(),
-            "externalTrafficPolicy": choice(["Cluster", "Local"]),
-            "internalTrafficPolicy": choice(["Cluster", "Local"]),
-            "sessionAffinity": choice(["ClientIP", "None"]),
-            "sessionAffinityConfig": anything(),
-            **plain("externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
-            "loadBalancerSourceRanges": texts(),
-            "allocateLoadBalancerNodePorts": flag(),
-            "healthCheckNodePort": whole(),
-            "publishNotReadyAddresses": flag(),
-        },
-        "What is wanted.",
-    ),
-    status=fields({"loadBalancer": anything(), "conditions": CONDITIONS}, "What is."),
+    spec=_SERVICE_SPEC,
+    status=fields("What is.", loadBalancer=anything(), conditions=CONDITIONS),
 )
 
+_ENDPOINT = fields(
+    addresses=texts("Addresses of one endpoint; consumers use the first.", maxItems=100),
+    conditions=fields(ready=flag(), serving=flag(), terminating=flag()) | {"default": {}},
+    **plain("hostname", "nodeName", "zone"),
+    targetRef=REFERENCE,
+    deprecatedTopology=mapping(),
+    hints=anything(),
+)
+_ENDPOINT_PORT = fields(
+    name=text("Must equal the name of the Service's port.", default=""),
+    protocol=choice(["SCTP", "TCP", "UDP"], default="TCP"),
+    port=whole(),
+    appProtocol=text(),
+)
 ENDPOINT_SLICE = _root(
     "A part of the endpoints of a Service.",
     addressType=choice(["FQDN", "IPv4", "IPv6"], "Kind of all addresses in this slice. Immutable."),
-    endpoints=items(
-        fields(
-            {
-                "addresses": texts("Addresses of one endpoint; consumers use the first.", maxItems=100),
-                "conditions": fields({"ready": flag(), "serving": flag(), "terminating": flag()}, default={}),
-                **plain("hostname", "nodeName", "zone"),
-                "targetRef": REFERENCE,
-                "deprecatedTopology": mapping(),
-                "hints": anything(),
-            }
-        ),
-        "The endpoints, owned whole: one slice has one writer.",
-    )
-    | {"maxItems": 1000},
-    ports=items(
-        fields(
-            {
-                "name": text("Must equal the name of the Service's port.", default=""),
-                "protocol": choice(["SCTP", "TCP", "UDP"], default="TCP"),
-                "port": whole(),
-                "appProtocol": text(),
-            }
-        ),
-        "The ports every endpoint listens on.",
-    )
-    | {"maxItems": 20_000},
+    endpoints=items(_ENDPOINT, "The endpoints, owned whole: one slice has one writer.") | {"maxItems": 1000},
+    ports=items(_ENDPOINT_PORT, "The ports every endpoint listens on.") | {"maxItems": 20_000},
 ) | {"required": ["addressType"]}
 
 LEASE = _root(
     "A claim on something, or a sign of life.",
     spec=fields(
-        {
-            "holderIdentity": text("Who holds it."),
-            "acquireTime": text("When the holder took it, with microseconds."),
-            "renewTime": text("When the holder last renewed it, with microseconds."),
-            "leaseDurationSeconds": whole("How long others wait after the last renewal.", minimum=1),
-            "leaseTransitions": whole(minimum=0),
-            **plain("preferredHolder", "strategy"),
-        }
+        holderIdentity=text("Who holds it."),
+        acquireTime=text("When the holder took it, with microseconds."),
+        renewTime=text("When the holder last renewed it, with microseconds."),
+        leaseDurationSeconds=whole("How long others wait after the last renewal.", minimum=1),
+        leaseTransitions=whole(minimum=0),
+        **plain("preferredHolder", "strategy"),
     ),
 )
 
@@ -214,11 +179,11 @@ EVENT_CORE = _root(
     involvedObject=REFERENCE,
     reason=text("Why, one word for machines."),
     message=text("What, one sentence for people."),
-    source=fields({"component": text(), "host": text()}),
+    source=fields(component=text(), host=text()),
     count=whole(),
     type=text("Normal or Warning."),
     eventTime=text("When it was first seen, with microseconds."),
-    series=fields({"count": whole(), "lastObservedTime": text()}),
+    series=fields(count=whole(), lastObservedTime=text()),
     action=text("What the reporter did."),
     related=REFERENCE,
     **plain("firstTimestamp", "lastTimestamp", "reportingComponent", "reportingInstance"),
@@ -242,75 +207,54 @@ SECRET = _root(
 )
 
 _LABEL = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_VERSION = fields(
-    {
-        "name": text(pattern=_LABEL),
-        "served": flag(default=True),
-        "storage": flag(default=False),
-        "deprecated": flag(),
-        "deprecationWarning": text(),
-        "schema": fields({"openAPIV3Schema": anything()}, required=["openAPIV3Schema"]),
-        "subresources": fields(
-            {
-                "status": anything(),
-                "scale": fields(
-                    {
-                        "specReplicasPath": text(pattern=r"^\.spec\."),
-                        "statusReplicasPath": text(pattern=r"^\.status\."),
-                        "labelSelectorPath": text(),
-                    },
-                    required=["specReplicasPath", "statusReplicasPath"],
-                ),
-            }
-        ),
-        "additionalPrinterColumns": items(
-            fields(
-                {**plain("name", "type", "format", "description", "jsonPath"), "priority": whole()},
-                required=["name", "type", "jsonPath"],
-            )
-        ),
-        "selectableFields": items(fields({"jsonPath": text()})),
-    },
-    required=["name", "schema"],
+_SCALE = fields(
+    specReplicasPath=text(pattern=r"^\.spec\."),
+    statusReplicasPath=text(pattern=r"^\.status\."),
+    labelSelectorPath=text(),
 )
+_COLUMN = fields(**plain("name", "type", "format", "description", "jsonPath"), priority=whole())
+_VERSION = fields(
+    name=text(pattern=_LABEL),
+    served=flag(default=True),
+    storage=flag(default=False),
+    deprecated=flag(),
+    deprecationWarning=text(),
+    schema=fields(openAPIV3Schema=anything()) | {"required": ["openAPIV3Schema"]},
+    subresources=fields(status=anything(), scale=_SCALE | {"required": ["specReplicasPath", "statusReplicasPath"]}),
+    additionalPrinterColumns=items(_COLUMN | {"required": ["name", "type", "jsonPath"]}),
+    selectableFields=items(fields(jsonPath=text())),
+) | {"required": ["name", "schema"]}
+_NAMES = fields(
+    plural=text(pattern=_LABEL),
+    singular=text(pattern=_LABEL),
+    **plain("kind", "listKind"),
+    shortNames=texts(),
+    categories=texts(),
+) | {"required": ["kind", "plural"]}
+_CONVERSION = fields(strategy=choice(["None", "Webhook"]), webhook=anything())
+_CRD_SPEC = fields(
+    group=text(pattern="^.+[.].+$"),
+    names=_NAMES,
+    scope=choice(["Cluster", "Namespaced"]),
+    versions=items(_VERSION, "All versions, owned whole."),
+    conversion=_CONVERSION | {"default": {"strategy": "None"}},
+    preserveUnknownFields=flag(),
+) | {"required": ["group", "names", "scope", "versions"]}
 CRD = _root(
     "A kind of object that is added to this API.",
-    spec=fields(
-        {
-            "group": text(pattern="^.+[.].+$"),
-            "names": fields(
-                {
-                    "plural": text(pattern=_LABEL),
-                    "singular": text(pattern=_LABEL),
-                    **plain("kind", "listKind"),
-                    "shortNames": texts(),
-                    "categories": texts(),
-                },
-                required=["kind", "plural"],
-            ),
-            "scope": choice(["Cluster", "Namespaced"]),
-            "versions": items(_VERSION, "All versions, owned whole."),
-            "conversion": fields(
-                {"strategy": choice(["None", "Webhook"]), "webhook": anything()}, default={"strategy": "None"}
-            ),
-            "preserveUnknownFields": flag(),
-        },
-        required=["group", "names", "scope", "versions"],
-    ),
-    status=fields({"acceptedNames": anything(), "conditions": CONDITIONS, "storedVersions": texts()}),
+    spec=_CRD_SPEC,
+    status=fields(acceptedNames=anything(), conditions=CONDITIONS, storedVersions=texts()),
 ) | {"required": ["spec"]}
 
-_ATTRIBUTES = fields(plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
+_ATTRIBUTES = fields(**plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
 ACCESS_REVIEW = _root(
-    "Asks whether I may do something.", spec=fields({"resourceAttributes": _ATTRIBUTES}), status=anything()
+    "Asks whether I may do something.", spec=fields(resourceAttributes=_ATTRIBUTES), status=anything()
 )
-RULES_REVIEW = _root("Asks what I may do.", spec=fields({"namespace": text()}), status=anything())
+RULES_REVIEW = _root("Asks what I may do.", spec=fields(namespace=text()), status=anything())
 DELETE_OPTIONS = fields(
-    {
-        "dryRun": texts(),
-        "gracePeriodSeconds": {"type": "integer"},
-        "orphanDependents": flag(),
-        "preconditions": fields(plain("resourceVersion", "uid")),
-        "propagationPolicy": text(),
-    }
+    dryRun=texts(),
+    gracePeriodSeconds={"type": "integer"},
+    orphanDependents=flag(),
+    preconditions=fields(**plain("resourceVersion", "uid")),
+    propagationPolicy=text(),
 )
