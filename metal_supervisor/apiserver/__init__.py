@@ -30,7 +30,7 @@ Pods and all other kinds        yes                                 404: they do
 ==============================  ==================================  ============================================
 """
 
-from .options import Options
+from .kernel import Options
 from .server import ApiServer, serve
 from .storage import UnusableData
 

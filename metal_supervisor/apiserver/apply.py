@@ -8,15 +8,37 @@ compare-and-swap, on which the claims of several Macs rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .codec import listed, timestamp
-from .errors import ApiError, Json
-from .fields import OWNABLE_METADATA, PRESENT, Path, decode_set, encode_set, leaves, merge, show, without
+from .codec import clone, listed, section, timestamp
+from .errors import ApiError, Json, as_go_prints, json_type
+from .fields import (
+    OWNABLE_METADATA,
+    PRESENT,
+    Path,
+    decode_set,
+    encode_set,
+    is_atomic_map,
+    item_key,
+    leaves,
+    list_kind,
+    merge,
+    show,
+    without,
+)  # fmt: skip
+from .metadata import annotations_too_long
+from .resources import Resource
+from .schema import TYPES, child_schema, has_type
 
+CLIENT_SIDE_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+KUBECTL = "kubectl"
+"""The manager as which `kubectl apply --server-side` comes."""
 _MISSING: Any = object()
+_GO_NAMES = {"object": "map", "array": "list"}
+"""Types that structured-merge-diff calls by other names."""
 
 
 @dataclass(frozen=True)
@@ -102,33 +124,23 @@ def apply(
     """Merge a manager's declaration into `live`; return the result and the new ownership.
 
     Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: free to take, whichever
-    manager owns them. The declaration fits the schema (`typed.check`).
+    manager owns them. The declaration fits the schema (`check_declaration`).
     """
     entries = read_entries(live)
+    previous = entries.pop(manager.identity, None)
     scoped = _scoped_object(applied, manager.subresource, has_status)
     declared = leaves(schema, scoped)
-    before = leaves(schema, live)
-    changed = _changed(before, declared)
-    contested = [
-        (entry, path)
-        for entry in entries.values()
-        if entry.manager.identity != manager.identity
-        for path in sorted(changed & entry.paths)
-    ]
-    defended = [(entry, path) for entry, path in contested if path not in yielding]
-    if defended and not force:
-        raise _conflict(defended)
-    for entry, path in contested:
-        owner = entries[entry.manager.identity]
-        entries[entry.manager.identity] = replace(owner, paths=owner.paths - {path})
-
+    changed = _changed(leaves(schema, live), declared)
+    contested = [(entry, path) for entry in entries.values() for path in sorted(changed & entry.paths - yielding)]
+    if contested and not force:
+        raise _conflict(contested)
+    entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
     merged: Json = merge(schema, live, scoped)
-    previous = entries.get(manager.identity)
-    others = frozenset().union(*(e.paths for e in entries.values() if e.manager.identity != manager.identity))
     if previous:
         # What another manager owns stays, and so does a container of what is owned.
-        kept = {path[:length] for path in others.union(declared) for length in range(1, len(path) + 1)}
-        merged = without(schema, merged, previous.paths - kept, others.union(declared))
+        owned = frozenset(declared).union(*(entry.paths for entry in entries.values()))
+        kept = {path[:length] for path in owned for length in range(1, len(path) + 1)}
+        merged = without(schema, merged, previous.paths - kept, owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
 
@@ -201,7 +213,7 @@ def track_update(
     result: Entries = {}
     for identity, entry in entries.items():
         lost = gone if identity == manager.identity else gone | touched
-        result[identity] = replace(entry, paths=entry.paths - lost) if entry.paths & lost else entry
+        result[identity] = replace(entry, paths=entry.paths - lost)
     if touched:
         mine = result.get(manager.identity)
         paths = (mine.paths if mine else frozenset()) | touched
@@ -209,11 +221,124 @@ def track_update(
     return result
 
 
-def same_apart_from_bookkeeping(left: Json, right: Json) -> bool:
-    """True if two versions of an object differ in nothing but managedFields and resourceVersion."""
+def is_unchanged(before: Json, after: Json, owners: Entries, new_owners: Entries) -> bool:
+    """True if a write changes nothing but versions, and the times of ownership."""
 
     def plain(obj: Json) -> Json:
         ignored = ("managedFields", "resourceVersion")
         return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name not in ignored}}
 
-    return plain(left) == plain(right)
+    owned = {identity: entry.paths for identity, entry in owners.items()}
+    now_owned = {identity: entry.paths for identity, entry in new_owners.items() if entry.paths}
+    return plain(before) == plain(after) and owned == now_owned
+
+
+# ---- what may be declared -----------------------------------------------------------------------
+
+
+def check_declaration(schema: Json, declaration: Json, group_version: str) -> None:
+    """Raise ApiError 500, with the real server's messages, for a declaration that cannot be owned as a whole.
+
+    It may have no unknown fields, wrong types, or items with the same key. What fits may still be invalid, as in any
+    other write.
+    """
+    problems = list(_problems(schema, declaration, ()))
+    if not problems:
+        return
+    metadata = declaration.get("metadata") or {}
+    kind = f"{group_version if '/' in group_version else '/' + group_version}, Kind={declaration.get('kind', '')}"
+    listing = problems[0] if len(problems) == 1 else "errors:\n" + "\n".join(f"  {problem}" for problem in problems)
+    subject = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}; {kind}"
+    raise ApiError(500, "", f"failed to create typed patch object ({subject}): {listing}")
+
+
+def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
+    if value is None:
+        return
+    kind = str(schema.get("type", ""))
+    # A map that is owned whole may be anything but a list here: validation judges it.
+    judged = kind in TYPES and (isinstance(value, list) or not is_atomic_map(schema))
+    if judged and not has_type(value, "number" if kind == "integer" else kind):
+        yield _unexpected(kind, value, path)
+    elif isinstance(value, list):
+        yield from _list_problems(schema, value, path)
+    elif isinstance(value, dict):
+        for name in sorted(value):
+            if not path and name in ("apiVersion", "kind", "metadata"):
+                continue
+            inner, here = child_schema(schema, name), (*path, "f:" + name)
+            if inner is None:
+                yield f"{show(here)}: field not declared in schema"
+            else:
+                yield from _problems(inner, value[name], here)
+
+
+def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
+    kind, seen = list_kind(schema), set()
+    keys = listed(schema.get("x-kubernetes-list-map-keys"))
+    for index, item in enumerate(items):
+        element = f"i:{index}"
+        if kind == "map":
+            if not isinstance(item, dict) or not any(name in item for name in keys):
+                quoted = " ".join(f'"{name}"' for name in keys)
+                yield (
+                    f"{show(path)}: element {index}: associative list with keys has an element that omits all key "
+                    f"fields [{quoted}] (and doesn't have default values for any key fields)"
+                )
+                continue
+            element = item_key(schema, item)
+        elif kind == "set":
+            element = item_key(schema, item)
+        if kind != "atomic":
+            if element in seen:
+                yield f"{show(path)}: duplicate entries for key {show((element,))}"
+            seen.add(element)
+        yield from _problems(schema.get("items") or {}, item, (*path, element))
+
+
+def _unexpected(kind: str, value: Any, path: Path) -> str:
+    where, shown, found = show(path), as_go_prints(value), json_type(value)
+    if kind in ("integer", "number"):
+        return f"{where}: expected numeric (int or float), got {_GO_NAMES.get(found, found)}"
+    if kind == "string":
+        return f"{where}: expected string, got &value.valueUnstructured{{Value:{shown}}}"
+    return f"{where}: expected {_GO_NAMES.get(kind, kind)}, got &{{{shown}}}"
+
+
+# ---- from client-side to server-side apply ------------------------------------------------------
+
+# `kubectl apply` keeps the applied configuration in an annotation, and owns it as `kubectl-client-side-apply`. When the
+# same user switches to `--server-side`, they may change fields that still have the annotation's values; and the
+# annotation is updated to what is applied, so that there is a way back.
+
+
+def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
+    """The fields whose value is the one in the annotation; none if that isn't readable."""
+    schema, group_version = resource.schema, resource.group_version
+    try:
+        applied: Any = json.loads(section(live, "metadata", "annotations").get(CLIENT_SIDE_ANNOTATION) or "")
+        if not isinstance(applied, dict) or applied.get("apiVersion") != group_version:
+            return frozenset()
+        check_declaration(schema, applied, group_version)
+    except (ValueError, TypeError, RecursionError, ApiError):
+        return frozenset()
+    present = leaves(schema, live)
+    return frozenset(
+        path
+        for path, value in leaves(schema, applied).items()
+        if path in present and present[path] == value and type(present[path]) is type(value)
+    )
+
+
+def follow_annotation(merged: Json, declaration: Json) -> None:
+    """Update the annotation, if there is one, to a declaration."""
+    annotations = section(merged, "metadata", "annotations")
+    if CLIENT_SIDE_ANNOTATION not in annotations:
+        return
+    applied = clone(declaration)
+    section(applied, "metadata", "annotations").pop(CLIENT_SIDE_ANNOTATION, None)
+    annotations[CLIENT_SIDE_ANNOTATION] = (
+        json.dumps(applied, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
+    )
+    if annotations_too_long(annotations):
+        del annotations[CLIENT_SIDE_ANNOTATION]

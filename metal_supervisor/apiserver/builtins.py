@@ -6,9 +6,10 @@ import base64
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from datetime import timezone
 
-from . import events, services
-from .codec import listed, section
+from . import crds, events, services
+from .codec import listed, parse_time, section
 from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required
 from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems
 from .resources import Resource
@@ -23,6 +24,8 @@ def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: l
     """Defaults of built-in kinds, in place. `others` are the stored objects of the same kind."""
     if resource.kind == "Service":
         services.default_service(obj, previous, others)
+    elif resource.kind == "CustomResourceDefinition":
+        crds.default_crd(obj, previous)
     elif resource.kind == "Namespace":
         obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
         obj.setdefault("status", {}).setdefault("phase", "Active")
@@ -47,21 +50,6 @@ def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -
     return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
 
 
-_BYTES = {"ConfigMap": "binaryData", "Secret": "data"}
-"""Fields of bytes by name, which JSON has as base64."""
-
-
-def undecodable_bytes(kind: str, obj: Json) -> str:
-    """Problem of the first value of an object that should be base64 and is not, "" if there is none."""
-    field = _BYTES.get(kind, "")
-    for name, value in section(obj, field).items():
-        try:
-            base64.b64decode(str(value).translate(_NEWLINES), validate=True)
-        except ValueError:
-            return f"{field}.{name}: illegal base64 data: encode it, or use stringData in a Secret"
-    return ""
-
-
 def _encode_secret(obj: Json) -> None:
     plain = obj.pop("stringData")
     encoded = {name: base64.b64encode(str(value).encode()).decode() for name, value in plain.items()}
@@ -74,6 +62,8 @@ def validate_builtin(
     """Problems of an object of a built-in kind, in its stored form."""
     if resource.kind == "Service":
         return services.validate_service(obj, previous, others)
+    if resource.kind == "CustomResourceDefinition":
+        return crds.validate_crd(obj, previous)
     if resource.kind == "EndpointSlice":
         return _endpoint_slice(obj, previous, allow_loopback)
     if resource.kind == "Event":
@@ -142,3 +132,56 @@ def _slice_ports(ports: list[Json]) -> Iterator[Problem]:
             yield duplicate_value(f"ports[{index}].name", name)
         if port.get("port") is not None:
             yield from services.number_problems(f"ports[{index}].port", port["port"])
+
+
+# ---- texts that are times or bytes -------------------------------------------------------------
+
+_BYTES = {"ConfigMap": "binaryData", "Secret": "data"}
+"""Fields of bytes by name, which JSON has as base64."""
+_TIMES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Lease": (("spec", "acquireTime"), ("spec", "renewTime")),
+    "Event": (("eventTime",), ("series", "lastObservedTime")),
+}
+"""Times with microseconds: exactly six digits, kept in UTC."""
+_MICRO_TIME = "2006-01-02T15:04:05.000000Z07:00"
+_PARTS = (
+    ("2006", r"\d{4}"), ("-", "-"), ("01", r"0[1-9]|1[0-2]"), ("-", "-"), ("02", r"0[1-9]|[12]\d|3[01]"), ("T", "T"),
+    ("15", r"[01]\d|2[0-3]"), (":", ":"), ("04", r"[0-5]\d"), (":", ":"), ("05", r"[0-5]\d"),
+    (".000000", r"\.\d{6}"), ("Z07:00", r"Z|[+-]\d\d:\d\d"),
+)  # fmt: skip
+
+
+def undecodable(kind: str, obj: Json) -> str:
+    """Go's problem with the first text of an object that should be a time or bytes and is not, "" if there is none.
+
+    Normalizes the times, in place.
+    """
+    for *parents, name in _TIMES.get(kind, ()):
+        holder = section(obj, *parents)
+        text = holder.get(name)
+        if not isinstance(text, str):
+            continue
+        moment = parse_time(text)
+        if problem := _time_problem(text):
+            return problem
+        if moment is None:
+            return f'parsing time "{text}": day out of range'
+        holder[name] = moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    field = _BYTES.get(kind, "")
+    for name, value in section(obj, field).items():
+        try:
+            base64.b64decode(str(value).translate(_NEWLINES), validate=True)
+        except ValueError:
+            return f"{field}.{name}: illegal base64 data: encode it, or use stringData in a Secret"
+    return ""
+
+
+def _time_problem(text: str) -> str:
+    """Go's error for a text that is no such time, "" if it is one."""
+    rest = text
+    for element, pattern in _PARTS:
+        found = re.match(pattern, rest)
+        if found is None:
+            return f'parsing time "{text}" as "{_MICRO_TIME}": cannot parse "{rest}" as "{element}"'
+        rest = rest[found.end() :]
+    return f'parsing time "{text}": extra text: "{rest}"' if rest else ""

@@ -14,9 +14,8 @@ import time
 from . import crds
 from .codec import clone, listed, section, timestamp
 from .errors import ApiError, Json, conflict, forbidden
-from .resources import Registry, Resource
+from .resources import DeleteOptions, Registry, RequestTarget, Resource
 from .storage import Name, ObjectStore
-from .targets import DeleteOptions, RequestTarget
 from .views import view
 
 log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import discovery, openapi, protobuf, routes
+from . import discovery, protobuf, routes
 from .codec import decode_body, encode
 from .errors import Json, bad_request, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, list_objects, selected, selection
+from .resources import RequestTarget
 from .routes import Request
-from .targets import RequestTarget
 from .views import scale_of, view
 
 _JSON = "application/json"
@@ -99,11 +99,11 @@ class Dispatcher:
             case ["apis", group, version]:
                 return discovery.resource_list(registry, group, version)
             case ["openapi", "v3"]:
-                return openapi.index(registry)
+                return discovery.openapi_index(registry)
             case ["openapi", "v3", "api", version]:
-                return openapi.document(registry, "", version)
+                return discovery.openapi_document(registry, "", version)
             case ["openapi", "v3", "apis", group, version]:
-                return openapi.document(registry, group, version)
+                return discovery.openapi_document(registry, group, version)
         raise no_such_path()
 
     # ---- resources -----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Dispatcher:
             shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         with self._kernel.store.lock:
-            chosen = selected(self._kernel.store, target, selection(target, request.query))
+            chosen = selected(self._kernel.store, target, selection(target.resource, request.query))
             # All are tried first: none is deleted if one does not meet the preconditions.
             for each in (replace(options, dry_run=True), options):
                 for obj in chosen:

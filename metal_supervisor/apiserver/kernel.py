@@ -1,20 +1,48 @@
-"""Assembly of the API: one store, one registry, and the parts that read, write and collect."""
+"""The API without HTTP: its options, one store, one registry, and the parts that read, write and collect."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
 from . import crds
 from .codec import load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import Json
-from .options import Options
 from .patch import APPLY
-from .resources import Registry
+from .resources import Registry, RequestTarget, WriteOptions
 from .storage import ObjectStore
-from .targets import RequestTarget, WriteOptions
 from .watch import Watcher
 from .writes import Writer
 
 _MANAGER = "metal-supervisor-apiserver"
+_PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one API server, which listens on loopback only, for it has no authentication.
+
+    Raises ValueError for a bad prefix.
+    """
+
+    data_file: Path
+    """SQLite file with all objects; created, 0600, when missing."""
+    prefix: str
+    """Unguessable first part of every path, e.g. `/k-3f…`; clients that do not know it see only 404."""
+    port: int = 0
+    """TCP port; 0 lets the system choose one."""
+    crd_paths: tuple[Path, ...] = ()
+    """YAML files with CRDs, applied at every start."""
+    allow_loopback_endpoints: bool = False
+    """Accept loopback addresses in EndpointSlices, which a real server refuses."""
+    bookmark_s: float = 60.0
+    """Pause between bookmarks on a quiet watch."""
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise ValueError("prefix: must be / and then letters, digits, dots, dashes or underscores")
 
 
 class Kernel:

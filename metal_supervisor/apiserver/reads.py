@@ -1,22 +1,28 @@
-"""Get, list and the Accept header: the selection of objects and the form of the answer."""
+"""Get, list and the Accept header: the selection of objects, and the form of the answer."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import errors, tables
-from .codec import encode, whole_number
+from .codec import dig, encode, section, whole_number
 from .errors import Json
-from .resources import Resource
-from .selectors import Test, selector
+from .resources import RequestTarget, Resource
 from .storage import ObjectStore
-from .targets import RequestTarget
 from .views import outgoing, partial, view
 
+Test: TypeAlias = Callable[[Json], bool]
+
+_BETWEEN_TERMS = re.compile(r",(?![^()]*\))")
+"""A comma that is not inside parentheses."""
+_SET_TERM = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
+_EQUALITY_TERM = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
+_LABEL_KEY = re.compile(r"([a-z0-9A-Z.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _FORMS = {"Table": "table", "PartialObjectMetadata": "partial", "PartialObjectMetadataList": "partial"}
 
 
@@ -82,11 +88,6 @@ def number(query: Mapping[str, str], name: str) -> int:
     return value
 
 
-def selection(target: RequestTarget, query: Mapping[str, str]) -> Test:
-    """The test for labelSelector and fieldSelector."""
-    return selector(target.resource, query.get("labelSelector", ""), query.get("fieldSelector", ""))
-
-
 def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json]:
     """All objects of a collection that pass a test."""
     objects = store.items(target.resource.storage_key, target.namespace or None)
@@ -95,7 +96,7 @@ def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json
 
 def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
     """A collection, whole or in chunks of `limit`."""
-    test, limit = selection(target, query), number(query, "limit")
+    test, limit = selection(target.resource, query), number(query, "limit")
     with store.lock:
         token = query.get("continue", "")
         version, after = _continued(store, target, token) if token else (store.version, None)
@@ -171,3 +172,60 @@ def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) 
                 objects[place] = change.previous
     shown = (view(resource, objects[place]) for place in sorted(objects))
     return [obj for obj in shown if test(obj)]
+
+
+# ---- selectors -----------------------------------------------------------------------------------
+
+
+def selection(resource: Resource, query: Mapping[str, str]) -> Test:
+    """The test for labelSelector and fieldSelector; 400 for one that cannot be read."""
+    tests = [_label_test(term) for term in _split_terms(query.get("labelSelector", ""))]
+    tests += [_field_test(resource, term) for term in _split_terms(query.get("fieldSelector", ""))]
+    return lambda obj: all(test(obj) for test in tests)
+
+
+def _split_terms(text: str) -> list[str]:
+    return [term.strip() for term in _BETWEEN_TERMS.split(text) if term.strip()]
+
+
+def _label_test(term: str) -> Test:
+    if found := _SET_TERM.fullmatch(term):
+        key, operator, values = found[1], found[2], {value.strip() for value in found[3].split(",")}
+    elif found := _EQUALITY_TERM.fullmatch(term):
+        key, operator, values = found[1], "notin" if found[2] == "!=" else "in", {found[3].strip()}
+    else:
+        key, operator, values = term.removeprefix("!").strip(), "absent" if term.startswith("!") else "present", set()
+    if not _LABEL_KEY.fullmatch(key):
+        raise errors.bad_request(f'unable to parse requirement: <nil>: Invalid value: "{term}": invalid label key')
+
+    def test(obj: Json) -> bool:
+        labels = section(obj, "metadata", "labels")
+        if operator in ("present", "absent"):
+            return (key in labels) is (operator == "present")
+        return (labels.get(key) in values) is (operator == "in")
+
+    return test
+
+
+def _field_test(resource: Resource, term: str) -> Test:
+    equality = _EQUALITY_TERM.fullmatch(term)
+    if not equality:
+        raise errors.bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
+    name, wanted, negated = equality[1], equality[3].strip(), equality[2] == "!="
+    known = {"metadata.name", *resource.selectable}
+    if resource.namespaced:
+        known.add("metadata.namespace")
+    if name not in known:
+        if resource.custom or resource.selectable:
+            raise errors.bad_request(f"field label not supported: {name}")
+        only = '"metadata.name", "metadata.namespace"'
+        raise errors.bad_request(f'"{name}" is not a known field selector: only {only}')
+    path = ["source", "component"] if name == "source" and resource.storage == "/events" else name.split(".")
+    return lambda obj: (_field_text(obj, path) == wanted) is not negated
+
+
+def _field_text(obj: Json, path: list[str]) -> str:
+    value = dig(obj, *path)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)

@@ -10,11 +10,10 @@ from . import errors
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .reads import flag
-from .resources import Registry
+from .resources import DeleteOptions, Registry, RequestTarget, WriteOptions
 from .schema import settle
 from .schemas import DELETE_OPTIONS
 from .steps import mistyped
-from .targets import DeleteOptions, RequestTarget, WriteOptions
 
 _POLICIES = ("Foreground", "Background", "Orphan")
 

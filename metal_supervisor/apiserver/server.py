@@ -22,8 +22,7 @@ from .codec import MAX_BODY_BYTES, encode, whole_number
 from .connections import Connections
 from .dispatch import Dispatcher, Response, Stream
 from .errors import ApiError, no_such_path
-from .kernel import Kernel
-from .options import Options
+from .kernel import Kernel, Options
 from .routes import Request, split_url
 
 log = logging.getLogger(__name__)

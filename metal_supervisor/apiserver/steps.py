@@ -7,17 +7,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import times
-from .apply import Entries
-from .builtins import undecodable_bytes
+from .builtins import undecodable
 from .codec import clone, section
 from .errors import ApiError, Json, bad_request, conflict, invalid, invalid_value, unknown_format
 from .metadata import readable
 from .patch import APPLY, JSON, MERGE, STRATEGIC, json_patch, merge_patch, strategic_patch
-from .resources import Resource
+from .resources import RequestTarget, Resource, WriteOptions
 from .schema import settle, validate
 from .schemas import METADATA
-from .targets import RequestTarget, WriteOptions
 
 _GO_NAMES = {"integer": "number", "boolean": "bool"}
 
@@ -118,11 +115,10 @@ def isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Jso
 def decoded(resource: Resource, new: Json) -> list[str]:
     """Settle an object; return the paths of its unknown fields. A built-in kind with a wrong type is no object."""
     unknown = settle(resource.schema, new)
-    if not resource.custom:
-        complaint = mistyped(resource.schema, new, resource.kind) or times.settle(resource.kind, new)
-        complaint = complaint or undecodable_bytes(resource.kind, new)
-        if complaint:
-            raise Undecodable(resource, complaint)
+    if resource.custom:
+        return unknown
+    if complaint := mistyped(resource.schema, new, resource.kind) or undecodable(resource.kind, new):
+        raise Undecodable(resource, complaint)
     return unknown
 
 
@@ -184,8 +180,3 @@ def count_generation(resource: Resource, before: Json | None, new: Json) -> None
     ignored = {"metadata", "apiVersion", "kind"} | ({"status"} if resource.status else set())
     changed = any(before.get(name) != new.get(name) for name in (before.keys() | new.keys()) - ignored)
     new["metadata"]["generation"] = before["metadata"].get("generation", 1) + changed
-
-
-def same_owners(before: Entries, after: Entries) -> bool:
-    """True if ownership is unchanged; changed times alone do not make a new version."""
-    return {i: e.paths for i, e in before.items()} == {i: e.paths for i, e in after.items() if e.paths}

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from .codec import encode
 from .errors import ApiError, Json, forbidden_value, invalid_options
-from .reads import Form, flag, number, selected, selection
-from .resources import Registry
-from .selectors import Test
+from .reads import Form, Test, flag, number, selected, selection
+from .resources import Registry, RequestTarget
 from .storage import ObjectStore, StoredChange
-from .targets import RequestTarget
 from .views import view
 
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -98,7 +96,7 @@ class Watcher:
         timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
         subscription = Subscription(
             target,
-            selection(target, query),
+            selection(target.resource, query),
             form,
             version=number(query, "resourceVersion") if not asked else 0,
             ends_s=time.monotonic() + timeout_s,

@@ -11,17 +11,16 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from . import builtins, cel, crds, errors, lastapplied, metadata, steps, typed
-from .apply import Entries, Manager, apply, read_entries, same_apart_from_bookkeeping, track_update, write_entries
+from . import apply, builtins, cel, crds, errors, metadata, steps
+from .apply import Entries, Manager, read_entries
 from .codec import clone, section
 from .deletes import NAMESPACES, Collector, finalizers_of
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
-from .resources import Registry, Resource, from_crd
+from .resources import Outcome, Registry, RequestTarget, Resource, WriteOptions, from_crd
 from .schema import child_schema, validate
 from .steps import Undecodable
 from .storage import ObjectStore
-from .targets import Outcome, RequestTarget, WriteOptions
 from .views import scale_of, stored_form, view, with_scale
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", "/services")
@@ -94,7 +93,7 @@ class Writer:
         declaration = self._addressed(target, body)
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
-        typed.check(resource.schema, body, resource.group_version)
+        apply.check_declaration(resource.schema, body, resource.group_version)
         with self._store.lock:
             previous = target.stored(self._store) if target.subresource else self._store.get(*target.place)
             if previous is None:
@@ -105,13 +104,13 @@ class Writer:
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = view(resource, previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
-            migrates = options.manager == lastapplied.MANAGER
-            merged, entries = apply(
+            migrates = options.manager == apply.KUBECTL
+            merged, entries = apply.apply(
                 resource.schema, live, declaration, manager, force=options.force, has_status=resource.status,
-                yielding=lastapplied.still_as_applied(resource, live) if migrates else frozenset(),
+                yielding=apply.still_as_applied(resource, live) if migrates else frozenset(),
             )  # fmt: skip
             if migrates:
-                lastapplied.follow(merged, body)
+                apply.follow_annotation(merged, body)
             merged["metadata"] = {**merged.get("metadata", {}), **steps.preconditions(declaration)}
             try:
                 return self._write(target, previous, clone(merged), entries, options)
@@ -194,11 +193,11 @@ class Writer:
             base = read_entries(candidate) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
             seen, made = builtins.as_written(resource, before, asked, new)
-            entries = track_update(resource.schema, seen, made, base, manager, resource.status)
-        write_entries(new, entries)
+            entries = apply.track_update(resource.schema, seen, made, base, manager, resource.status)
+        apply.write_entries(new, entries)
         if resource.generation:
             steps.count_generation(resource, before, new)
-        if before and same_apart_from_bookkeeping(before, new) and steps.same_owners(held, entries):
+        if before and apply.is_unchanged(before, new, held, entries):
             return Outcome(before, warnings=warnings)
         if options.dry_run:
             return Outcome(new, before is None, warnings)
@@ -208,7 +207,6 @@ class Writer:
         resource = target.resource
         stored = stored_form(resource, new)
         others = self._others(resource, new) if resource.kind == "Service" else []
-        is_crd = resource.storage_key == crds.KIND
         before = section(previous or {}, "metadata")
         problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service"))
         if resource.custom and target.subresource == "status":
@@ -216,10 +214,7 @@ class Writer:
         else:
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
-        if not problems and is_crd:
-            crds.default_crd(stored, previous)
-            problems += crds.validate_crd(stored, previous)
-        elif not problems and not resource.custom:
+        if not problems and not resource.custom:
             builtins.set_defaults(resource, stored, previous, others)
             problems += builtins.validate_builtin(
                 resource, stored, previous, others, allow_loopback=self._allow_loopback
