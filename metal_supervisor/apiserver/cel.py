@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import eq, ge, gt, le, lt, ne, not_
 from typing import Any, TypeAlias
 
@@ -36,12 +36,11 @@ _PREFIX = "cel_"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.In: lambda a, b: a in b,
 }  # fmt: skip
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"double": float, "int": int, "string": str}
 _TEXT_METHODS: dict[str, Callable[[str, str], bool]] = {
-    "startsWith": str.startswith,
-    "endsWith": str.endswith,
-    "contains": str.__contains__,
-    "matches": lambda text, pattern: re.search(pattern, text) is not None,
+    "cel_startsWith": str.startswith,
+    "cel_endsWith": str.endswith,
+    "cel_contains": str.__contains__,
+    "cel_matches": lambda text, pattern: re.search(pattern, text) is not None,
 }
 
 
@@ -143,20 +142,28 @@ def _node(tree: ast.AST) -> Node:
             return lambda this: [item(this) for item in items]
         case ast.BoolOp(op=operator, values=values):
             decisive = isinstance(operator, ast.Or)
-            return reduce(lambda left, right: _logic(left, right, decisive=decisive), map(_node, values))
-        case ast.Compare(left=first, ops=operators, comparators=others):
-            return reduce(_relation, zip(operators, map(_node, others), strict=True), _node(first))
+            return reduce(lambda left, right: partial(_logic, left, right, decisive), map(_node, values))
+        case ast.Compare(left=first, ops=comparisons, comparators=others):
+            node = _node(first)
+            for comparison, other in zip(comparisons, others, strict=True):
+                if type(comparison) not in _COMPARISONS:
+                    raise Unsupported(type(comparison).__name__)
+                node = _called(_COMPARISONS[type(comparison)], node, _node(other))
+            return node
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return _called(not_, _node(operand))
         case ast.Attribute(value=whole, attr=name):
-            return _selected(_node(whole), name.removeprefix(_PREFIX))
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
-            return _function(name.removeprefix(_PREFIX), _node(argument))
-        case ast.Call(func=ast.Attribute(value=whole, attr="cel_size"), args=[], keywords=[]):
-            return _called(len, _node(whole))
-        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=[argument], keywords=[]):
-            if method := _TEXT_METHODS.get(name.removeprefix(_PREFIX)):
-                return _called(method, _node(whole), _node(argument))
+            return _called(partial(_field, name.removeprefix(_PREFIX)), _node(whole))
+        case ast.Call(func=ast.Name(id="cel_has"), args=[argument], keywords=[]):
+            return partial(_present, _node(argument))
+        case ast.Call(func=ast.Attribute(value=argument, attr="cel_size"), args=[], keywords=[]):
+            return _called(len, _node(argument))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
+            return _called(_FUNCTIONS[name], _node(argument))
+        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=[argument], keywords=[]) if (
+            name in _TEXT_METHODS
+        ):
+            return _called(_TEXT_METHODS[name], _node(whole), _node(argument))
     raise Unsupported(type(tree).__name__)
 
 
@@ -164,38 +171,16 @@ def _called(function: Callable[..., Any], *arguments: Node) -> Node:
     return lambda this: function(*[argument(this) for argument in arguments])
 
 
-def _function(name: str, argument: Node) -> Node:
-    if name == "has":
-        return lambda this: _present(argument, this)
-    if name == "size":
-        return _called(len, argument)
-    if name not in _CONVERSIONS:
-        raise Unsupported(name)
-    return lambda this: _converted(name, argument(this))
-
-
-def _logic(left: Node, right: Node, *, decisive: bool) -> Node:
+def _logic(left: Node, right: Node, decisive: bool, this: Any) -> bool:
     """`||` or `&&`: the decisive answer of either side counts, even if the other side has none."""
-
-    def decided(this: Any) -> bool:
-        try:
-            if bool(left(this)) is decisive:
-                return decisive
-        except Failed:
-            if bool(right(this)) is decisive:
-                return decisive
-            raise
-        return bool(right(this))
-
-    return decided
-
-
-def _relation(left: Node, comparison: tuple[ast.cmpop, Node]) -> Node:
-    operator, right = comparison
-    compare = _COMPARISONS.get(type(operator))
-    if compare is None:
-        raise Unsupported(type(operator).__name__)
-    return _called(compare, left, right)
+    try:
+        if bool(left(this)) is decisive:
+            return decisive
+    except Failed:
+        if bool(right(this)) is decisive:
+            return decisive
+        raise
+    return bool(right(this))
 
 
 def _present(field: Node, this: Any) -> bool:
@@ -205,18 +190,23 @@ def _present(field: Node, this: Any) -> bool:
         return False
 
 
-def _converted(name: str, value: Any) -> Any:
+def _field(name: str, whole: Any) -> Any:
     try:
-        return _CONVERSIONS[name](value)
+        return whole[name]
+    except (KeyError, TypeError):
+        raise Failed(f"no such key: {name}") from None
+
+
+def _converted(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return convert(value)
     except (TypeError, ValueError):
         raise Failed(f"type conversion error from '{json_type(value)}' to '{name}'") from None
 
 
-def _selected(whole: Node, name: str) -> Node:
-    def select(this: Any) -> Any:
-        try:
-            return whole(this)[name]
-        except (KeyError, TypeError):
-            raise Failed(f"no such key: {name}") from None
-
-    return select
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "cel_double": partial(_converted, "double", float),
+    "cel_int": partial(_converted, "int", int),
+    "cel_string": partial(_converted, "string", str),
+    "cel_size": len,
+}

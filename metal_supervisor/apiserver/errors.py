@@ -191,24 +191,6 @@ def expired(message: str) -> ApiError:
     return ApiError(410, "Expired", message)
 
 
-def too_large_version(wanted: int, current: int) -> ApiError:
-    """A list at a future resourceVersion; the client should retry."""
-    details = {
-        "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
-        "retryAfterSeconds": 1,
-    }
-    message = f"Timeout: Too large resource version: {wanted}, current: {current}"
-    problem = ApiError(504, "Timeout", message, details=details)
-    problem.headers["Retry-After"] = "1"
-    return problem
-
-
-def method_not_allowed() -> ApiError:
-    """A verb that this resource does not have."""
-    message = "the server does not allow this method on the requested resource"
-    return ApiError(405, "MethodNotAllowed", message, details={})
-
-
 def invalid_options(kind: str, problem: Problem) -> ApiError:
     """A parameter of the request that makes no sense; `kind` is e.g. `PatchOptions`."""
     return invalid("meta.k8s.io", kind, "", [problem])

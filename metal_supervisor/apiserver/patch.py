@@ -88,55 +88,45 @@ def _operate(document: Any, operation: Json) -> Any:
 
 
 def _pointer(text: str) -> list[str]:
-    if text == "":
-        return []
-    if not text.startswith("/"):
+    if text and not text.startswith("/"):
         raise bad_request(f"error decoding patch: {text} is not a JSON pointer")
     return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
 
 
-def _step(container: Any, token: str) -> Any:
-    if isinstance(container, dict) and token in container:
-        return container[token]
+def _key(container: Any, token: str, *, new: bool = False) -> Any:
+    """What a token of a pointer is in a container: the name of a field, or an index. `new`: it need not exist yet."""
+    if isinstance(container, dict) and (new or token in container):
+        return token
     if isinstance(container, list):
-        return container[_index(token, len(container) - 1)]
+        index = len(container) if new and token == "-" else whole_number(token)
+        if index is not None and index < len(container) + new:
+            return index
     raise _unfitting(f"the path element {token!r} does not exist")
-
-
-def _index(token: str, last: int) -> int:
-    index = whole_number(token)
-    if index is None or index > last:
-        raise _unfitting(f"invalid index {token!r}")
-    return index
 
 
 def _look(document: Any, path: list[str]) -> Any:
     for token in path:
-        document = _step(document, token)
+        document = document[_key(document, token)]
     return document
 
 
 def _put(document: Any, path: list[str], value: Any, *, adding: bool) -> Any:
     if not path:
         return value
-    parent, token = _look(document, path[:-1]), path[-1]
-    if isinstance(parent, dict):
-        parent[token] = value
-    elif isinstance(parent, list) and adding:
-        parent.insert(len(parent) if token == "-" else _index(token, len(parent)), value)
-    elif isinstance(parent, list):
-        parent[_index(token, len(parent) - 1)] = value
+    parent = _look(document, path[:-1])
+    key = _key(parent, path[-1], new=adding or isinstance(parent, dict))
+    if adding and isinstance(parent, list):
+        parent.insert(key, value)
     else:
-        raise _unfitting(f"the path element {token!r} does not exist")
+        parent[key] = value
     return document
 
 
 def _take(document: Any, path: list[str]) -> Any:
     if not path:
         raise _unfitting("an object cannot be removed by a patch")
-    parent, token = _look(document, path[:-1]), path[-1]
-    _step(parent, token)
-    del parent[int(token) if isinstance(parent, list) else token]
+    parent = _look(document, path[:-1])
+    del parent[_key(parent, path[-1])]
     return document
 
 

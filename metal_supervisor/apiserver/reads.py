@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
-from .errors import Json
+from .errors import ApiError, Json
 from .resources import RequestTarget, Resource
 from .storage import ObjectStore
 from .views import outgoing, partial, view
@@ -150,7 +150,11 @@ def _check_version(store: ObjectStore, query: Mapping[str, str], token: str) -> 
         raise errors.bad_request("specifying resource version is not allowed when using continue")
     wanted = number(query, "resourceVersion")
     if wanted > store.version:
-        raise errors.too_large_version(wanted, store.version)
+        cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+        message = f"Timeout: Too large resource version: {wanted}, current: {store.version}"
+        future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
+        future.headers["Retry-After"] = "1"
+        raise future
     if match == "Exact" and wanted != store.version:
         why = f"The resourceVersion for the provided list is too old: {wanted} ({store.version})"
         raise errors.expired(why)

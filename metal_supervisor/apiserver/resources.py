@@ -19,16 +19,6 @@ ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "up
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Places of a kind's replica counts, as the names that lead to them, e.g. `("spec", "replicas")`."""
-
-    spec: tuple[str, ...]
-    status: tuple[str, ...]
-    selector: tuple[str, ...]
-    """That of its labels as text; empty if it has none."""
-
-
 @dataclass(frozen=True, eq=False)
 class Resource:
     """One kind under one address."""
@@ -49,7 +39,8 @@ class Resource:
     """Kind of a list; empty if it is the kind and `List`."""
     status: bool = False
     """`/status` is a subresource of its own."""
-    scale: Scale | None = None
+    scale: Json | None = None
+    """`subresources.scale` of a CRD: the paths of the replica counts, and of the selector as text."""
     columns: tuple[Json, ...] = ()
     """`additionalPrinterColumns` of a CRD."""
     custom: bool = False
@@ -125,9 +116,6 @@ def from_crd(crd: Json) -> list[Resource]:
 
 def _of_version(spec: Json, version: Json) -> Resource:
     names, subresources = spec["names"], section(version, "subresources")
-    scale, selectable = section(subresources, "scale"), listed(version.get("selectableFields"))
-    paths = [scale.get(f"{place}Path", "") for place in ("specReplicas", "statusReplicas", "labelSelector")]
-    places = [tuple(name for name in path.split(".") if name) for path in paths]
     return Resource(
         group=spec["group"],
         version=version["name"],
@@ -140,11 +128,13 @@ def _of_version(spec: Json, version: Json) -> Resource:
         categories=tuple(listed(names.get("categories"))),
         list_kind=names["listKind"],
         status="status" in subresources,
-        scale=Scale(*places) if "scale" in subresources else None,
+        scale=subresources.get("scale"),
         columns=tuple(listed(version.get("additionalPrinterColumns"))),
         custom=True,
         generation=True,
-        selectable=tuple(str(entry.get("jsonPath", "")).lstrip(".") for entry in selectable),
+        selectable=tuple(
+            str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
+        ),
     )
 
 

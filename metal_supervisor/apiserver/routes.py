@@ -87,7 +87,8 @@ def verb_of(request: Request, target: RequestTarget) -> str:
     if misplaced and target.resource.custom and not target.name:
         raise errors.bad_request("name must be provided")
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
-        raise errors.method_not_allowed()
+        message = "the server does not allow this method on the requested resource"
+        raise ApiError(405, "MethodNotAllowed", message, details={})
     return verb
 
 

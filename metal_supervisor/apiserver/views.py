@@ -12,7 +12,7 @@ from . import events
 from .codec import clone, dig, section
 from .errors import ApiError, Json, invalid_value
 from .errors import invalid as invalid_object
-from .resources import Resource, Scale
+from .resources import Resource
 
 
 def view(resource: Resource, stored: Json) -> Json:
@@ -59,16 +59,16 @@ def partial(obj: Json) -> Json:
 
 def scale_of(resource: Resource, obj: Json) -> Json:
     """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
-    places, own = _places(resource), obj["metadata"]
+    own = obj["metadata"]
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    status: Json = {"replicas": _count(resource, obj, places.status)}
-    if places.selector:
-        status["selector"] = dig(obj, *places.selector) or ""
+    status: Json = {"replicas": _count(resource, obj, "statusReplicasPath")}
+    if selector := _place(resource, "labelSelectorPath"):
+        status["selector"] = dig(obj, *selector) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: own[name] for name in names if name in own},
-        "spec": {"replicas": _count(resource, obj, places.spec)},
+        "spec": {"replicas": _count(resource, obj, "specReplicasPath")},
         "status": status,
     }
 
@@ -79,35 +79,34 @@ def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
         problem = invalid_value("spec.replicas", replicas, "should be a non-negative integer")
         raise invalid_object("autoscaling", "Scale", obj["metadata"]["name"], [problem])
-    places = _places(resource)
     # The answer to the write has this count too, and must not fail once the object is stored.
-    _count(resource, obj, places.status)
+    _count(resource, obj, "statusReplicasPath")
     changed: Json = clone(obj)
     node: Any = changed
-    *parents, last = places.spec
+    *parents, last = place = _place(resource, "specReplicasPath")
     for name in parents:
         node = node.setdefault(name, {}) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        raise _unscalable(resource, obj, places.spec, replicas, "is not within an object")
+        raise _unscalable(resource, obj, place, replicas, "is not within an object")
     node[last] = replicas
     if wanted := section(scale, "metadata").get("resourceVersion"):
         changed["metadata"]["resourceVersion"] = wanted
     return changed
 
 
-def _places(resource: Resource) -> Scale:
-    assert resource.scale is not None  # else it has no such subresource
-    return resource.scale
+def _place(resource: Resource, path: str) -> list[str]:
+    """The names that lead to what a path in the definition of the scale is about; none if there is no such path."""
+    return [name for name in (resource.scale or {}).get(path, "").split(".") if name]
 
 
-def _count(resource: Resource, obj: Json, place: tuple[str, ...]) -> int:
+def _count(resource: Resource, obj: Json, path: str) -> int:
+    place = _place(resource, path)
     value = dig(obj, *place) or 0
     if isinstance(value, int):
         return int(value)
     raise _unscalable(resource, obj, place, value, "must be a whole number")
 
 
-def _unscalable(resource: Resource, obj: Json, place: tuple[str, ...], value: Any, why: str) -> ApiError:
-    return invalid_object(
-        resource.group, resource.kind, obj["metadata"]["name"], [invalid_value(".".join(place), value, why)]
-    )
+def _unscalable(resource: Resource, obj: Json, place: list[str], value: Any, why: str) -> ApiError:
+    problem = invalid_value(".".join(place), value, why)
+    return invalid_object(resource.group, resource.kind, obj["metadata"]["name"], [problem])
