@@ -27,10 +27,7 @@ def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: l
     elif resource.kind == "CustomResourceDefinition":
         crds.default_crd(obj, previous)
     elif resource.kind == "Namespace":
-        obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
-        obj.setdefault("status", {}).setdefault("phase", "Active")
-        metadata = obj.setdefault("metadata", {})
-        metadata.setdefault("labels", {})["kubernetes.io/metadata.name"] = metadata.get("name", "")
+        obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
     elif resource.kind == "Secret" and isinstance(obj.get("stringData"), dict):
         _encode_secret(obj)
     elif resource.kind == "EndpointSlice" and previous is None:

@@ -169,30 +169,17 @@ def encode_set(paths: frozenset[Path]) -> Json:
     root: Json = {}
     for path in sorted(paths):
         node = root
-        for element in path:
+        for depth, element in enumerate(path):
+            if path[:depth] in paths:
+                node["."] = {}
             node = node.setdefault(element, {})
-        node["."] = {}
-    return _fold_leaves(root)
+    return root
 
 
-def _fold_leaves(node: Json) -> Json:
-    if list(node) == ["."]:
-        return {}
-    return {element: inner if element == "." else _fold_leaves(inner) for element, inner in node.items()}
-
-
-def decode_set(encoded: Any) -> frozenset[Path]:
-    """FieldsV1 as a set of paths; what is malformed is left out."""
-    found: set[Path] = set()
-
-    def collect(node: Any, path: Path) -> None:
-        if not isinstance(node, dict):
-            return
-        if path and (not node or "." in node):
-            found.add(path)
-        for element, inner in node.items():
-            if element != ".":
-                collect(inner, (*path, element))
-
-    collect(encoded, ())
-    return frozenset(found)
+def decode_set(encoded: Any, path: Path = ()) -> frozenset[Path]:
+    """FieldsV1 as a set of paths, below `path`; what is malformed is left out."""
+    if not isinstance(encoded, dict):
+        return frozenset()
+    inner = (decode_set(value, (*path, element)) for element, value in encoded.items() if element != ".")
+    own = frozenset([path] if path and (not encoded or "." in encoded) else [])
+    return own.union(*inner)

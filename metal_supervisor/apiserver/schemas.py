@@ -101,8 +101,8 @@ REFERENCE = fields(**plain(*REFERENCE_FIELDS)) | _WHOLE_MAP
 
 NAMESPACE = _root(
     "A scope for names.",
-    spec=fields(finalizers=texts()),
-    status=fields(phase=text(), conditions=CONDITIONS),
+    spec=fields(finalizers=texts(default=["kubernetes"])) | {"default": {}},
+    status=fields(phase=text(default="Active"), conditions=CONDITIONS) | {"default": {}},
 )
 
 _SERVICE_PORT = fields(
@@ -116,7 +116,7 @@ _SERVICE_PORT = fields(
 _SERVICE_SPEC = fields(
     "What is wanted.",
     type=choice(
-        ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"], "How the Service is exposed. Default: ClusterIP."
+        ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"], "How the Service is exposed.", default="ClusterIP"
     ),
     ports=items(_SERVICE_PORT, "The ports of the Service.", keys=["port", "protocol"], merge_key="port"),
     selector=mapping("Labels of the Pods behind it; none when endpoints are written by another client.") | _WHOLE_MAP,
@@ -127,7 +127,7 @@ _SERVICE_SPEC = fields(
     externalIPs=texts(),
     externalTrafficPolicy=choice(["Cluster", "Local"]),
     internalTrafficPolicy=choice(["Cluster", "Local"]),
-    sessionAffinity=choice(["ClientIP", "None"]),
+    sessionAffinity=choice(["ClientIP", "None"], default="None"),
     sessionAffinityConfig=anything(),
     **plain("externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
     loadBalancerSourceRanges=texts(),
@@ -137,8 +137,8 @@ _SERVICE_SPEC = fields(
 )
 SERVICE = _root(
     "A name and an address under which a set of endpoints is reached.",
-    spec=_SERVICE_SPEC,
-    status=fields("What is.", loadBalancer=anything(), conditions=CONDITIONS),
+    spec=_SERVICE_SPEC | {"default": {}},
+    status=fields("What is.", loadBalancer=anything(default={}), conditions=CONDITIONS) | {"default": {}},
 )
 
 _ENDPOINT = fields(

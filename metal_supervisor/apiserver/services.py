@@ -25,17 +25,13 @@ _EXPOSED = ("NodePort", "LoadBalancer")
 
 def default_service(service: Json, previous: Json | None, others: list[Json]) -> None:
     """Fills in what users leave out and allocates addresses and node ports, in place."""
-    spec = service.setdefault("spec", {})
+    spec = service["spec"]
     old = section(previous or {}, "spec")
-    spec.setdefault("type", "ClusterIP")
-    spec.setdefault("sessionAffinity", "None")
     if spec["sessionAffinity"] == "ClientIP":
         spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
     for port in _ports(spec):
-        port.setdefault("protocol", "TCP")
         if port.get("targetPort") in (None, "", 0):
             port["targetPort"] = port.get("port", 0)
-    service.setdefault("status", {}).setdefault("loadBalancer", {})
     if spec["type"] == "ExternalName":
         return
     spec.setdefault("internalTrafficPolicy", "Cluster")

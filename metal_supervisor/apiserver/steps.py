@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from .builtins import undecodable
@@ -31,12 +29,6 @@ def patched(resource: Resource, content_type: str, current: Json, body: Any) -> 
         return dict(strategic_patch(resource.schema, current, body))
     kinds = [JSON, MERGE, APPLY] if resource.custom else [JSON, MERGE, STRATEGIC, APPLY]
     raise unknown_format(kinds)
-
-
-def preconditions(declaration: Json) -> Json:
-    """The preconditions in a declaration: resourceVersion, uid, name and namespace, where given."""
-    sent = declaration["metadata"]
-    return {name: sent[name] for name in ("resourceVersion", "uid", "name", "namespace") if name in sent}
 
 
 def check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
@@ -85,16 +77,6 @@ def check_unconditional(target: RequestTarget, candidate: Json) -> None:
     if conditional and not candidate["metadata"].get("resourceVersion"):
         problem = invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
         raise invalid(resource.group, resource.plural, target.name, [problem])
-
-
-@contextlib.contextmanager
-def refused_as_patch(patched_object: Json) -> Iterator[None]:
-    """Turn the error for a patched object that cannot be decoded into that for an invalid patch."""
-    try:
-        yield
-    except Undecodable as problem:
-        value = json.dumps(patched_object, separators=(",", ":"))
-        raise invalid("", "", "", [invalid_value("patch", value, problem.why)]) from None
 
 
 def isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:

@@ -7,6 +7,7 @@ that anything has changed at all. Only then is it stored, unless it is a dry run
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from .storage import ObjectStore
 from .views import scale_of, stored_form, view, with_scale
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", "/services")
+_PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -79,8 +81,11 @@ class Writer:
                 section(scale, "metadata").pop("resourceVersion", None)
                 return self._write_scale(target, previous, scale, options)
             candidate = self._addressed(target, steps.patched(target.resource, content_type, current, body))
-            with steps.refused_as_patch(candidate):
+            try:
                 return self._write(target, previous, candidate, None, options)
+            except Undecodable as problem:
+                value = json.dumps(candidate, separators=(",", ":"))
+                raise errors.invalid("", "", "", [errors.invalid_value("patch", value, problem.why)]) from None
 
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
@@ -111,7 +116,9 @@ class Writer:
             )  # fmt: skip
             if migrates:
                 apply.follow_annotation(merged, body)
-            merged["metadata"] = {**merged.get("metadata", {}), **steps.preconditions(declaration)}
+            sent = declaration["metadata"]
+            preconditions = {name: sent[name] for name in _PRECONDITIONS if name in sent}
+            merged["metadata"] = {**merged.get("metadata", {}), **preconditions}
             try:
                 return self._write(target, previous, clone(merged), entries, options)
             except Undecodable as problem:
