@@ -102,19 +102,18 @@ def write_entries(obj: Json, entries: Entries) -> None:
     metadata = obj.setdefault("metadata", {})
     metadata.pop("managedFields", None)
     if ordered:
-        metadata["managedFields"] = [_encoded(entry) for entry in ordered]
-
-
-def _encoded(entry: FieldsEntry) -> Json:
-    return {
-        "apiVersion": entry.manager.api_version,
-        "fieldsType": "FieldsV1",
-        "fieldsV1": encode_set(entry.paths),
-        "manager": entry.manager.name,
-        "operation": entry.manager.operation,
-        "time": entry.time,
-        **({"subresource": entry.manager.subresource} if entry.manager.subresource else {}),
-    }
+        metadata["managedFields"] = [
+            {
+                "apiVersion": entry.manager.api_version,
+                "fieldsType": "FieldsV1",
+                "fieldsV1": encode_set(entry.paths),
+                "manager": entry.manager.name,
+                "operation": entry.manager.operation,
+                "time": entry.time,
+                **({"subresource": entry.manager.subresource} if entry.manager.subresource else {}),
+            }
+            for entry in ordered
+        ]
 
 
 def apply(

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timezone
 
-from . import crds, events, services
-from .codec import listed, parse_time, section
-from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required
-from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems
+from . import schemas, services
+from .codec import listed, parse_time, section, timestamp
+from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required, unsupported_value
+from .metadata import SUBDOMAIN, SUBDOMAIN_DETAIL, dns_label_problems, qualified_problems
 from .resources import Resource
+from .schema import validate
 
 _NEWLINES = {ord("\r"): None, ord("\n"): None}
 """Base64 may be wrapped into lines."""
@@ -25,7 +26,7 @@ def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: l
     if resource.kind == "Service":
         services.default_service(obj, previous, others)
     elif resource.kind == "CustomResourceDefinition":
-        crds.default_crd(obj, previous)
+        _default_crd(obj, previous)
     elif resource.kind == "Namespace":
         obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
     elif resource.kind == "Secret" and isinstance(obj.get("stringData"), dict):
@@ -40,8 +41,9 @@ _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}
 
 def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -> tuple[Json | None, Json]:
     """(before, after) of an update without the parts that its writer did not write: addresses that the server chose."""
-    empty = {} if resource.custom else _EMPTY.get(resource.kind, {})
-    seen = before if before or not empty else {"metadata": {}, **empty}
+    if resource.custom:
+        return before, new
+    seen = before or ({"metadata": {}, **_EMPTY[resource.kind]} if resource.kind in _EMPTY else None)
     if resource.kind != "Service":
         return seen, new
     return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
@@ -60,11 +62,11 @@ def validate_builtin(
     if resource.kind == "Service":
         return services.validate_service(obj, previous, others)
     if resource.kind == "CustomResourceDefinition":
-        return crds.validate_crd(obj, previous)
+        return _crd(obj, previous)
     if resource.kind == "EndpointSlice":
         return _endpoint_slice(obj, previous, allow_loopback)
     if resource.kind == "Event":
-        return events.validate_event(obj, previous, newer=bool(resource.group))
+        return _event(obj, previous, newer=bool(resource.group))
     if resource.kind in _BYTES and previous and previous.get("immutable"):
         changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
         return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
@@ -129,6 +131,117 @@ def _slice_ports(ports: list[Json]) -> Iterator[Problem]:
             yield duplicate_value(f"ports[{index}].name", name)
         if port.get("port") is not None:
             yield from services.number_problems(f"ports[{index}].port", port["port"])
+
+
+# ---- Events --------------------------------------------------------------------------------------
+
+# `v1` and `events.k8s.io/v1` name the same fields differently: `views.py`. Except for its series, an Event of the newer
+# group never changes, and it must say who reports and what was done.
+
+_IMMUTABLE = ("involvedObject", "reason", "message", "action", "related", "type", "eventTime",
+              "reportingComponent", "reportingInstance")  # fmt: skip
+NOTE_BYTES = 1024
+_WORD_BYTES = 128
+
+
+def _event(event: Json, previous: Json | None, *, newer: bool) -> Iterator[Problem]:
+    """Problems of an Event in its stored form, whose field names the real server uses for both forms."""
+    namespace = section(event, "metadata").get("namespace", "")
+    about = section(event, "involvedObject").get("namespace", "")
+    # With an eventTime, only an Event about an object without a namespace must be in a well-known one.
+    fitting = about or namespace in ("default", "kube-system") if event.get("eventTime") else about == namespace
+    if not fitting and (about or "default") != namespace:
+        yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
+    if newer and not event.get("eventTime"):
+        yield required("eventTime")
+    elif newer:
+        yield from _newer_problems(event, previous)
+
+
+def _newer_problems(event: Json, previous: Json | None) -> Iterator[Problem]:
+    reporter = event.get("reportingComponent") or ""
+    if not reporter:
+        yield required("reportingController")
+    yield from qualified_problems("reportingController", reporter)
+    for name in ("reportingInstance", "action", "reason"):
+        if not event.get(name):
+            yield required(name)
+    for name, most in (("action", _WORD_BYTES), ("reason", _WORD_BYTES), ("message", NOTE_BYTES)):
+        if len((event.get(name) or "").encode()) > most:
+            yield invalid_value(name, "", f"can have at most {most} characters")
+    kind = event.get("type", "")
+    if kind not in ("Normal", "Warning"):
+        yield invalid_value("type", "", f"has invalid value: {kind}")
+    for name in ("source", "firstTimestamp", "lastTimestamp", "count"):
+        if event.get(name) and not (previous and previous.get(name) == event.get(name)):
+            yield invalid_value(name, "", "needs to be unset")
+    for name in _IMMUTABLE:
+        if previous and previous.get(name) != event.get(name):
+            yield invalid_value(name, event.get(name), "field is immutable")
+    series = section(event, "series")
+    if series and int(series.get("count") or 0) < 2:
+        yield invalid_value("series.count", "", "should be at least 2")
+    if series and not series.get("lastObservedTime"):
+        yield required("series.lastObservedTime")
+
+
+# ---- CustomResourceDefinitions -------------------------------------------------------------------
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_SCHEMA: Json = schemas.fields(
+    type=schemas.choice(["array", "boolean", "integer", "number", "object", "string"]),
+    **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
+    **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
+    **{name: {"type": "integer"} for name in _COUNTS},
+    **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
+) | {"anyOf": [{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}]}
+"""Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
+_SCHEMA["properties"] |= {
+    "properties": {"type": "object", "additionalProperties": _SCHEMA},
+    "additionalProperties": {"anyOf": [_SCHEMA, schemas.flag()]},
+    "items": _SCHEMA,
+    "not": _SCHEMA,
+    **{name: {"type": "array", "items": _SCHEMA} for name in ("allOf", "anyOf", "oneOf")},
+}
+
+
+def _default_crd(crd: Json, previous: Json | None) -> None:
+    """Derived names and the status, in place."""
+    spec, names = crd["spec"], crd["spec"]["names"]
+    names.setdefault("singular", names["kind"].lower())
+    names.setdefault("listKind", f"{names['kind']}List")
+    old = section(previous or {}, "status")
+    stored = [version["name"] for version in spec["versions"] if version["storage"]]
+    kept = [name for name in listed(old.get("storedVersions")) if name not in stored]
+    conditions = listed(old.get("conditions")) or [
+        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+    ]
+    crd["status"] = {"acceptedNames": dict(names), "conditions": conditions, "storedVersions": kept + stored}
+
+
+def _condition(kind: str, reason: str, message: str) -> Json:
+    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": timestamp()}
+
+
+def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
+    """Problems of a CRD that has its defaults."""
+    spec, name = crd["spec"], crd["metadata"]["name"]
+    if name != f"{spec['names']['plural']}.{spec['group']}":
+        yield invalid_value("metadata.name", name, 'must be spec.names.plural+"."+spec.group')
+    if sum(version["storage"] for version in spec["versions"]) != 1:
+        detail = "must have exactly one version marked as storage version"
+        yield invalid_value("spec.versions", [version["name"] for version in spec["versions"]], detail)
+    for index, version in enumerate(spec["versions"]):
+        schema, where = version["schema"]["openAPIV3Schema"], f"spec.versions[{index}].schema.openAPIV3Schema"
+        if section(schema).get("type") != "object":
+            yield invalid_value(f"{where}.type", section(schema).get("type"), "must be object at the root")
+        else:
+            yield from validate(_SCHEMA, schema, where)
+    if previous and previous["spec"]["scope"] != spec["scope"]:
+        yield invalid_value("spec.scope", spec["scope"], "field is immutable")
+    if section(spec, "conversion").get("strategy") == "Webhook":
+        yield unsupported_value("spec.conversion.strategy", "Webhook", ["None"])
 
 
 # ---- texts that are times or bytes -------------------------------------------------------------

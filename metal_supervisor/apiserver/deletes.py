@@ -11,19 +11,18 @@ import logging
 import threading
 import time
 
-from . import crds
 from .codec import clone, listed, section, timestamp
 from .errors import ApiError, Json, conflict, forbidden
-from .resources import DeleteOptions, Registry, RequestTarget, Resource
+from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget, Resource
 from .storage import Name, ObjectStore
 from .views import view
 
 log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
-NAMESPACES = "/namespaces"
-"""Name under which namespaces are stored."""
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
+_CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
+"""Finalizer that holds a CRD until its objects are gone."""
 _KUBERNETES = "kubernetes"
 """Finalizer in the spec of a namespace that holds it until its content is gone."""
 PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
@@ -79,8 +78,8 @@ class Collector:
         assert stored is not None
         before = listed(stored["metadata"].get("finalizers"))
         added = {"Foreground": [_FOREGROUND], "Orphan": [_ORPHAN]}.get(policy, [])
-        if kind == crds.KIND:
-            added = [crds.CLEANUP]
+        if kind == DEFINITIONS:
+            added = [_CLEANUP]
         dropped = {_FOREGROUND, _ORPHAN}.difference(added) if policy else ()
         finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
@@ -107,8 +106,8 @@ class Collector:
         """Removes an object that nothing holds; returns its last state."""
         removed = self._store.remove(kind, name)
         self.wake()
-        if kind == crds.KIND:
-            self._registry.install(removed["spec"]["group"], removed["spec"]["names"]["plural"], ())
+        if kind == DEFINITIONS:
+            self._registry.install(removed, gone=True)
             self._store.wake_all()
         return removed
 
@@ -152,7 +151,7 @@ class Collector:
     def _collect(self, kind: str, name: Name, obj: Json, now_s: float) -> None:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
-        expired = kind == "/events" and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
+        expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
         alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
         finalizers = listed(own.get("finalizers"))
         if expired and not deleted:
@@ -168,7 +167,7 @@ class Collector:
             self._leave_waiting_owners(own["uid"])
         elif deleted and _FOREGROUND in finalizers:
             self._release(kind, name, _FOREGROUND)
-        elif deleted and kind in (NAMESPACES, crds.KIND):
+        elif deleted and kind in (NAMESPACES, DEFINITIONS):
             self._finish_contents(kind, name, obj)
 
     def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
@@ -213,8 +212,8 @@ class Collector:
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
-        finalizer = crds.CLEANUP if kind == crds.KIND else _KUBERNETES
-        plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == crds.KIND else ""
+        finalizer = _CLEANUP if kind == DEFINITIONS else _KUBERNETES
+        plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == DEFINITIONS else ""
         left = False
         for inner_kind, inner_name, inner in self._store.everything():
             if inner_kind == plural or (not plural and inner_name[0] == name[1]):

@@ -11,7 +11,7 @@ from .codec import decode_body, encode
 from .errors import Json, bad_request, no_such_path, unknown_format
 from .kernel import Kernel
 from .reads import Form, form_of, list_objects, selected, selection
-from .resources import RequestTarget
+from .resources import SERVICES, RequestTarget
 from .routes import Request
 from .views import scale_of, view
 
@@ -154,7 +154,7 @@ class Dispatcher:
         if target.name:
             last, gone = self._kernel.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
-            shown = last if target.resource.storage_key == "/services" or not gone else _deleted(target, last)
+            shown = last if target.resource.storage_key == SERVICES or not gone else _deleted(target, last)
             return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
         with self._kernel.store.lock:
             chosen = selected(self._kernel.store, target, selection(target.resource, request.query))

@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import crds
 from .codec import load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import Json
 from .patch import APPLY
-from .resources import Registry, RequestTarget, WriteOptions
+from .resources import DEFINITIONS, Registry, RequestTarget, WriteOptions
 from .storage import ObjectStore
 from .watch import Watcher
 from .writes import Writer
@@ -58,22 +57,20 @@ class Kernel:
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
-        for crd in self.store.items(crds.KIND):
+        for crd in self.store.items(DEFINITIONS):
             self.writer.install(crd)
         kind = {"apiVersion": "v1", "kind": "Namespace"}
         documents: list[Json] = [{**kind, "metadata": {"name": name}} for name in PERMANENT_NAMESPACES]
         documents += [document for path in self.options.crd_paths for document in load_yaml_file(path)]
         for document in documents:
-            self._apply(document)  # nothing changes if it is there already
+            resource = self.registry.of_kind(document["apiVersion"], document["kind"])
+            assert resource is not None
+            target = RequestTarget(resource, "", section(document, "metadata").get("name", ""))
+            # Nothing changes if it is there already.
+            self.writer.patch(target, APPLY, document, WriteOptions(_MANAGER, force=True))
         self.collector.start()
 
     def stop(self) -> None:
         """Ends the collector, and closes the store."""
         self.collector.stop()
         self.store.close()
-
-    def _apply(self, body: Json) -> None:
-        resource = self.registry.of_kind(body["apiVersion"], body["kind"])
-        assert resource is not None
-        target = RequestTarget(resource, "", section(body, "metadata").get("name", ""))
-        self.writer.patch(target, APPLY, body, WriteOptions(_MANAGER, force=True))

@@ -163,18 +163,9 @@ def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True)
     return merged
 
 
-def merge_key(schema: Json) -> str | None:
-    """The field that identifies list items in a strategic merge, None for lists that are replaced."""
-    key = schema.get("x-kubernetes-patch-merge-key")
-    if isinstance(key, str):
-        return key
-    keys = listed(schema.get("x-kubernetes-list-map-keys"))
-    return keys[0] if schema.get("x-kubernetes-list-type") == "map" and len(keys) == 1 else None
-
-
 def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order: Any) -> list[Any]:
     """A list after a patch, which is None if there are only directives about it. `order`: `$setElementOrder`."""
-    key = merge_key(schema)
+    key: str | None = schema.get("x-kubernetes-patch-merge-key")
     if not key and schema.get("x-kubernetes-list-type") != "set" and patch is not None:
         return [clone(item) for item in patch]
     if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch or ()):

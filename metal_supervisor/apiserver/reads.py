@@ -224,7 +224,7 @@ def _field_test(resource: Resource, term: str) -> Test:
             raise errors.bad_request(f"field label not supported: {name}")
         only = '"metadata.name", "metadata.namespace"'
         raise errors.bad_request(f'"{name}" is not a known field selector: only {only}')
-    path = ["source", "component"] if name == "source" and resource.storage == "/events" else name.split(".")
+    path = ["source", "component"] if name == "source" and resource.is_event else name.split(".")
     return lambda obj: (_field_text(obj, path) == wanted) is not negated
 
 

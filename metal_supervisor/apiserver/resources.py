@@ -7,7 +7,6 @@ CRD, and the two groups of Events.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from . import schemas
@@ -16,6 +15,9 @@ from .errors import Json, no_such_path, not_found
 from .storage import Name, ObjectStore
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+NAMESPACES, SERVICES, EVENTS = "/namespaces", "/services", "/events"
+DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
+"""Names under which objects of these kinds are stored."""
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 
@@ -64,6 +66,11 @@ class Resource:
         return self.storage or f"{self.group}/{self.plural}"
 
     @property
+    def is_event(self) -> bool:
+        """True if its objects are Events, in either group."""
+        return self.storage_key == EVENTS
+
+    @property
     def subresources(self) -> list[str]:
         """Names of its subresources."""
         return [name for name, has in (("status", self.status), ("scale", self.scale is not None)) if has]
@@ -83,7 +90,7 @@ BUILT_IN = (
         status=True, selectable=("spec.clusterIP", "spec.type"),
     ),
     Resource(
-        "", "v1", "events", "Event", schemas.EVENT_CORE, short_names=("ev",), storage="/events",
+        "", "v1", "events", "Event", schemas.EVENT_CORE, short_names=("ev",), storage=EVENTS,
         selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "source", "type"),
     ),
     Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",)),
@@ -91,7 +98,7 @@ BUILT_IN = (
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE, generation=True),
     Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(
-        "events.k8s.io", "v1", "events", "Event", schemas.EVENT, short_names=("ev",), storage="/events",
+        "events.k8s.io", "v1", "events", "Event", schemas.EVENT, short_names=("ev",), storage=EVENTS,
         selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"),
     ),
     Resource(
@@ -109,9 +116,8 @@ BUILT_IN = (
 )  # fmt: skip
 
 
-def from_crd(crd: Json) -> list[Resource]:
-    """The resources that a stored CRD defines, one per served version."""
-    return [_of_version(crd["spec"], version) for version in crd["spec"]["versions"] if version["served"]]
+def _from_crd(spec: Json) -> list[Resource]:
+    return [_of_version(spec, version) for version in spec["versions"] if version["served"]]
 
 
 def _of_version(spec: Json, version: Json) -> Resource:
@@ -181,10 +187,11 @@ class Registry:
         """Named groups, in the order of installation."""
         return list(dict.fromkeys(r.group for r in self.all() if r.group))
 
-    def install(self, group: str, plural: str, resources: Iterable[Resource]) -> None:
-        """Replace the resources that a CRD defines by its present versions; none removes them."""
+    def install(self, crd: Json, *, gone: bool = False) -> None:
+        """Replace the resources that a CRD defines by those of its present versions, by none if it is `gone`."""
+        group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
         kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
-        for resource in resources:
+        for resource in () if gone else _from_crd(crd["spec"]):
             kept.setdefault((resource.group, resource.version, resource.plural), resource)
         self._by_address = kept
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from . import events
 from .codec import listed, now, parse_time, section, whole_number
 from .errors import Json
 from .resources import Resource
-from .views import partial
+from .views import partial, to_core_event
 
 _FILTER = re.compile(r"""\?\(\s*@\.([\w.\-\\/]+)\s*==\s*["']([^"']*)["']\s*\)""")
 _TOKEN = re.compile(r"""\.?\[(\?\(.*?\)|'[^']*'|"[^"]*"|\d+|\*)\]|\.((?:\\.|[^.\[\\])+)""")
@@ -42,10 +41,12 @@ class Column:
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, include: str, header: bool) -> Json:
     """A `Table` of objects. `include`: how much of each object is included, Metadata, Object or None."""
-    columns = columns_of(resource)
+    columns = [_NAME, *(map(_crd_column, resource.columns) if resource.columns else [_AGE])]
+    if not resource.custom:
+        columns = _BUILT_IN.get(resource.kind, columns)
     rows: list[Json] = []
     for obj in objects:
-        told = events.to_core(obj) if events.is_event(resource) else obj
+        told = to_core_event(obj) if resource.is_event else obj
         row: Json = {"cells": [column.cell(told) for column in columns]}
         if include == "Object":
             row["object"] = obj
@@ -59,14 +60,6 @@ def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, includ
         "columnDefinitions": [column.definition() for column in columns] if header else None,
         "rows": rows,
     }
-
-
-def columns_of(resource: Resource) -> list[Column]:
-    """Name first, then the kind's own columns."""
-    if resource.custom:
-        own = [_crd_column(declared) for declared in resource.columns]
-        return [_NAME, *(own or [_AGE])]
-    return _BUILT_IN.get(resource.kind, [_NAME, _AGE])
 
 
 # ---- ages --------------------------------------------------------------------------------------
@@ -217,10 +210,6 @@ def _event_source(event: Json) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _event_count(event: Json) -> int:
-    return int(section(event, "series").get("count") or event.get("count") or 1)
-
-
 _BUILT_IN: dict[str, list[Column]] = {
     "Service": [
         _NAME,
@@ -247,7 +236,12 @@ _BUILT_IN: dict[str, list[Column]] = {
         Column("Source", _event_source, priority=1),
         Column("Message", lambda event: str(event.get("message") or "").strip()),
         Column("First Seen", lambda obj: age_of(obj.get("firstTimestamp") or obj.get("eventTime")), priority=1),
-        Column("Count", _event_count, "integer", priority=1),
+        Column(
+            "Count",
+            lambda event: section(event, "series").get("count") or event.get("count") or 1,
+            "integer",
+            priority=1,
+        ),
         replace(_NAME, priority=1),
     ],
     "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", "")), _AGE],

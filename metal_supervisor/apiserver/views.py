@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import events
 from .codec import clone, dig, section
 from .errors import ApiError, Json, invalid_value
 from .errors import invalid as invalid_object
 from .resources import Resource
+from .schemas import EVENT_NAMES
+
+_CORE_NAMES = {new: old for old, new in EVENT_NAMES.items()}
 
 
 def view(resource: Resource, stored: Json) -> Json:
     """A stored object in the form of a resource. Shares structure with the stored one."""
-    obj = events.to_newer(stored) if events.is_event(resource) and resource.group else stored
+    obj = _to_newer(stored) if resource.is_event and resource.group else stored
     if obj.get("apiVersion") == resource.group_version and obj.get("kind") == resource.kind:
         return obj
     rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind")}
@@ -31,10 +33,8 @@ def outgoing(resource: Resource, obj: Json) -> Json:
     shown = dict(obj)
     if resource.kind == "EndpointSlice":
         shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
-    elif events.is_event(resource):
-        return events.with_absent(shown, newer=bool(resource.group))
-    elif resource.kind == "Lease":
-        shown.setdefault("spec", {})
+    elif resource.is_event:
+        return _with_absent(shown, newer=bool(resource.group))
     elif resource.kind == "ConfigMap" and not obj.get("data"):
         shown.pop("data", None)
     elif resource.kind == "Service" and not section(obj, "spec").get("ports"):
@@ -44,14 +44,35 @@ def outgoing(resource: Resource, obj: Json) -> Json:
 
 def stored_form(resource: Resource, obj: Json) -> Json:
     """The reverse of `view`."""
-    if events.is_event(resource) and resource.group:
-        return {**events.to_core(obj), "apiVersion": "v1"}
+    if resource.is_event and resource.group:
+        return {**to_core_event(obj), "apiVersion": "v1"}
     return obj
 
 
 def partial(obj: Json) -> Json:
     """The metadata of an object, as `PartialObjectMetadata`."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+
+
+# ---- Events --------------------------------------------------------------------------------------
+
+
+def _to_newer(event: Json) -> Json:
+    """An Event of `v1`, as they are stored, in the form of `events.k8s.io/v1`."""
+    return {EVENT_NAMES.get(name, name): value for name, value in event.items()}
+
+
+def to_core_event(event: Json) -> Json:
+    """An Event of `events.k8s.io/v1` in the form of `v1`."""
+    return {_CORE_NAMES.get(name, name): value for name, value in event.items()}
+
+
+def _with_absent(event: Json, *, newer: bool) -> Json:
+    """An Event for an answer, with the fields of its form that are present even if empty."""
+    absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
+    if newer:
+        return {**_to_newer(absent), **event}
+    return {**absent, "reportingComponent": "", "reportingInstance": "", **event}
 
 
 # ---- scale -------------------------------------------------------------------------------------

@@ -12,19 +12,19 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from . import apply, builtins, cel, crds, errors, metadata, steps
+from . import apply, builtins, cel, errors, metadata, steps
 from .apply import Entries, Manager, read_entries
 from .codec import clone, section
-from .deletes import NAMESPACES, Collector, finalizers_of
+from .deletes import Collector, finalizers_of
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
-from .resources import Outcome, Registry, RequestTarget, Resource, WriteOptions, from_crd
+from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
 from .schema import child_schema, validate
 from .steps import Undecodable
 from .storage import ObjectStore
 from .views import scale_of, stored_form, view, with_scale
 
-_MADE_BY_PUT = ("coordination.k8s.io/leases", "/services")
+_MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
 _PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -132,7 +132,7 @@ class Writer:
         Under the store's lock: the definition was there when the request was routed, and may be another by now.
         """
         if resource.custom:
-            crd = self._store.get(crds.KIND, ("", f"{resource.plural}.{resource.group}"))
+            crd = self._store.get(DEFINITIONS, ("", f"{resource.plural}.{resource.group}"))
             if crd is None or (crd["spec"]["scope"] == "Namespaced") != resource.namespaced:
                 raise errors.no_such_path()
             if crd["metadata"].get("deletionTimestamp"):
@@ -185,7 +185,7 @@ class Writer:
         """`entries`: ownership after an apply, None for a write that owns what it changes."""
         resource = target.resource
         # Defaults are filled in in place, and what the client asked for is needed afterwards.
-        asked = clone(candidate) if resource.kind == "Service" else candidate
+        asked = clone(candidate) if resource.storage_key == SERVICES else candidate
         before = view(resource, previous) if previous else None
         sent = candidate["metadata"]
         if before:
@@ -213,9 +213,10 @@ class Writer:
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         stored = stored_form(resource, new)
-        others = self._others(resource, new) if resource.kind == "Service" else []
+        is_service = resource.storage_key == SERVICES
+        others = self._others(resource, new) if is_service else []
         before = section(previous or {}, "metadata")
-        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=resource.kind == "Service"))
+        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
         else:
@@ -228,7 +229,7 @@ class Writer:
             )
         if problems:
             # Events are judged in their old form, whichever they came in.
-            group = "" if resource.kind == "Event" else resource.group
+            group = "" if resource.is_event else resource.group
             raise errors.invalid(group, resource.kind, new["metadata"]["name"], problems)
 
     def _others(self, resource: Resource, obj: Json) -> list[Json]:
@@ -242,7 +243,7 @@ class Writer:
             removed = self._collector.remove(*target.place)
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
         stored = self._store.put(*target.place, stored_form(resource, new))
-        if resource.storage_key == crds.KIND:
+        if resource.storage_key == DEFINITIONS:
             self.install(stored)
         old_owners = section(before or {}, "metadata").get("ownerReferences")
         if own.get("ownerReferences") != old_owners or own.get("deletionTimestamp"):
@@ -251,8 +252,7 @@ class Writer:
 
     def install(self, crd: Json) -> None:
         """Serve the resources that a stored CRD defines."""
-        spec = crd["spec"]
-        self._registry.install(spec["group"], spec["names"]["plural"], from_crd(crd))
+        self._registry.install(crd)
         self._store.wake_all()
 
 
