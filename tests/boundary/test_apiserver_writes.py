@@ -30,6 +30,7 @@ from apiserver_support import (
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.codec import clone
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
+from tests.support.system import eventually
 
 
 def causes(reply: Any) -> list[dict[str, str]]:
@@ -161,6 +162,20 @@ def test_a_scale_without_a_count_or_a_place_for_it_is_refused(
     refused = client.request(method, f"{WIDGETS}/w/scale", {"spec": {"replicas": 2}} if method == "PUT" else None)
     assert refused.code == 422 and refused.body["details"]["causes"][0]["field"] == named, refused.body
     assert client.get(f"{WIDGETS}/w").body == made.body
+
+
+def test_a_custom_kind_that_is_named_like_a_built_in_one_has_its_own_rules(client: Client) -> None:
+    for kind in ("Service", "Event"):
+        crd = clone(WIDGET_CRD)
+        crd["spec"]["names"] |= {"kind": kind, "listKind": f"{kind}List"}
+        assert client.post(CRD_PATH, crd).code == 201
+        bad = client.post(WIDGETS, {**widget("Bad_Name"), "kind": kind})
+        assert bad.code == 422 and causes(bad)[0]["field"] == "metadata.name"
+        assert bad.body["message"].startswith(f'{kind}.example.test "Bad_Name" is invalid: ')
+        made = client.post(WIDGETS, {**widget(), "kind": kind}).body
+        assert "f:ports" not in made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]
+        assert client.delete(f"{CRD_PATH}/widgets.example.test").code == 200
+        eventually(lambda: client.get(f"{CRD_PATH}/widgets.example.test").code == 404, what="the definition to go")
 
 
 def test_json_and_strategic_patches(client: Client) -> None:
