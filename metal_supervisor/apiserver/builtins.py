@@ -17,8 +17,7 @@ from .schema import validate
 
 _NEWLINES = {ord("\r"): None, ord("\n"): None}
 """Base64 may be wrapped into lines."""
-_IPV4_NETWORK_MULTICAST = ipaddress.ip_network("224.0.0.0/24")
-_IPV6_LINK_MULTICAST = ipaddress.ip_network("ff02::/16")
+_LINK_MULTICAST = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
 
 
 def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: list[Json]) -> None:
@@ -90,47 +89,40 @@ def _endpoint_slice(obj: Json, previous: Json | None, allow_loopback: bool) -> I
         if hostname := endpoint.get("hostname"):
             yield from dns_label_problems(f"endpoints[{index}].hostname", hostname)
         for place, address in enumerate(addresses):
-            yield from _address_problems(f"{path}[{place}]", str(address), kind, allow_loopback)
-    yield from _slice_ports(listed(obj.get("ports")))
+            yield from _address_problems(f"{path}[{place}]", address, kind, allow_loopback)
+    names: list[str] = []
+    for index, port in enumerate(listed(obj.get("ports"))):
+        name, path = port.get("name", ""), f"ports[{index}]"
+        if name:
+            yield from dns_label_problems(f"{path}.name", name)
+        if name in names:
+            yield duplicate_value(f"{path}.name", name)
+        names.append(name)
+        if "port" in port:
+            yield from services.number_problems(f"{path}.port", port["port"])
 
 
 def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) -> list[Problem]:
-    if kind == "FQDN" and not SUBDOMAIN.fullmatch(address):
-        return [invalid_value(path, address, SUBDOMAIN_DETAIL)]
-    if kind not in ("IPv4", "IPv6"):
-        return []
+    if kind == "FQDN":
+        return [] if SUBDOMAIN.fullmatch(address) else [invalid_value(path, address, SUBDOMAIN_DETAIL)]
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         zeros = re.fullmatch(r"\d+(\.\d+){3}", address) and re.search(r"\b0\d", address)
         return [invalid_value(path, address, "must not have leading 0s" if zeros else services.IP_DETAIL)]
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
-        return [invalid_value(path, address, "must not be an IPv4-mapped IPv6 address")]
-    if (parsed.version == 4) != (kind == "IPv4"):
-        return [invalid_value(path.rpartition("[")[0], address, f"must be an {kind} address")]
-    if str(parsed) != address:
-        return [invalid_value(path, address, f'must be in canonical form ("{parsed}")')]
-    multicast = parsed in _IPV4_NETWORK_MULTICAST or parsed in _IPV6_LINK_MULTICAST
-    for barred, detail in (
-        (parsed.is_unspecified, f"may not be unspecified ({address})"),
-        (parsed.is_loopback and not allow_loopback, "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
-        (parsed.is_link_local, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
-        (multicast, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
-    ):
-        if barred:
-            return [invalid_value(path, address, detail)]
-    return []
-
-
-def _slice_ports(ports: list[Json]) -> Iterator[Problem]:
-    names = [port.get("name", "") for port in ports]
-    for index, (port, name) in enumerate(zip(ports, names, strict=True)):
-        if name:
-            yield from dns_label_problems(f"ports[{index}].name", name)
-        if name in names[:index]:
-            yield duplicate_value(f"ports[{index}].name", name)
-        if port.get("port") is not None:
-            yield from services.number_problems(f"ports[{index}].port", port["port"])
+    multicast = any(parsed in network for network in _LINK_MULTICAST)
+    slice_path = path.rpartition("[")[0]
+    rules = (
+        (getattr(parsed, "ipv4_mapped", None), path, "must not be an IPv4-mapped IPv6 address"),
+        (f"IPv{parsed.version}" != kind, slice_path, f"must be an {kind} address"),
+        (str(parsed) != address, path, f'must be in canonical form ("{parsed}")'),
+        (parsed.is_unspecified, path, f"may not be unspecified ({address})"),
+        (parsed.is_loopback and not allow_loopback, path, "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+        (parsed.is_link_local, path, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+        (multicast, path, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
+    )
+    # The first of these is all that the real server mentions.
+    return [invalid_value(where, address, detail) for barred, where, detail in rules if barred][:1]
 
 
 # ---- Events --------------------------------------------------------------------------------------
@@ -140,8 +132,7 @@ def _slice_ports(ports: list[Json]) -> Iterator[Problem]:
 
 _IMMUTABLE = ("involvedObject", "reason", "message", "action", "related", "type", "eventTime",
               "reportingComponent", "reportingInstance")  # fmt: skip
-NOTE_BYTES = 1024
-_WORD_BYTES = 128
+_MOST_BYTES = {"action": 128, "reason": 128, "message": 1024}
 
 
 def _event(event: Json, previous: Json | None, *, newer: bool) -> Iterator[Problem]:
@@ -152,24 +143,19 @@ def _event(event: Json, previous: Json | None, *, newer: bool) -> Iterator[Probl
     fitting = about or namespace in ("default", "kube-system") if event.get("eventTime") else about == namespace
     if not fitting and (about or "default") != namespace:
         yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
-    if newer and not event.get("eventTime"):
+    if not newer:
+        return
+    if not event.get("eventTime"):
         yield required("eventTime")
-    elif newer:
-        yield from _newer_problems(event, previous)
-
-
-def _newer_problems(event: Json, previous: Json | None) -> Iterator[Problem]:
-    reporter = event.get("reportingComponent") or ""
+        return
+    reporter, kind = event.get("reportingComponent") or "", event.get("type", "")
     if not reporter:
         yield required("reportingController")
     yield from qualified_problems("reportingController", reporter)
-    for name in ("reportingInstance", "action", "reason"):
-        if not event.get(name):
-            yield required(name)
-    for name, most in (("action", _WORD_BYTES), ("reason", _WORD_BYTES), ("message", NOTE_BYTES)):
+    yield from (required(name) for name in ("reportingInstance", "action", "reason") if not event.get(name))
+    for name, most in _MOST_BYTES.items():
         if len((event.get(name) or "").encode()) > most:
             yield invalid_value(name, "", f"can have at most {most} characters")
-    kind = event.get("type", "")
     if kind not in ("Normal", "Warning"):
         yield invalid_value("type", "", f"has invalid value: {kind}")
     for name in ("source", "firstTimestamp", "lastTimestamp", "count"):

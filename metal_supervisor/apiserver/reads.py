@@ -62,10 +62,9 @@ def form_of(accept: str, query: Mapping[str, str]) -> Form:
     """The first form in an Accept header that is supported; JSON if none is (protobuf is not)."""
     for offer in accept.split(","):
         media, *parameters = [part.strip() for part in offer.split(";")]
-        wanted = dict(part.partition("=")[::2] for part in parameters)
-        if media not in ("application/json", "*/*", "application/*"):
-            continue
-        return Form(_FORMS.get(wanted.get("as", ""), "object"), query.get("includeObject", "Metadata"))
+        if media in ("application/json", "*/*", "application/*"):
+            wanted = dict(part.partition("=")[::2] for part in parameters)
+            return Form(_FORMS.get(wanted.get("as", ""), "object"), query.get("includeObject", "Metadata"))
     return Form()
 
 

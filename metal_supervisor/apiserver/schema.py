@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from operator import gt, lt
 from typing import Any
@@ -27,6 +27,10 @@ TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
+_FORMATS: dict[str, Callable[[str], Any]] = {
+    "date-time": parse_time, "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address,
+}  # fmt: skip
+"""Readers of texts that have a form: they raise ValueError, or return None, for others."""
 
 
 def join(path: str, name: str) -> str:
@@ -89,10 +93,8 @@ def settle(schema: Json, value: Any, path: str = "") -> list[str]:
             unknown.append(join(path, name))
             del value[name]
             continue
-        if value.get(name) is None and "default" in inner and not inner.get("nullable"):
-            value[name] = clone(inner["default"])
-        if name not in value:
-            # The default of a field that may be null is for one that is absent.
+        # The default of a field that may be null is for one that is absent.
+        if name not in value or ("default" in inner and value[name] is None and not inner.get("nullable")):
             value[name] = clone(inner["default"])
         if inner.get("type") == "integer" and isinstance(value[name], float) and value[name].is_integer():
             value[name] = int(value[name])
@@ -171,14 +173,10 @@ def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
 
 
 def _has_format(value: str, wanted: str) -> bool:
-    if wanted == "date-time":
-        return parse_time(value) is not None
-    if wanted in ("ipv4", "ipv6"):
-        try:
-            return ipaddress.ip_address(value).version == (4 if wanted == "ipv4" else 6)
-        except ValueError:
-            return False
-    return True
+    try:
+        return wanted not in _FORMATS or _FORMATS[wanted](value) is not None
+    except ValueError:
+        return False
 
 
 @lru_cache(maxsize=512)

@@ -48,7 +48,7 @@ def default_service(service: Json, previous: Json | None, others: list[Json]) ->
 
 
 def _ports(spec: Json) -> list[Json]:
-    return [port for port in listed(spec.get("ports")) if isinstance(port, dict)]
+    return listed(spec.get("ports"))
 
 
 _ALLOCATED = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
@@ -101,17 +101,23 @@ def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> Non
 
 def validate_service(service: Json, previous: Json | None, others: list[Json]) -> Iterator[Problem]:
     """Problems of a Service that has its defaults."""
-    spec, name = section(service, "spec"), section(service, "metadata").get("name", "")
+    spec, name = service["spec"], service["metadata"]["name"]
+    ports, kind, headless = _ports(spec), spec["type"], spec.get("clusterIP") == "None"
     if len(name) > 63:
         yield invalid_value("metadata.name", name, "must be no more than 63 characters")
     if "." in name:
         yield invalid_value("metadata.name", name, "must not contain dots")
-    elif name and not DNS_LABEL.fullmatch(name):
+    elif not DNS_LABEL.fullmatch(name):
         yield invalid_value("metadata.name", name, DNS_LABEL_DETAIL)
     yield from label_problems("spec.selector", section(spec, "selector"))
-    yield from _family_problems(spec)
-    ports, kind = _ports(spec), spec.get("type")
-    headless = spec.get("clusterIP") == "None"
+    # This cluster has IPv4 alone, which is no matter to a headless Service without a selector.
+    if not headless or spec.get("selector"):
+        for index, family in enumerate(listed(spec.get("ipFamilies"))):
+            if family != "IPv4":
+                yield invalid_value(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
+        if spec.get("ipFamilyPolicy") == "RequireDualStack":
+            detail = "this cluster is not configured for dual-stack services"
+            yield invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail)
     if not ports and not headless and kind != "ExternalName":
         yield required("spec.ports")
     if kind == "ExternalName" and not spec.get("externalName"):
@@ -139,7 +145,7 @@ def _port_problems(port: Json, path: str, *, several: bool) -> Iterator[Problem]
     yield from number_problems(f"{path}.port", port.get("port", 0))
     if port.get("appProtocol"):
         yield from qualified_problems(f"{path}.appProtocol", port["appProtocol"])
-    yield from _target_problems(port.get("targetPort"), f"{path}.targetPort")
+    yield from _target_problems(port["targetPort"], f"{path}.targetPort")
 
 
 def number_problems(path: str, number: int) -> list[Problem]:
@@ -150,8 +156,6 @@ def number_problems(path: str, number: int) -> list[Problem]:
 def _target_problems(target: Any, path: str) -> list[Problem]:
     if isinstance(target, int):
         return number_problems(path, target)
-    if not isinstance(target, str):
-        return []
     if len(target) > 15:
         return [invalid_value(path, target, "must be no more than 15 characters")]
     letters = "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)"
@@ -164,21 +168,9 @@ def _target_problems(target: Any, path: str) -> list[Problem]:
     return [invalid_value(path, target, detail) for broken, detail in rules if broken]
 
 
-def _family_problems(spec: Json) -> Iterator[Problem]:
-    """Problems of the IP families: this cluster has IPv4 alone. Not for a headless Service without a selector."""
-    if spec.get("clusterIP") == "None" and not spec.get("selector"):
-        return
-    for index, family in enumerate(listed(spec.get("ipFamilies"))):
-        if family != "IPv4":
-            yield invalid_value(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
-    if spec.get("ipFamilyPolicy") == "RequireDualStack":
-        detail = "this cluster is not configured for dual-stack services"
-        yield invalid_value("spec.ipFamilyPolicy", "RequireDualStack", detail)
-
-
 def _address_problems(spec: Json, old: Json, others: list[Json]) -> Iterator[Problem]:
     address, before = spec.get("clusterIP"), old.get("clusterIP")
-    if spec.get("type") == "ExternalName":
+    if spec["type"] == "ExternalName":
         if address and address != "None":
             yield forbidden_value("spec.clusterIPs", "may not be set for ExternalName services")
         return
@@ -186,7 +178,8 @@ def _address_problems(spec: Json, old: Json, others: list[Json]) -> Iterator[Pro
         if old.get("type") != "ExternalName":
             yield invalid_value("spec.clusterIPs[0]", [address], "may not change once set")
         return
-    yield from _node_port_problems(spec, others)
+    if spec["type"] in _EXPOSED:
+        yield from _node_port_problems(spec, others)
     if address in (None, "", "None") or address == before:
         return
     try:
@@ -196,15 +189,14 @@ def _address_problems(spec: Json, old: Json, others: list[Json]) -> Iterator[Pro
         return
     refused = f"failed to allocate IP {address}: "
     if not inside:
-        detail = f"{refused}the provided network does not match the current range"
-        yield invalid_value("spec.clusterIPs", [address], detail)
+        yield invalid_value(
+            "spec.clusterIPs", [address], f"{refused}the provided network does not match the current range"
+        )
     elif address in {section(other, "spec").get("clusterIP") for other in others}:
         yield invalid_value("spec.clusterIPs", [address], f"{refused}provided IP is already allocated")
 
 
 def _node_port_problems(spec: Json, others: list[Json]) -> Iterator[Problem]:
-    if spec.get("type") not in _EXPOSED:
-        return
     taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))} - {None}
     for index, port in enumerate(_ports(spec)):
         number, path = port.get("nodePort"), f"spec.ports[{index}].nodePort"

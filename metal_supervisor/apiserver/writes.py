@@ -213,8 +213,10 @@ class Writer:
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         stored = stored_form(resource, new)
-        is_service = resource.storage_key == SERVICES
-        others = self._others(resource, new) if is_service else []
+        is_service, uid = resource.storage_key == SERVICES, new["metadata"]["uid"]
+        others = (
+            [other for other in self._store.items(SERVICES) if other["metadata"]["uid"] != uid] if is_service else []
+        )
         before = section(previous or {}, "metadata")
         problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
         if resource.custom and target.subresource == "status":
@@ -231,11 +233,6 @@ class Writer:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
             raise errors.invalid(group, resource.kind, new["metadata"]["name"], problems)
-
-    def _others(self, resource: Resource, obj: Json) -> list[Json]:
-        """The other objects of the same kind."""
-        uid = obj["metadata"]["uid"]
-        return [other for other in self._store.items(resource.storage_key) if other["metadata"]["uid"] != uid]
 
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, own = target.resource, new["metadata"]
