@@ -276,22 +276,17 @@ def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
     kind, seen = list_kind(schema), set()
     keys = listed(schema.get("x-kubernetes-list-map-keys"))
     for index, item in enumerate(items):
-        element = f"i:{index}"
-        if kind == "map":
-            if not isinstance(item, dict) or not any(name in item for name in keys):
-                quoted = " ".join(f'"{name}"' for name in keys)
-                yield (
-                    f"{show(path)}: element {index}: associative list with keys has an element that omits all key "
-                    f"fields [{quoted}] (and doesn't have default values for any key fields)"
-                )
-                continue
-            element = item_key(schema, item)
-        elif kind == "set":
-            element = item_key(schema, item)
-        if kind != "atomic":
-            if element in seen:
-                yield f"{show(path)}: duplicate entries for key {show((element,))}"
-            seen.add(element)
+        if kind == "map" and not (isinstance(item, dict) and any(name in item for name in keys)):
+            quoted = " ".join(f'"{name}"' for name in keys)
+            yield (
+                f"{show(path)}: element {index}: associative list with keys has an element that omits all key "
+                f"fields [{quoted}] (and doesn't have default values for any key fields)"
+            )
+            continue
+        element = f"i:{index}" if kind == "atomic" else item_key(schema, item)
+        if element in seen:
+            yield f"{show(path)}: duplicate entries for key {show((element,))}"
+        seen.add(element)
         yield from _problems(schema.get("items") or {}, item, (*path, element))
 
 

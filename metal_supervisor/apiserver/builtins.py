@@ -28,8 +28,9 @@ def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: l
         _default_crd(obj, previous)
     elif resource.kind == "Namespace":
         obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
-    elif resource.kind == "Secret" and isinstance(obj.get("stringData"), dict):
-        _encode_secret(obj)
+    elif resource.kind == "Secret" and "stringData" in obj:
+        plain = {name: base64.b64encode(text.encode()).decode() for name, text in obj.pop("stringData").items()}
+        obj["data"] = {**section(obj, "data"), **plain}
     elif resource.kind == "EndpointSlice" and previous is None:
         obj.setdefault("endpoints", [])
 
@@ -46,12 +47,6 @@ def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -
     if resource.kind != "Service":
         return seen, new
     return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
-
-
-def _encode_secret(obj: Json) -> None:
-    plain = obj.pop("stringData")
-    encoded = {name: base64.b64encode(str(value).encode()).decode() for name, value in plain.items()}
-    obj["data"] = {**section(obj, "data"), **encoded}
 
 
 def validate_builtin(

@@ -77,34 +77,33 @@ class Dispatcher:
     def _document(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
             raise no_such_path()
-        if request.path == "/openapi/v2":
-            return Response(200, _OPENAPI_V2, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
-        return Response(200, encode(self._document_body(request.path, request)))
-
-    def _document_body(self, path: str, request: Request) -> Json:
         registry = self._kernel.registry
-        match path.strip("/").split("/"):
+        match request.path.strip("/").split("/"):
             case [""]:
-                return {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
+                body: Json = {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
             case ["version"]:
-                return discovery.VERSION
+                body = discovery.VERSION
             case ["api"]:
-                return discovery.core_versions(request.headers.get("host", ""))
+                body = discovery.core_versions(request.headers.get("host", ""))
             case ["apis"]:
-                return discovery.group_list(registry)
+                body = discovery.group_list(registry)
             case ["apis", group]:
-                return discovery.group(registry, group)
+                body = discovery.group(registry, group)
             case ["api", version]:
-                return discovery.resource_list(registry, "", version)
+                body = discovery.resource_list(registry, "", version)
             case ["apis", group, version]:
-                return discovery.resource_list(registry, group, version)
+                body = discovery.resource_list(registry, group, version)
+            case ["openapi", "v2"]:
+                return Response(200, _OPENAPI_V2, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
             case ["openapi", "v3"]:
-                return discovery.openapi_index(registry)
+                body = discovery.openapi_index(registry)
             case ["openapi", "v3", "api", version]:
-                return discovery.openapi_document(registry, "", version)
+                body = discovery.openapi_document(registry, "", version)
             case ["openapi", "v3", "apis", group, version]:
-                return discovery.openapi_document(registry, group, version)
-        raise no_such_path()
+                body = discovery.openapi_document(registry, group, version)
+            case _:
+                raise no_such_path()
+        return Response(200, encode(body))
 
     # ---- resources -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
-from .errors import ApiError, Json
+from .errors import ApiError, Json, as_go_prints
 from .resources import RequestTarget, Resource
 from .storage import ObjectStore
 from .views import outgoing, partial, view
@@ -224,11 +224,9 @@ def _field_test(resource: Resource, term: str) -> Test:
         only = '"metadata.name", "metadata.namespace"'
         raise errors.bad_request(f'"{name}" is not a known field selector: only {only}')
     path = ["source", "component"] if name == "source" and resource.is_event else name.split(".")
-    return lambda obj: (_field_text(obj, path) == wanted) is not negated
 
+    def test(obj: Json) -> bool:
+        value = dig(obj, *path)
+        return (wanted == ("" if value is None else as_go_prints(value))) is not negated
 
-def _field_text(obj: Json, path: list[str]) -> str:
-    value = dig(obj, *path)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
+    return test

@@ -116,10 +116,6 @@ BUILT_IN = (
 )  # fmt: skip
 
 
-def _from_crd(spec: Json) -> list[Resource]:
-    return [_of_version(spec, version) for version in spec["versions"] if version["served"]]
-
-
 def _of_version(spec: Json, version: Json) -> Resource:
     names, subresources = spec["names"], section(version, "subresources")
     return Resource(
@@ -191,8 +187,9 @@ class Registry:
         """Replace the resources that a CRD defines by those of its present versions, by none if it is `gone`."""
         group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
         kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
-        for resource in () if gone else _from_crd(crd["spec"]):
-            kept.setdefault((resource.group, resource.version, resource.plural), resource)
+        for version in () if gone else crd["spec"]["versions"]:
+            if version["served"]:
+                kept.setdefault((group, version["name"], plural), _of_version(crd["spec"], version))
         self._by_address = kept
 
 
