@@ -241,7 +241,7 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     It may have no unknown fields, wrong types, or items with the same key. What fits may still be invalid, as in any
     other write.
     """
-    problems = list(_problems(schema, declaration, ()))
+    problems = list(_misfits(schema, declaration, ()))
     if not problems:
         return
     metadata = declaration.get("metadata") or {}
@@ -251,7 +251,7 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     raise ApiError(500, "", f"failed to create typed patch object ({subject}): {listing}")
 
 
-def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
+def _misfits(schema: Json, value: Any, path: Path) -> Iterator[str]:
     if value is None:
         return
     kind = str(schema.get("type", ""))
@@ -260,7 +260,7 @@ def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
     if judged and not has_type(value, "number" if kind == "integer" else kind):
         yield _unexpected(kind, value, path)
     elif isinstance(value, list):
-        yield from _list_problems(schema, value, path)
+        yield from _list_misfits(schema, value, path)
     elif isinstance(value, dict):
         for name in sorted(value):
             if not path and name in ("apiVersion", "kind", "metadata"):
@@ -269,10 +269,10 @@ def _problems(schema: Json, value: Any, path: Path) -> Iterator[str]:
             if inner is None:
                 yield f"{show(here)}: field not declared in schema"
             else:
-                yield from _problems(inner, value[name], here)
+                yield from _misfits(inner, value[name], here)
 
 
-def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
+def _list_misfits(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
     kind, seen = list_kind(schema), set()
     keys = listed(schema.get("x-kubernetes-list-map-keys"))
     for index, item in enumerate(items):
@@ -287,7 +287,7 @@ def _list_problems(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
         if element in seen:
             yield f"{show(path)}: duplicate entries for key {show((element,))}"
         seen.add(element)
-        yield from _problems(schema.get("items") or {}, item, (*path, element))
+        yield from _misfits(schema.get("items") or {}, item, (*path, element))
 
 
 def _unexpected(kind: str, value: Any, path: Path) -> str:
@@ -317,11 +317,8 @@ def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
     except (ValueError, TypeError, RecursionError, ApiError):
         return frozenset()
     present = leaves(schema, live)
-    return frozenset(
-        path
-        for path, value in leaves(schema, applied).items()
-        if path in present and present[path] == value and type(present[path]) is type(value)
-    )
+    told = leaves(schema, applied)
+    return frozenset(path for path in told if path in present and not _differs(present[path], told[path]))
 
 
 def follow_annotation(merged: Json, declaration: Json) -> None:

@@ -20,21 +20,6 @@ _NEWLINES = {ord("\r"): None, ord("\n"): None}
 _LINK_MULTICAST = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
 
 
-def set_defaults(resource: Resource, obj: Json, previous: Json | None, others: list[Json]) -> None:
-    """Defaults of built-in kinds, in place. `others` are the stored objects of the same kind."""
-    if resource.kind == "Service":
-        services.default_service(obj, previous, others)
-    elif resource.kind == "CustomResourceDefinition":
-        _default_crd(obj, previous)
-    elif resource.kind == "Namespace":
-        obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
-    elif resource.kind == "Secret" and "stringData" in obj:
-        plain = {name: base64.b64encode(text.encode()).decode() for name, text in obj.pop("stringData").items()}
-        obj["data"] = {**section(obj, "data"), **plain}
-    elif resource.kind == "EndpointSlice" and previous is None:
-        obj.setdefault("endpoints", [])
-
-
 _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
 """Fields that an object of these kinds always has, so that creating one makes no manager their owner."""
 
@@ -49,23 +34,36 @@ def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -
     return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
 
 
-def validate_builtin(
+def complete(
     resource: Resource, obj: Json, previous: Json | None, others: list[Json], *, allow_loopback: bool
 ) -> Iterable[Problem]:
-    """Problems of an object of a built-in kind, in its stored form."""
-    if resource.kind == "Service":
-        return services.validate_service(obj, previous, others)
-    if resource.kind == "CustomResourceDefinition":
-        return _crd(obj, previous)
-    if resource.kind == "EndpointSlice":
-        return _endpoint_slice(obj, previous, allow_loopback)
-    if resource.kind == "Event":
-        return _event(obj, previous, newer=bool(resource.group))
-    if resource.kind in _BYTES and previous and previous.get("immutable"):
-        changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
-        return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
-    if resource.kind == "Namespace":
-        return dns_label_problems("metadata.name", section(obj, "metadata").get("name", ""))
+    """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems.
+
+    `others` are the stored objects of the same kind, for a Service.
+    """
+    match resource.kind:
+        case "Service":
+            services.default_service(obj, previous, others)
+            return services.validate_service(obj, previous, others)
+        case "CustomResourceDefinition":
+            _default_crd(obj, previous)
+            return _crd(obj, previous)
+        case "EndpointSlice":
+            if previous is None:
+                obj.setdefault("endpoints", [])
+            return _endpoint_slice(obj, previous, allow_loopback)
+        case "Event":
+            return _event(obj, previous, newer=bool(resource.group))
+        case "Namespace":
+            obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
+            return dns_label_problems("metadata.name", obj["metadata"]["name"])
+        case "ConfigMap" | "Secret":
+            if plain := obj.pop("stringData", None):
+                encoded = {name: base64.b64encode(text.encode()).decode() for name, text in plain.items()}
+                obj["data"] = {**section(obj, "data"), **encoded}
+            if previous and previous.get("immutable"):
+                changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
+                return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
     return []
 
 

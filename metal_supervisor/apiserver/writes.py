@@ -214,9 +214,8 @@ class Writer:
         resource = target.resource
         stored = stored_form(resource, new)
         is_service, uid = resource.storage_key == SERVICES, new["metadata"]["uid"]
-        others = (
-            [other for other in self._store.items(SERVICES) if other["metadata"]["uid"] != uid] if is_service else []
-        )
+        services = self._store.items(SERVICES) if is_service else []
+        others = [other for other in services if other["metadata"]["uid"] != uid]
         before = section(previous or {}, "metadata")
         problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
         if resource.custom and target.subresource == "status":
@@ -225,10 +224,7 @@ class Writer:
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and not resource.custom:
-            builtins.set_defaults(resource, stored, previous, others)
-            problems += builtins.validate_builtin(
-                resource, stored, previous, others, allow_loopback=self._allow_loopback
-            )
+            problems += builtins.complete(resource, stored, previous, others, allow_loopback=self._allow_loopback)
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
