@@ -18,8 +18,6 @@ from .schema import validate
 _NEWLINES = {ord("\r"): None, ord("\n"): None}
 """Base64 may be wrapped into lines."""
 _LINK_MULTICAST = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
-
-
 _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
 """Fields that an object of these kinds always has, so that creating one makes no manager their owner."""
 

@@ -111,9 +111,8 @@ class Dispatcher:
         verb = routes.verb_of(request, target)
         if verb == "watch":
             return self._watch(request, target)
-        if target.resource.kind in _REVIEWS:
-            body = _object(request)
-            return Response(201, encode({**body, "status": _REVIEWS[target.resource.kind]}))
+        if target.resource.kind in _REVIEWS and not target.resource.custom:
+            return Response(201, encode({**_object(request), "status": _REVIEWS[target.resource.kind]}))
         if verb in ("get", "list"):
             return self._read(request, target)
         if verb in ("delete", "deletecollection"):
