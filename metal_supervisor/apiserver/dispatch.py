@@ -108,33 +108,25 @@ class Dispatcher:
     # ---- resources -----------------------------------------------------------------------------
 
     def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
-        verb = routes.verb_of(request, target)
+        verb, resource = routes.verb_of(request, target), target.resource
+        form = form_of(request.headers.get("accept", ""), request.query)
         if verb == "watch":
-            return self._watch(request, target)
-        if target.resource.kind in _REVIEWS and not target.resource.custom:
-            return Response(201, encode({**_object(request), "status": _REVIEWS[target.resource.kind]}))
-        if verb in ("get", "list"):
-            return self._read(request, target)
+            watcher = self._kernel.watcher
+            subscription = watcher.open(target, request.query, form)
+            return Stream(partial(watcher.run, subscription), partial(watcher.close, subscription))
+        if resource.kind in _REVIEWS and not resource.custom:
+            return Response(201, encode({**_object(request), "status": _REVIEWS[resource.kind]}))
+        if verb == "list":
+            return Response(200, encode(list_objects(self._kernel.store, target, request.query, form)))
+        if verb == "get":
+            obj = view(resource, target.stored(self._kernel.store))
+            shown = scale_of(resource, obj) if target.subresource == "scale" else form.one(resource, obj)
+            return Response(200, encode(shown))
         if verb in ("delete", "deletecollection"):
             return self._delete(request, target)
-        return self._write(request, target)
+        return self._write(request, target, form)
 
-    def _read(self, request: Request, target: RequestTarget) -> Response:
-        form = form_of(request.headers.get("accept", ""), request.query)
-        if not target.name:
-            return Response(200, encode(list_objects(self._kernel.store, target, request.query, form)))
-        obj = view(target.resource, target.stored(self._kernel.store))
-        if target.subresource == "scale":
-            return Response(200, encode(scale_of(target.resource, obj)))
-        return Response(200, encode(form.one(target.resource, obj)))
-
-    def _watch(self, request: Request, target: RequestTarget) -> Stream:
-        form = form_of(request.headers.get("accept", ""), request.query)
-        watcher = self._kernel.watcher
-        subscription = watcher.open(target, request.query, form)
-        return Stream(partial(watcher.run, subscription), partial(watcher.close, subscription))
-
-    def _write(self, request: Request, target: RequestTarget) -> Response:
+    def _write(self, request: Request, target: RequestTarget, form: Form) -> Response:
         writer = self._kernel.writer
         options = routes.write_options(request)
         if request.method == "POST":
@@ -143,7 +135,6 @@ class Dispatcher:
             outcome = writer.update(target, _object(request), options)
         else:
             outcome = writer.patch(target, request.content_type, decode_body(request.body), options)
-        form = form_of(request.headers.get("accept", ""), request.query)
         body = outcome.obj if target.subresource == "scale" else form.one(target.resource, outcome.obj)
         return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
 

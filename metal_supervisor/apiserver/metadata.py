@@ -26,10 +26,8 @@ def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json,
         kept = clone(before["metadata"])
         kept.pop("managedFields", None)
         return kept, unknown
-    result: Json = {"name": sent["name"]}
-    for name in _FROM_CLIENTS:
-        if sent.get(name) not in (None, "", {}, []):
-            result[name] = sent[name]
+    given = {name: sent[name] for name in _FROM_CLIENTS if sent.get(name) not in (None, "", {}, [])}
+    result: Json = {"name": sent["name"], **given}
     if before:
         current = before["metadata"]
         result |= {name: current[name] for name in _FROM_SERVER if name in current}

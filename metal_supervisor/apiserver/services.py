@@ -67,17 +67,14 @@ def without_allocated(spec: Json, sent: Json) -> Json:
 def _address(spec: Json, old: Json, others: list[Json]) -> None:
     if not spec.get("clusterIP"):
         wanted = listed(spec.get("clusterIPs"))
-        spec["clusterIP"] = (wanted[0] if wanted else "") or old.get("clusterIP") or _free_address(others)
+        taken = {section(other, "spec").get("clusterIP") for other in others}
+        addresses = (str(CLUSTER_RANGE[host]) for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1))
+        free = next((address for address in addresses if address not in taken), "")
+        spec["clusterIP"] = (wanted[0] if wanted else "") or old.get("clusterIP") or free
     spec["clusterIPs"] = [spec["clusterIP"]]
     both = spec["clusterIP"] == "None" and not spec.get("selector")
     spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if both else ["IPv4"])
     spec.setdefault("ipFamilyPolicy", "RequireDualStack" if both else "SingleStack")
-
-
-def _free_address(others: list[Json]) -> str:
-    taken = {section(other, "spec").get("clusterIP") for other in others}
-    addresses = (str(CLUSTER_RANGE[host]) for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1))
-    return next((address for address in addresses if address not in taken), "")
 
 
 def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> None:
