@@ -152,13 +152,15 @@ def _text(value: Any) -> str:
 
 # ---- columns of built-in kinds -----------------------------------------------------------------
 
-_NAME = Column("Name", lambda obj: obj["metadata"]["name"], format="name")
-_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")), "integer")
-_AGE = Column("Age", lambda obj: age_of(obj["metadata"].get("creationTimestamp")))
+
+def _at(*paths: str, missing: Any = "<none>") -> Callable[[Json], Any]:
+    """The first value at any of these paths that is not empty."""
+    return lambda obj: next((value for path in paths for value in find(obj, path) if value), missing)
 
 
-def _at(path: str, missing: Any = "<none>") -> Callable[[Json], Any]:
-    return lambda obj: next((value for value in find(obj, path) if value not in ("", None)), missing)
+def _age_at(*paths: str) -> Callable[[Json], str]:
+    moment = _at(*paths, missing=None)
+    return lambda obj: age_of(moment(obj))
 
 
 def _service_ports(obj: Json) -> str:
@@ -198,11 +200,6 @@ def _event_object(event: Json) -> str:
     return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
 
 
-def _event_last_seen(event: Json) -> str:
-    last = section(event, "series").get("lastObservedTime") or event.get("lastTimestamp")
-    return age_of(last or event.get("eventTime"))
-
-
 def _event_source(event: Json) -> str:
     parts = [section(event, "source").get(name) for name in ("component", "host")]
     if not parts[0]:
@@ -210,6 +207,9 @@ def _event_source(event: Json) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
+_NAME = Column("Name", _at(".metadata.name"), format="name")
+_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")), "integer")
+_AGE = Column("Age", _age_at(".metadata.creationTimestamp"))
 _BUILT_IN: dict[str, list[Column]] = {
     "Service": [
         _NAME,
@@ -228,25 +228,20 @@ _BUILT_IN: dict[str, list[Column]] = {
         _AGE,
     ],
     "Event": [
-        Column("Last Seen", _event_last_seen),
-        Column("Type", _at(".type", "")),
-        Column("Reason", _at(".reason", "")),
+        Column("Last Seen", _age_at(".series.lastObservedTime", ".lastTimestamp", ".eventTime")),
+        Column("Type", _at(".type", missing="")),
+        Column("Reason", _at(".reason", missing="")),
         Column("Object", _event_object),
-        Column("Subobject", _at(".involvedObject.fieldPath", ""), priority=1),
+        Column("Subobject", _at(".involvedObject.fieldPath", missing=""), priority=1),
         Column("Source", _event_source, priority=1),
         Column("Message", lambda event: str(event.get("message") or "").strip()),
-        Column("First Seen", lambda obj: age_of(obj.get("firstTimestamp") or obj.get("eventTime")), priority=1),
-        Column(
-            "Count",
-            lambda event: section(event, "series").get("count") or event.get("count") or 1,
-            "integer",
-            priority=1,
-        ),
+        Column("First Seen", _age_at(".firstTimestamp", ".eventTime"), priority=1),
+        Column("Count", _at(".series.count", ".count", missing=1), "integer", priority=1),
         replace(_NAME, priority=1),
     ],
-    "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", "")), _AGE],
-    "Namespace": [_NAME, Column("Status", _at(".status.phase", "")), _AGE],
-    "CustomResourceDefinition": [_NAME, Column("Created At", _at(".metadata.creationTimestamp", ""))],
+    "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", missing="")), _AGE],
+    "Namespace": [_NAME, Column("Status", _at(".status.phase", missing="")), _AGE],
+    "CustomResourceDefinition": [_NAME, Column("Created At", _at(".metadata.creationTimestamp", missing=""))],
     "ConfigMap": [_NAME, _DATA, _AGE],
-    "Secret": [_NAME, Column("Type", _at(".type", "")), _DATA, _AGE],
+    "Secret": [_NAME, Column("Type", _at(".type", missing="")), _DATA, _AGE],
 }
