@@ -13,31 +13,40 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.engines import either, stand_in
+from tests.support.engines import either, gone, stand_in
 from tests.support.faults import Figure, fault
 from tests.support.gateway import Gateway, with_gateway
-from tests.support.system import eventually, halted, kill, service
+from tests.support.system import ISVC, eventually, halted, kill, service
 
 ON_DEMAND = {"metal-supervisor.io/on-demand": "true"}
 CROWD = 20
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """A system with a service on demand that is not loaded."""
-    with with_gateway(tmp_path) as up:
-        made = service(contextSize=32768, parallelSlots=4)
-        made["metadata"]["annotations"] = ON_DEMAND
-        up.system.apply(up.system.tiny_model(), made)
-        unloaded(up)
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with with_gateway(tmp_path_factory.mktemp("demand")) as up:
+        up.system.apply(up.system.tiny_model())
         yield up
 
 
+@pytest.fixture
+def gateway(empty: Gateway) -> Iterator[Gateway]:
+    """A system with a service on demand that is not loaded, and was not there before."""
+    made = service(contextSize=32768, parallelSlots=4)
+    made["metadata"]["annotations"] = ON_DEMAND
+    empty.system.apply(made)
+    unloaded(empty)
+    yield empty
+    if empty.system.maybe(f"{ISVC}/tiny"):
+        gone(empty.system, "tiny")
+
+
 def unloaded(gateway: Gateway) -> None:
-    """Waits until there is no engine, and the condition says so: that of an earlier rest may still stand."""
+    """Waits until there is no engine, and all say so: the word of an earlier rest may still stand."""
     system = gateway.system
     eventually(lambda: not system.pid(), 30, "the engine to be unloaded")
     eventually(lambda: system.condition("MetalReady").get("reason") == "Unloaded", 30, system.said())
+    eventually(lambda: gateway.state("tiny") == "unloaded", 30, "the gateway to see it")
 
 
 class Waiting:

@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from metal_supervisor.controller import on_demand
+from tests.support.engines import gone
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.macs import LEASES, embedded_cluster, fleet
-from tests.support.system import Stream, System, eventually, free_ports, halted, running, service
+from tests.support.system import ISVC, Stream, System, eventually, free_ports, halted, running, service
 from tests.support.tight import room_for
 
 ON_DEMAND, IDLE_TTL = "metal-supervisor.io/on-demand", "metal-supervisor.io/idle-ttl"
@@ -40,11 +41,18 @@ def why(system: System, name: str) -> str:
     return f"{found.get('status')}/{found.get('reason')}"
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    with with_gateway(tmp_path) as up:
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with with_gateway(tmp_path_factory.mktemp("roomy")) as up:
         up.system.apply(up.system.tiny_model())
         yield up
+
+
+@pytest.fixture
+def gateway(roomy: Gateway) -> Iterator[Gateway]:
+    """A system with no service, before and afterwards."""
+    yield roomy
+    gone(roomy.system, *(each["metadata"]["name"] for each in roomy.system.get(ISVC)["items"]))
 
 
 def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> None:
@@ -165,14 +173,23 @@ def test_what_never_fits_is_told_before_anyone_asks_for_it(tmp_path: Path) -> No
         assert up.chat("tiny")[0] == 200
 
 
-@pytest.fixture
-def tight(tmp_path: Path) -> Iterator[Gateway]:
-    """A system with memory for one of two models."""
-    with with_gateway(tmp_path, "--memory-fraction", room_for(1.5, tmp_path)) as up:
-        up.system.apply(up.system.tiny_model(), demanded("one"), demanded("two"))
-        for name in ("one", "two"):
-            eventually(lambda name=name: why(up.system, name) == "True/Unloaded", what=up.system.said())
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    base = tmp_path_factory.mktemp("small")
+    with with_gateway(base, "--memory-fraction", room_for(1.5, base)) as up:
+        up.system.apply(up.system.tiny_model())
         yield up
+
+
+@pytest.fixture
+def tight(small: Gateway) -> Iterator[Gateway]:
+    """A system with memory for one of two models, neither of which is loaded."""
+    names = "one", "two"
+    small.system.apply(*map(demanded, names))
+    for name in names:
+        eventually(lambda name=name: why(small.system, name) == "True/Unloaded", what=small.system.said())
+    yield small
+    gone(small.system, *names)
 
 
 def test_an_idle_model_makes_room_for_another(tight: Gateway) -> None:
