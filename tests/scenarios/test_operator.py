@@ -16,10 +16,12 @@ from tests.support.operator_sim import WAITING, Operator
 from tests.support.system import ISVC, MODELS, eventually, model, service
 
 
-@pytest.fixture(params=["manager"])
-def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Mac, Operator, Fleet]]:
-    """One Mac in a cluster whose operator is there already. Parameter: the name of its binary."""
-    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
+@pytest.fixture(scope="module", params=["manager"])
+def managed(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[Mac, Operator, Fleet]]:
+    base = tmp_path_factory.mktemp("managed")
+    with embedded_cluster(base) as kubeconfig, fleet(base, kubeconfig) as macs:
         kube = Kube(kubeconfig)
         operator = Operator(kube, request.param)
         operator.start()
@@ -28,6 +30,13 @@ def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Mac
         finally:
             operator.end()
             kube.close()
+
+
+@pytest.fixture
+def beside(managed: tuple[Mac, Operator, Fleet]) -> Iterator[tuple[Mac, Operator, Fleet]]:
+    """One Mac without services, in a cluster whose operator was there first. Parameter of `managed`: its binary."""
+    yield managed
+    managed[2].empty()
 
 
 def writers(mac: Mac, name: str = "tiny") -> dict[str, list[str]]:
@@ -40,7 +49,7 @@ def writers(mac: Mac, name: str = "tiny") -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("beside", ["manager", "llmkube-controller"], indirect=True)
+@pytest.mark.parametrize("managed", ["llmkube-controller", "manager"], indirect=True)
 def test_beside_the_operator_only_our_own_condition_is_ours(beside: tuple[Mac, Operator, Fleet]) -> None:
     mac, operator, _ = beside
     mac.apply(mac.tiny_model(), service("tiny", endpoint={"port": 9000}))

@@ -23,7 +23,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from tests.support.faulty_api import FaultyApi
-from tests.support.system import ISVC, SLICES, System
+from tests.support.system import ISVC, SLICES, System, eventually
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 
@@ -94,6 +94,16 @@ class Fleet:
 
     def status(self, service: str = "tiny") -> dict[str, Any]:
         return dict(self.kube.request("GET", f"{ISVC}/{service}").get("status") or {})
+
+    def empty(self) -> None:
+        """Deletes all services, and waits until nothing of them is left; a Mac that is down is started."""
+        for each in self.kube.request("GET", ISVC)["items"]:
+            self.kube.request("DELETE", f"{ISVC}/{each['metadata']['name']}")
+        for mac in self.macs:
+            if mac.process is None:
+                mac.start()
+            eventually(lambda mac=mac: not mac.engines(), 30, f"nothing to run on {mac.name}")
+        eventually(lambda: not self.kube.request("GET", SLICES)["items"] and not self.holder(), 30, "all to be gone")
 
     def close(self) -> None:
         """Ends every Mac, the failures of one not keeping the others."""
