@@ -82,7 +82,7 @@ def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second
     system.apply(service("victim", contextSize=32768))
     before = system.ready("victim")
     eventually(lambda: lives(system, "victim"), what="RUNNING")
-    other, cut = system.stream(BYSTANDER, tokens=600).last(), system.stream("victim", tokens=20000)
+    other, cut = system.stream(BYSTANDER).last(), system.stream("victim", tokens=20000)
     with timeline(system, "victim") as seen:
         watch = Stopwatch(figure)
         kill(before)

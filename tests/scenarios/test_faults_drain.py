@@ -14,8 +14,8 @@ from tests.support.faults import Figure, fault
 from tests.support.own_logs import logged
 from tests.support.system import Stream, System, api_faults, eventually, halted, kill, running, service
 
-LONG = 2500
-"""Tokens of an answer that takes some seconds on a slow processor."""
+LONG = 500
+"""Tokens of an answer that takes some seconds."""
 
 
 @pytest.fixture(scope="module")

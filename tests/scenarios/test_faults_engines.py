@@ -69,7 +69,7 @@ def slowed(system: System) -> Iterator[Slowed]:
     system.apply(service("paused", contextSize=32768), *map(stand_in, SLOW))
     before = {name: system.ready(name) for name in ("paused", *SLOW)}
     timeline = Timeline(system)
-    stream = system.stream("paused", tokens=2000).last()
+    stream = system.stream("paused", tokens=2000, slow=False).last()
     psutil.Process(before["paused"]).suspend()
     looked = asked(system, "slow", "/health")
     for name, delay_s in SLOW.items():
@@ -284,7 +284,7 @@ def test_a_flood_of_log_disturbs_nobody_and_stays_within_its_bound(system: Syste
     watcher = threading.Thread(target=watch_disk, daemon=True)
     watcher.start()
     try:
-        other = system.stream(BYSTANDER, tokens=600).last()
+        other = system.stream(BYSTANDER).last()
         samples = rpc_ms(system)
         for sample in samples:
             figure.add("RPC with", sample, "ms")

@@ -19,7 +19,7 @@ import pytest
 from metal_supervisor.state.gateway_note import WORKERS
 from tests.support.faults import Figure, fault
 from tests.support.gateway import Gateway, with_gateway
-from tests.support.system import Stream, eventually, halted, kill, service
+from tests.support.system import Stream, eventually, halted, kill, service, slowed
 
 UPGRADES = 20
 
@@ -55,6 +55,7 @@ class Load:
                 self.answers += 1
                 if not self._kept:
                     connection.close()
+                self._last.wait(0.02)  # two that never rest take all of the machine
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.error = repr(error)
         finally:
@@ -112,15 +113,16 @@ def test_twenty_workers_in_succession_reset_nothing(gateway: Gateway, figure: Fi
     bound="the stream is whole",
 )
 def test_an_upgrade_cuts_no_stream(gateway: Gateway, figure: Figure) -> None:
-    flow, before = stream(gateway, 4000), serving(gateway)
-    with figure.timed("the command"):
-        done = subprocess.run(
-            [sys.executable, "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(gateway.system.state)],
-            capture_output=True, text=True, timeout=180,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert serving(gateway) != before and gateway.chat("tiny")[0] == 200
-    assert flow.completed(), flow.error
+    flow, before = stream(gateway, 1000), serving(gateway)
+    with slowed(gateway.system.pid()):
+        with figure.timed("the command"):
+            done = subprocess.run(
+                [sys.executable, "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(gateway.system.state)],
+                capture_output=True, text=True, timeout=180,
+            )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert serving(gateway) != before and gateway.chat("tiny")[0] == 200
+        assert flow.completed(), flow.error
     eventually(lambda: not psutil.pid_exists(before), 30, "the worker before to end")
 
 
@@ -158,7 +160,9 @@ def test_a_killed_worker_costs_its_own_streams_only(gateway: Gateway) -> None:
     flows = [stream(gateway, 20000) for _ in range(3)] + [
         Stream(gateway.port, 20000, "/services/default/tiny/v1/chat/completions") for _ in range(17)
     ]
-    eventually(lambda: gateway.ask("GET", "/healthz")[2]["inFlight"] == len(flows), what="all of them to be accepted")
+    with slowed(engine):
+        every = "all of them to be accepted"
+        eventually(lambda: gateway.ask("GET", "/healthz")[2]["inFlight"] == len(flows), what=every)
     kill(serving(gateway))
     for flow in flows:
         eventually(flow.ended, what="the stream to break")
@@ -194,11 +198,12 @@ def test_a_killed_supervisord_cuts_no_stream(gateway: Gateway) -> None:
     bound="the stream is whole",
 )
 def test_our_other_programs_may_die(gateway: Gateway) -> None:
-    flow = stream(gateway, 1000)
-    for name in ("controller", "sidecar", "apiserver"):
-        kill(gateway.system.own_pid(name))
-        assert gateway.chat("tiny")[0] == 200
-    assert flow.completed(), flow.error
+    flow = stream(gateway, 400)
+    with slowed(gateway.system.pid()):
+        for name in ("controller", "sidecar", "apiserver"):
+            kill(gateway.system.own_pid(name))
+            assert gateway.chat("tiny")[0] == 200
+        assert flow.completed(), flow.error
 
 
 @fault(

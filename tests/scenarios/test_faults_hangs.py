@@ -353,7 +353,8 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     few = [{"name": "TEST_OPEN_FILES", "value": "48"}]
     system.apply(model("large", f"file://{large}"), service("popular", "large", contextSize=32768, env=few))
     before = system.ready("popular")
-    stream = system.stream("popular", tokens=30_000).last()  # longer than the test takes, however fast the engine is
+    # Longer than the test takes, however fast the engine is.
+    stream = system.stream("popular", tokens=30_000, slow=False).last()
     crowd = Crowd(port(system, "popular"), 60)
     try:
         kill(system.own_pid("sidecar"))  # a new one asks at once, rather than within 15 s

@@ -150,7 +150,7 @@ def test_a_higher_priority_displaces_a_lower_one_once_that_has_answered(machine:
     machine.configure(preemption=True)
     system.apply(lean("humble", LARGE, priority="low"))
     engine = system.ready("humble")
-    stream = system.stream("humble", tokens=800).last()
+    stream = system.stream("humble").last()
     system.apply(lean("urgent", LARGE, priority="high"))
     eventually(lambda: system.slice_ready("humble") is False, WITHIN_S, "the endpoint to be withdrawn")
     urgent, after_s = successor(machine, "urgent", engine)

@@ -279,7 +279,7 @@ def test_a_busy_service_stays_while_idle_ones_can_go(machine: Tight, squeeze: Sq
     slow = ("--fake-tokens", "100000", "--fake-tokens-per-s", "25")  # a chat of a known length
     system.apply(lean("busy", LARGE, *slow), lean("large", 4096), lean("small", SMALL))
     engines = machine.ready("busy", "large", "small")
-    stream = system.stream("busy", tokens=100).last()
+    stream = system.stream("busy", tokens=100, slow=False).last()
     squeeze.put(squeeze.worst)
     text = machine.evicted("large")
     assert "default/large is stopped to free" in text, text

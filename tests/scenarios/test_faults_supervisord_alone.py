@@ -179,7 +179,7 @@ def test_a_full_disk_stops_no_engine_and_the_edit_follows_when_there_is_room(
     with small_disk(tmp_path / "run", 32), running(tmp_path) as system:
         system.apply(system.tiny_model(), service("tiny", contextSize=16384), service("edited"), service("dies"))
         engine, edited, dies = (system.ready(name) for name in ("tiny", "edited", "dies"))
-        stream = system.stream(tokens=600)
+        stream = system.stream()
         # The API keeps its data on the same disk, so the edit is there before, and read after.
         system.supervisorctl("stop", "controller")
         system.apply(service("edited", contextSize=1024))
@@ -216,7 +216,7 @@ def test_a_read_only_models_d_delays_what_needs_it_and_nothing_else(
     with running(tmp_path) as system:
         system.apply(system.tiny_model(), service("tiny", contextSize=16384), service("leaver"))
         engine, _ = system.ready(), system.ready("leaver")
-        stream = system.stream(tokens=600)
+        stream = system.stream()
         with read_only(system.state / "models.d"):
             system.apply(service("comer"))
             eventually(lambda: "Read-only file system" in _controller_log(system), 30, "the reason to be logged")

@@ -24,7 +24,7 @@ from metal_supervisor.controller import on_demand
 from metal_supervisor.gateway import access
 from tests.support.faults import Figure, fault
 from tests.support.gateway import with_gateway
-from tests.support.system import Stream, System, eventually, kill, running, service
+from tests.support.system import Stream, System, eventually, kill, running, service, slowed
 from tests.support.tight import room_for
 
 HOUR_S = 3600
@@ -109,7 +109,7 @@ def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
 ) -> None:
     system, clock = timed
     engine = system.ready()
-    stream = system.stream(tokens=400)
+    stream = system.stream()
     clock.set(jump_s)
     try:
         assert system.health()[0] == 200
@@ -154,11 +154,12 @@ def test_the_gateway_does_not_care_what_time_it_is(tmp_path: Path) -> None:
         system.apply(system.tiny_model(), *demanded)
         for name in ("one", "two"):
             eventually(lambda name=name: system.condition("MetalReady", name).get("reason") == "Unloaded", 30, name)
-        stream = Stream(system.port("one"), 3000).flowing().last()
+        stream = Stream(system.port("one"), 600).flowing().last()
         engine = system.pid("one")
-        clock.set(8 * HOUR_S)
-        assert gateway.chat("one", own)[0] == 200
-        assert stream.completed(), stream.error
+        with slowed(engine):
+            clock.set(8 * HOUR_S)
+            assert gateway.chat("one", own)[0] == 200
+            assert stream.completed(), stream.error
         assert system.pid("one") == engine
         clock.set(-HOUR_S)
         began = time.monotonic()

@@ -97,7 +97,7 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     system: System, next_release: Path, figure: Figure
 ) -> None:
     engine = system.ready()
-    stream = system.stream(tokens=800)
+    stream = system.stream(tokens=800, slow=False)
     with figure.timed("upgraded"):
         take_over(system, next_release)
     eventually(lambda: version(system) == NEXT, 30, "the next release to speak")
@@ -217,7 +217,7 @@ def test_an_engine_without_a_record_is_left_alone_until_it_is_known_what_it_shou
     with running(tmp_path, engine=engine) as up:
         up.apply(up.tiny_model(), service("tiny", contextSize=32768))
         pid, record = up.ready(), up.files.record_path("default.tiny")
-        stream = up.stream(tokens=400)
+        stream = up.stream()
         slow.touch()
         record.unlink()
         kill(up.own_pid("controller"))

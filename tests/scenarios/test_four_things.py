@@ -158,7 +158,7 @@ def test_no_byte_of_a_chat_passes_through_our_processes(system: System) -> None:
         return sum(counters.read_chars + counters.write_chars for counters in
                    (psutil.Process(pid).io_counters() for pid in ours))
 
-    stream = system.stream(tokens=400)
+    stream = system.stream(slow=False)
     before, chunks = moved(), stream.chunks
     # 1.2 MB: our processes read and write some 10 KiB in each pass, whatever is streamed.
     eventually(lambda: stream.chunks > chunks + 6000, 120, "fifteen answers to stream")

@@ -98,7 +98,7 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     eventually(lambda: "RUNNING" in mac.supervisorctl("status", "default.tiny"), 20, "it to run")
     assert "RUNNING" in mac.supervisorctl("-c", str(mac.state / "supervisord.conf"), "status", "default.tiny")
     assert "RUNNING" in mac.supervisorctl("-s", f"unix://{system.files.socket}", "status", "default.tiny")
-    stream = system.stream(tokens=400)
+    stream = system.stream(slow=False)
 
     # Twice: nothing is done.
     started = system.own_pid("controller"), system.own_pid("sidecar"), system.supervisord_pid()

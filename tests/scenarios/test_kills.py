@@ -158,7 +158,7 @@ def test_a_killed_supervisord_is_back_with_one_engine_per_service_and_says_what_
     system: System, figure: Figure
 ) -> None:
     engine = system.ready()
-    stream = system.stream()
+    stream = system.stream(tokens=1500, slow=False)
     old = system.supervisord_pid()
     with figure.timed("stood in for"):
         kill(old)
@@ -202,7 +202,7 @@ def test_a_killed_supervisord_whose_service_is_gone_leaves_nothing_of_it(system:
 @pytest.mark.parametrize("damage", ["lost", "corrupt"])
 def test_an_engine_whose_note_is_gone_is_stood_in_for_all_the_same(system: System, damage: str) -> None:
     engine = system.ready()
-    stream = system.stream()
+    stream = system.stream(tokens=1500, slow=False)
     note = system.state / "runs" / "default.tiny.json"
     note.unlink()
     if damage == "corrupt":

@@ -134,7 +134,7 @@ def test_a_port_that_is_taken_is_said_and_waited_for(system: System) -> None:
 def test_a_deletion_lets_an_answer_end(system: System) -> None:
     system.apply(mlx_service("leaving", "mlx"))
     engine = system.ready("leaving", within_s=60)
-    stream = system.stream("leaving", tokens=LONG).last()
+    stream = system.stream("leaving", tokens=LONG, slow=False).last()
     system.delete("leaving")
     eventually(lambda: system.slice("leaving") is None or system.slice_ready("leaving") is False, 20, "the withdrawal")
     assert stream.completed(), stream.error
@@ -142,7 +142,7 @@ def test_a_deletion_lets_an_answer_end(system: System) -> None:
 
 
 def test_a_killed_supervisord_leaves_the_engine_and_its_stream(system: System) -> None:
-    engine, stream = system.ready(MLX), system.stream(MLX, tokens=LONG).last()
+    engine, stream = system.ready(MLX), system.stream(MLX, tokens=LONG, slow=False).last()
     before = system.supervisord_pid()
     kill(before)
     eventually(lambda: system.supervisord_pid() not in (0, before), 40, "another supervisord")

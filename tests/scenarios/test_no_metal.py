@@ -55,7 +55,7 @@ def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal
     engine = system.ready("kept")
     say(tmp_path, "metal", "no")
     with standing_in(system, "controller", tmp_path):
-        stream = system.stream("kept", tokens=400)
+        stream = system.stream("kept")
         watch = Stopwatch(figure)
         system.apply(service("late"))
         word = watch.when("apply to verdict", lambda: eventually(

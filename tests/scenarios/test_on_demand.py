@@ -22,7 +22,7 @@ from metal_supervisor.controller import on_demand
 from tests.support.engines import gone
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.macs import LEASES, embedded_cluster, fleet
-from tests.support.system import ISVC, Stream, System, eventually, free_ports, halted, running, service
+from tests.support.system import ISVC, Stream, System, eventually, free_ports, halted, running, service, slowed
 from tests.support.tight import room_for
 
 ON_DEMAND, IDLE_TTL = "metal-supervisor.io/on-demand", "metal-supervisor.io/idle-ttl"
@@ -112,9 +112,10 @@ def test_a_stream_outlasts_the_idle_time(tmp_path: Path) -> None:
         system = up.system
         system.apply(system.tiny_model(), demanded())
         eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
-        flow = Stream(system.port(), 4000).flowing()
+        flow = Stream(system.port(), 1000).flowing()
         engine = system.pid()
-        assert flow.completed(), flow.error
+        with slowed(engine):
+            assert flow.completed(), flow.error
         assert system.pid() == engine
         eventually(lambda: not system.pid(), 30, "it to be unloaded")
 
@@ -123,11 +124,12 @@ def test_a_running_service_becomes_one_and_no_request_fails(gateway: Gateway) ->
     system = gateway.system
     system.apply(service(contextSize=32768))
     engine, direct = system.ready(), system.port()
-    flow = Stream(direct, 2000).flowing()
-    system.kubectl("annotate", "inferenceservice", "tiny", f"{ON_DEMAND}=true")
-    eventually(lambda: system.port() != direct, what="the gateway's port in the slice")
-    assert system.slice_ready() and "hello world" in system.chat() and system.pid() == engine
-    assert flow.completed(), flow.error
+    flow = Stream(direct, 600).flowing()
+    with slowed(engine):
+        system.kubectl("annotate", "inferenceservice", "tiny", f"{ON_DEMAND}=true")
+        eventually(lambda: system.port() != direct, what="the gateway's port in the slice")
+        assert system.slice_ready() and "hello world" in system.chat() and system.pid() == engine
+        assert flow.completed(), flow.error
 
 
 def test_without_a_gateway_it_stays_loaded_and_says_so(system: System) -> None:
@@ -206,10 +208,11 @@ def test_an_idle_model_makes_room_for_another(tight: Gateway) -> None:
 
 
 def test_a_busy_model_answers_first(tight: Gateway) -> None:
-    flow = Stream(tight.port, 3000, "/services/default/one/v1/chat/completions").flowing().last()
+    flow = Stream(tight.port, 800, "/services/default/one/v1/chat/completions").flowing().last()
     engine = tight.system.pid("one")
-    assert tight.chat("two")[0] == 200
-    assert flow.completed() and not psutil.pid_exists(engine), flow.error
+    with slowed(engine):
+        assert tight.chat("two")[0] == 200
+        assert flow.completed() and not psutil.pid_exists(engine), flow.error
 
 
 def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
@@ -220,16 +223,17 @@ def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
     def ask() -> None:
         while not over.is_set() and not failed:
             # So long that the other two are under way when one of them ends: between answers it would be idle.
-            answer = tight.chat("one", timeout_s=120, max_tokens=600, ignore_eos=True)
+            answer = tight.chat("one", timeout_s=120, max_tokens=300, ignore_eos=True)
             failed.extend([answer] if answer[0] != 200 else [])
 
     clients = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
     for each in clients:
         each.start()
     eventually(lambda: tight.system.pid("one"), what="the first to be loaded")
-    began = time.monotonic()
-    assert tight.chat("two", timeout_s=120)[0] == 200
-    waited_s = time.monotonic() - began
+    with slowed(tight.system.pid("one")):
+        began = time.monotonic()
+        assert tight.chat("two", timeout_s=120)[0] == 200
+        waited_s = time.monotonic() - began
     over.set()
     for each in clients:
         each.join(120)

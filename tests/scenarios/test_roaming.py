@@ -130,7 +130,7 @@ def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_w
     with standing_in(mac, "controller", tmp_path), standing_in(mac, "sidecar", tmp_path):
         mac.apply(mac.tiny_model(), *(service(name, contextSize=32768) for name in NAMES[:2]))
         one, two = (mac.ready(name, 60) for name in NAMES[:2])
-        stream, drained = mac.stream("one", tokens=3000), mac.stream("two", tokens=3000).last()
+        stream, drained = mac.stream("one", tokens=800), mac.stream("two", tokens=800).last()
         mac.apply(service("two", contextSize=16384))
         eventually(lambda: addresses(mac)["two"][1] is False, what="the drain to begin")
 

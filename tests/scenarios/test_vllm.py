@@ -96,7 +96,7 @@ def test_it_serves_under_its_own_name_beside_a_gguf_service(system: System) -> N
 
 
 def test_an_edit_restarts_it_with_other_flags_once_it_has_answered(system: System) -> None:
-    before, stream = system.pid(SWIFT), system.stream(SWIFT, tokens=LONG).last()
+    before, stream = system.pid(SWIFT), system.stream(SWIFT, tokens=LONG, slow=False).last()
     system.apply(vllm(SWIFT, parallelSlots=3, cacheTypeCustomK="turbo4v2"))
     restarted(system, SWIFT, before, within_s=60)
     assert stream.completed(), stream.error
@@ -136,7 +136,7 @@ def test_a_mac_without_an_mlx_server_serves_mlx_by_it_even_if_it_starts_a_server
         assert up.chat(SWIFT) == "hello world from vllm"
         wrapper = psutil.Process(up.pid(SWIFT))
         (server,) = wrapper.children()
-        stream = up.stream(SWIFT, tokens=LONG).last()
+        stream = up.stream(SWIFT, tokens=LONG, slow=False).last()
         gone(up, SWIFT)
         assert stream.completed(), stream.error
         eventually(lambda: is_gone(wrapper.pid) and is_gone(server.pid), 20, "both to end")

@@ -14,7 +14,7 @@ from tests.support.system import ISVC, System, eventually
 def streaming(system: System, figure: Figure) -> Iterator[None]:
     """Meanwhile an engine streams: its answers end whole, and it is the same one afterwards."""
     engine, restarts = system.ready(), system.observe()["restarts"]
-    stream = system.stream(tokens=600)
+    stream = system.stream()
     yield
     assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
     assert system.pid() == engine

@@ -122,8 +122,9 @@ BREATH_S = 0.5
 class Stream:
     """Chat answers that stream one after another, in a thread of their own, until told to end."""
 
-    def __init__(self, port: int, tokens: int, path: str = "/v1/chat/completions") -> None:
-        self._port, self._tokens, self._path = port, tokens, path
+    def __init__(self, port: int, tokens: int, path: str = "/v1/chat/completions", engine: int = 0) -> None:
+        """`engine`: pid of one that is `slowed` meanwhile, 0 for none; 400 tokens take a tiny model 2 s then."""
+        self._port, self._tokens, self._path, self._engine = port, tokens, path, engine
         self.chunks = 0
         self.answers = 0
         self.error = ""
@@ -134,9 +135,10 @@ class Stream:
 
     def _run(self) -> None:
         try:
-            while not self._last.is_set():
-                self._one()
-                self._last.wait(BREATH_S)
+            with slowed(self._engine) if self._engine else contextlib.nullcontext():
+                while not self._last.is_set():
+                    self._one()
+                    self._last.wait(BREATH_S)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.error = repr(error)
 
@@ -424,8 +426,9 @@ class System:
             if "--alias" in command and not any("launch.py" in part for part in command)
         )  # fmt: skip
 
-    def stream(self, name: str = "tiny", tokens: int = 1500) -> Stream:
-        return Stream(self.port(name), tokens).flowing()
+    def stream(self, name: str = "tiny", tokens: int = 400, slow: bool = True) -> Stream:
+        """Answers of an engine under way. `slow`: it is `slowed` until they end."""
+        return Stream(self.port(name), tokens, engine=self.pid(name) if slow else 0).flowing()
 
     def chat(self, name: str = "tiny") -> str:
         """One chat answer, from the registered address."""
@@ -520,3 +523,28 @@ def halted(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """Lets an engine run a twentieth of the time: answers stay under way, and take no core from the tests beside it.
+
+    It still does within 0.2 s what it is asked to. It may end meanwhile, but supervisord may not: one that is halted
+    when its process group is orphaned gets a SIGHUP.
+    """
+    process, over = psutil.Process(pid), threading.Event()
+
+    def take_turns() -> None:
+        with contextlib.suppress(psutil.Error):
+            while not over.wait(0.01):
+                process.suspend()
+                over.wait(0.19)
+                process.resume()
+
+    thread = threading.Thread(target=take_turns, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
