@@ -14,18 +14,25 @@ import psutil
 import pytest
 
 from tests.support.macs import LEASES, Fleet, Mac, embedded_cluster, fleet, lose
-from tests.support.system import MODELS, SLICES, eventually, kill, running, service
+from tests.support.system import ISVC, MODELS, SLICES, eventually, kill, running, service
 
 TTL_S = 4.0
 
 
-@pytest.fixture
-def macs(tmp_path: Path) -> Iterator[Fleet]:
-    """Three Macs that notice a silent one within seconds."""
-    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, "--lease-duration", str(TTL_S)) as found:
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    base = tmp_path_factory.mktemp("three")
+    with embedded_cluster(base) as kubeconfig, fleet(base, kubeconfig, "--lease-duration", str(TTL_S)) as found:
         for name in ("mac-a", "mac-b", "mac-c"):
             found.add(name)
         yield found
+
+
+@pytest.fixture
+def macs(three: Fleet) -> Iterator[Fleet]:
+    """Three Macs that notice a silent one within seconds, and run nothing yet."""
+    yield three
+    three.empty()
 
 
 def test_three_replicas_on_three_macs_are_three_ready_endpoints_of_one_service(macs: Fleet) -> None:
@@ -113,7 +120,7 @@ def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -
     first.apply(first.tiny_model(), service("tiny", contextSize=16384))
     eventually(macs.ready, 40, "it to serve")
     holder = macs.mac(macs.holder())
-    stream = holder.stream(tokens=3000).last()
+    stream = holder.stream(tokens=600).last()
     said = holder.command("drain")
     assert said.returncode == 0, said.stdout + said.stderr
     assert "default.tiny has moved" in said.stdout
@@ -121,8 +128,12 @@ def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -
     assert macs.holder() not in ("", holder.name)
     assert macs.ready() == [macs.holder()]
     assert holder.pid() == 0
-    events = "/apis/events.k8s.io/v1/namespaces/default/events"
-    eventually(lambda: "ClaimLost" in {each["reason"] for each in first.get(events)["items"]}, what="an Event of it")
+    events, uid = "/apis/events.k8s.io/v1/namespaces/default/events", first.get(f"{ISVC}/tiny")["metadata"]["uid"]
+
+    def told() -> set[str]:
+        return {each["reason"] for each in first.get(events)["items"] if each["regarding"]["uid"] == uid}
+
+    eventually(lambda: "ClaimLost" in told(), what="an Event of it")
     # A cordoned Mac takes nothing, an uncordoned one does.
     assert "uncordoned" in holder.command("uncordon").stdout
     for mac in macs.macs:
@@ -135,6 +146,9 @@ def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -
     )
     first.apply(service("later"))
     eventually(lambda: macs.holder("later") == holder.name, 30, "the only open Mac to take it")
+    for mac in macs.macs:
+        if mac is not holder:
+            mac.command("uncordon")
 
 
 def test_a_node_selector_pins_a_service_to_the_mac_it_names(macs: Fleet) -> None:
