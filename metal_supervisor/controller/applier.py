@@ -141,7 +141,7 @@ class Applier:
         if not record.stopped_by_hand:
             return True
         if state is not None:
-            return not plan.stays_stopped(state)
+            return not plan.stays_stopped(state, time.time())
         return programs.starts_itself(self.state.section_text(record.program))
 
     def _write_section(self, record: Record, spec_file: str, state: ProgramState | None, note: RunNote | None) -> bool:
@@ -275,7 +275,7 @@ class Applier:
         }
         due = plan.steps(wanted, frozenset(self._ours - idle), table, diff, notes, stopping, now, held)
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
-        steps = pacing.paced(due, records, table, observed, uses, most)
+        steps = pacing.paced(due, records, table, observed, uses, most, now)
         self._late = frozenset(one.program for one, other in zip(due, steps, strict=True) if one is not other)
         self._unread |= {step.program for step in steps if step.why == plan.RELOAD}
         self._to_add = [step.program for step in steps if step.do is Action.ADD]
@@ -341,7 +341,7 @@ class Applier:
         if step.do in (Action.RESTART, Action.KILL):
             self._end_hung(step, note)
         elif step.do is Action.STOP:
-            young = state is not None and state.now - state.start < YOUNG_S
+            young = state is not None and time.time() - state.start < YOUNG_S
             known = self._stopping.get(name, Stopping())
             self._stopping[name] = replace(known, told_at=time.monotonic(), young=young, cut=step.cut)
             self.supervisord.stop(name)

@@ -43,7 +43,7 @@ from metal_supervisor.placement.placement import Placement
 from metal_supervisor.runtimes.builds import Builds
 from metal_supervisor.runtimes.metal_device import Metal, Question, question_of
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.processes import LIVE, ProgramState
+from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import use_notes
@@ -229,7 +229,7 @@ class Controller:
         self.applier.collect(self.records.values(), snapshot.table, snapshot.notes)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
         later += [ACKNOWLEDGED_S if step.do is Action.WITHDRAW else STARTED_S for step in done]
-        if any(self._stopped_just_now(record, snapshot.table.get(record.program)) for record in moving.values()):
+        if any(self._stopped_just_now(record, snapshot) for record in moving.values()):
             later.append(plan.HAND_GRACE_S)
         again = (
             self.assignment.placed.again_in_s,
@@ -259,12 +259,13 @@ class Controller:
         if not all(map(is_, wanted, self._seen)):
             self._seen = wanted
             self.store.look_again()
+        table = self.supervisord.table()
         return Snapshot(
             now=time.time(),
             services=services.as_of_news if synced else None,
             complete=synced and not services.doubtful_until and not models.doubtful_until,
             models=models.as_of_news,
-            table=self.supervisord.table(),
+            table=table,
             notes=self.state.run_notes(),
             observed=self.state.observations(),
             uses=use_notes.read(self.state.path),
@@ -312,9 +313,10 @@ class Controller:
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 
-    def _stopped_just_now(self, record: Record, state_now: ProgramState | None) -> bool:
+    def _stopped_just_now(self, record: Record, snapshot: Snapshot) -> bool:
         """True if a stop by hand is too recent to be kept over a restart."""
-        return record.stopped_by_hand and state_now is not None and not plan.stays_stopped(state_now)
+        state = snapshot.table.get(record.program)
+        return record.stopped_by_hand and state is not None and not plan.stays_stopped(state, snapshot.now)
 
     def _keep_records(self, records: Collection[Record]) -> set[str]:
         """Write those of the records that changed; returns their programs."""
@@ -375,7 +377,8 @@ class Controller:
         for key in moving:
             record = self.records[key]  # as the steps have left it
             name = record.program
-            kept = plan.after_steps(record, snapshot.table.get(name), snapshot.notes.get(name), name in busy)
+            state, note = snapshot.table.get(name), snapshot.notes.get(name)
+            kept = plan.after_steps(record, state, note, name in busy, snapshot.now)
             if kept is None:
                 self.state.forget(name)
                 del self.records[key]

@@ -33,6 +33,7 @@ def paced(
     observed: Mapping[str, Observed],
     uses: Mapping[str, EngineUse],
     most: int,
+    now: float,
 ) -> list[Step]:
     """The steps, but starts that would make more than `most` engines load wait: by priority, then by admission.
 
@@ -41,7 +42,7 @@ def paced(
     starts = {step.program for step in steps if step.do in (Action.ADD, Action.START)}
     if not starts:
         return list(steps)
-    loading = sum(_loads(table.get(each.program), observed.get(each.program)) for each in records)
+    loading = sum(_loads(table.get(each.program), observed.get(each.program), now) for each in records)
     asked = {program for program in starts if program in uses and uses[program].waiting}
     queue = sorted(
         (each for each in records if each.program in starts - asked),
@@ -53,7 +54,7 @@ def paced(
     return [replace(step, **wait) if step.program in late else step for step in steps]
 
 
-def _loads(state: ProgramState | None, seen: Observed | None) -> bool:
+def _loads(state: ProgramState | None, seen: Observed | None, now: float) -> bool:
     if state is None or state.state not in LIVE or (seen is not None and seen.served):
         return False
-    return 0 <= state.now - state.start < LOADS_S
+    return 0 <= now - state.start < LOADS_S

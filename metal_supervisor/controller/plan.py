@@ -120,9 +120,9 @@ def with_use(stopping: Stopping, use: EngineUse | None, token: WithdrawalToken) 
     return stopping if use.withdrawn == token else replace(stopping, drained=False)
 
 
-def retry_at(note: RunNote | None, state: ProgramState) -> float:
+def retry_at(note: RunNote | None, state: ProgramState, now: float) -> float:
     """Unix time at which a FATAL program is to be started again: 10 s doubling to 5 min."""
-    if note and 0 < note.not_before <= state.now + LONGEST_RETRY_S:
+    if note and 0 < note.not_before <= now + LONGEST_RETRY_S:
         return note.not_before
     crashes = len(note.starts) if note else 1
     pause_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(max(crashes - 1, 0), 16))
@@ -171,7 +171,7 @@ def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> 
 def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
     """Next step of a process that has to stop: withdraw, drain, stop, wait, and finally `then`.
 
-    `wall` is our Unix time: supervisord's clock has whole seconds only, which is too coarse here.
+    `wall` is Unix time.
     """
     if state.state in (State.STARTING, State.RUNNING):
         if not stopping.asked_at:
@@ -203,14 +203,14 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
     """Next step of a program whose section is the wanted one; None if it is in the desired state."""
     if state.state is State.STOPPED and not wanted.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
-    if state.state is State.EXITED and state.now - state.stop > EXITED_GRACE_S:
+    if state.state is State.EXITED and wall - state.stop > EXITED_GRACE_S:
         return Step(Action.START, name, "exited and was not restarted")
     if state.state is State.UNKNOWN:
         return Step(Action.ALARM, name, LOST)
     if state.state in (State.STARTING, State.RUNNING) and wanted.hung:
         return _revive(name, wanted.hung, wall)
     if state.state is State.FATAL:
-        due = retry_at(note, state)
+        due = retry_at(note, state, wall)
         if wall >= due or due - wall > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
             return Step(Action.START, name, "its pause after a crash is over")
         return Step(Action.WAIT, name, "held after crashes", due - wall)
@@ -255,11 +255,11 @@ def steps(
             name not in diff.changed or (not _rests(want, state) and runs_wanted_spec(want, note, state))
         ):
             result.append(_keep(name, want, state, note, now))
-        elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state):
+        elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state, now):
             result.append(Step(Action.WAIT, name, "launcher has not said yet what it runs", 0.05))
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
             result.append(Step(Action.WAIT, name, "it has only just been started; more changes may come", left_s))
-        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state):
+        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state, now):
             result.append(Step(Action.WAIT, name, "it was stopped by hand just now", HAND_GRACE_S))
         else:
             replace = Step(Action.REPLACE, name, "its spec changed")
@@ -277,9 +277,9 @@ def _withheld(step: Step, why: str) -> Step:
     return Step(Action.WAIT, step.program, why, HELD_S) if why and step.do in TO_START else step
 
 
-def _in_flight(note: RunNote | None, state: ProgramState) -> bool:
+def _in_flight(note: RunNote | None, state: ProgramState, now: float) -> bool:
     """True for the moments between a spawn and the launcher's note."""
-    return live_note(note, state) is None and state.now - state.start < NOTE_GRACE_S
+    return live_note(note, state) is None and now - state.start < NOTE_GRACE_S
 
 
 def _settles_s(note: RunNote | None, now: float) -> float:
@@ -322,7 +322,7 @@ def with_hands(
 
 
 def after_steps(
-    record: Record, state: ProgramState | None, note: RunNote | None, busy: bool
+    record: Record, state: ProgramState | None, note: RunNote | None, busy: bool, now: float
 ) -> Record | None:
     """The record with finished business forgotten: past retries, completed withdrawals. None once it may go.
 
@@ -332,7 +332,7 @@ def after_steps(
         return None
     held = state is not None and state.state is State.FATAL and record.verdict.standing is Standing.RUN
     up = state is not None and state.state in (State.STARTING, State.RUNNING) and not busy
-    due = retry_at(note, state) if held and state is not None else None
+    due = retry_at(note, state, now) if held and state is not None else None
     withdraw = record.withdraw if busy else NO_WITHDRAWAL
     stop_sent = record.stop_sent and state is not None and not up
     if (record.retry_at, record.withdraw, record.stop_sent) == (due, withdraw, stop_sent):
@@ -340,9 +340,9 @@ def after_steps(
     return replace(record, retry_at=due, withdraw=withdraw, stop_sent=stop_sent)
 
 
-def stays_stopped(state: ProgramState) -> bool:
+def stays_stopped(state: ProgramState, now: float) -> bool:
     """True if a stop by hand has lasted long enough to be kept over a restart.
 
     `supervisorctl update` stops a program as well, only to remove it and add it again a moment later.
     """
-    return not 0 <= state.now - state.stop < HAND_GRACE_S
+    return not 0 <= now - state.stop < HAND_GRACE_S

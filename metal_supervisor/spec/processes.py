@@ -36,8 +36,7 @@ class ProgramState:
     start: float
     """Unix time of the last spawn, 0 if never."""
     stop: float
-    now: float
-    """supervisord's clock at the time of the answer."""
+    """Unix time of the last exit or stop, 0 if there was none."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import json
 import re
 import socket
 import threading
+import time
 import xmlrpc.client
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ TIMEOUT_S = 5.0
 # A reload takes supervisord half a second with 500 programs, and one that timed out would only be repeated: on a busy
 # machine for ever.
 RELOAD_TIMEOUT_S = 30.0
+WHOLE_S = 60.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING, ALREADY_ADDED, STILL_RUNNING, CANT_REREAD = 10, 60, 70, 90, 91, 92
 UNKNOWN_METHOD = 1
 SHUTDOWN_STATE = 6
@@ -104,7 +106,13 @@ class Supervisord:
         self._transport = _Transport(socket_path)
         self._proxy: xmlrpc.client.ServerProxy | None = None
         self._plain = False
-        """This supervisord has no `rpc_plugin`: an earlier release started it."""
+        """This supervisord has no `rpc_plugin`, or that of an earlier release, which started it."""
+        self._reading = threading.Lock()
+        self._table: dict[str, ProgramState] = {}
+        self._edition = ""
+        """Edition of that table."""
+        self._whole_at = 0.0
+        """Monotonic time at which all of it is read again, whatever has changed."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """One RPC. Raises Unavailable or Refused."""
@@ -134,19 +142,27 @@ class Supervisord:
                 self._proxy("close")()
         self._proxy = None
 
-    def table(self) -> dict[str, ProgramState]:
-        """The process table, by program name."""
-        told = self._ours("table")
-        if told is None:
-            return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
-        try:
-            now, rows = json.loads(told)
-            return {
-                name: ProgramState(name, State(state), pid, float(start), float(stop), float(now))
-                for name, state, pid, start, stop in rows
-            }
-        except (TypeError, ValueError) as error:
-            raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
+    def table(self) -> Mapping[str, ProgramState]:
+        """The process table, by program name; the very same mapping while nothing changes, and each row as well."""
+        with self._reading:
+            whole = time.monotonic() >= self._whole_at
+            told = self._ours("changes", "" if whole else self._edition)
+            if told is None:
+                return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+            try:
+                edition, whole, rows, gone = json.loads(told)
+                changed = {
+                    name: ProgramState(name, State(state), pid, float(start), float(stop))
+                    for name, state, pid, start, stop in rows
+                }
+            except (TypeError, ValueError) as error:
+                raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
+            if whole:
+                self._table, self._whole_at = changed, time.monotonic() + WHOLE_S
+            elif changed or gone:
+                self._table = {name: row for name, row in self._table.items() if name not in gone} | changed
+            self._edition = edition
+            return self._table
 
     def _ours(self, method: str, *arguments: Any) -> Any:
         """Result of a method of `rpc_plugin`; None if this supervisord has none. Raises Unavailable or Refused."""
@@ -258,7 +274,6 @@ def _row(row: Mapping[str, Any]) -> ProgramState:
         pid=row["pid"],
         start=float(row["start"]),
         stop=float(row["stop"]),
-        now=float(row["now"]),
     )
 
 

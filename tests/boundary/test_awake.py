@@ -19,7 +19,7 @@ from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
-TABLE = {PROGRAM: ProgramState(PROGRAM, State.STOPPED, 0, 0.0, 0.0, 0.0)}
+TABLE = {PROGRAM: ProgramState(PROGRAM, State.STOPPED, 0, 0.0, 0.0)}
 WANTED = Record(
     namespace="default", name="tiny", uid="u", generation=1, program="default.tiny", model="m", runtime="llama-server",
     replicas=1, mode="chat", priority="normal", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None,
@@ -92,7 +92,7 @@ def test_a_refusal_is_not_argued_with_and_an_outage_is_made_good() -> None:
 def test_an_engine_that_is_wanted_or_has_not_ended_keeps_it_awake(
     record: Record, state: State | None, expected: bool
 ) -> None:
-    table = {} if state is None else {record.program: ProgramState(record.program, state, 9, 0.0, 0.0, 0.0)}
+    table = {} if state is None else {record.program: ProgramState(record.program, state, 9, 0.0, 0.0)}
     assert in_use([record], table) is expected
     assert not in_use([], table)
 

@@ -44,7 +44,7 @@ def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir)
     applier = Applier(state, supervisord, Settings(state_dir=str(state.path)))
     record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="")
     edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="", revoked="")
-    world = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0, 100.0)}, {
+    world = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0)}, {
         "p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")
     }
     applier.write_specs([record], {"p.a.json": "{}"})

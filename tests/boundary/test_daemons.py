@@ -138,7 +138,7 @@ def test_without_an_executable_there_is_no_daemon_and_one_that_runs_goes_on(keep
 def test_one_that_runs_is_started_otherwise_only_once_it_ends(keeper: Keeper) -> None:
     found = keeper.one_pass(service())
     assert found is not None and found.spec_file
-    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0, 2.0)}
+    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0)}
     notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
     keeper.builds.path = "/opt/another"
     edited = service(options={"pagedSSDCacheDir": "/cache"})
@@ -165,7 +165,7 @@ def test_a_daemon_waits_for_the_trial_of_its_build_and_is_not_started_where_it_m
         assert found is not None and found.spec_file and answer is not None and found.unconfined == answer.why
         assert json.loads(keeper.specs[found.spec_file])["confinement"] == answer.policy
     answers[0] = Confined(False, ("ConfinementUnavailable", "it fails"), "it fails")
-    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0, 2.0)}
+    table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0)}
     notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
     assert keeper.one_pass(service(), table=table, notes=notes) == found, "one that runs is left alone"
     refused = keeper.one_pass(service())
@@ -252,7 +252,7 @@ def test_a_model_that_is_still_to_be_unloaded_needs_it(keeper: Keeper, monkeypat
     monkeypatch.setattr(daemons, "UNUSED_S", 0.0)
     leaving = replace(record_of(service()), spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
     keeper.records[leaving.key] = leaving
-    table = {"default.one": ProgramState("default.one", State.STOPPING, 4242, 1.0, 0.0, 2.0)}
+    table = {"default.one": ProgramState("default.one", State.STOPPING, 4242, 1.0, 0.0)}
     kept = keeper.daemons.keep(keeper.records, table, {}, 1000.0)
     assert kept[key_of("omlx")].runs
     assert not keeper.daemons.keep(keeper.records, {}, {}, 1000.0)[key_of("omlx")].runs

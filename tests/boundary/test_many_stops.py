@@ -78,7 +78,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     table, notes = {}, {}
     for number, each in enumerate(records):
         spec = each.spec_file or ""
-        table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0, now)
+        table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0)
         notes[each.program] = RunNote(1000 + number, 1000 + number, "t", spec, (), 0.0, "", "")
         applier._ours.add(each.program)
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
@@ -91,7 +91,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
 def test_one_that_was_told_to_end_and_serves_again_is_no_longer_told(tmp_path: Path) -> None:
     rpc: Any = None
     applier, each = Applier(StateDir(tmp_path / "state"), rpc, Settings()), record("back")
-    row = ProgramState(each.program, State.RUNNING, 1000, 1.0, 0.0, 100.0)
+    row = ProgramState(each.program, State.RUNNING, 1000, 1.0, 0.0)
     note = RunNote(1000, 1000, "t", each.spec_file or "", (1.0,), 0.0, "", "")
     seen = Observed(each.program, 1000, True, 1.0, "RUNNING")
     applier._told[each.program] = 1000, Hung("it hangs", 1.0)

@@ -20,7 +20,7 @@ RECORD = a_record(
     "one", program="default.one", model="m", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None,
     spec_file=OLD, reserved_bytes=100,
 )  # fmt: skip
-UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0, 2.0)}
+UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0)}
 NOTE = RunNote(7, 7, "x", OLD, (), 0.0, "", "")
 
 

@@ -33,7 +33,7 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
         directory.write_spec(made.spec_file, made.spec)
         record = a_record(spec_file=made.spec_file, reserved_bytes=size)
         note = RunNote(pid, pid, "s", made.spec_file, (), 0.0, "", "")
-        row = ProgramState(record.program, State.RUNNING, pid, 1.0, 0.0, 2.0)
+        row = ProgramState(record.program, State.RUNNING, pid, 1.0, 0.0)
         found = memory.ups({record.key: record}, {}, {record.program: row}, {record.program: note}, {})
         return found[record.key].bytes
 

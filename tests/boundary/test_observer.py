@@ -68,7 +68,7 @@ class Life:
         self.observer = Observer(self.state, quiet, quiet, Counters(), lambda _: self.published, set())
 
     def look(self, state: State, row_pid: int, pid: int) -> Observed:
-        row = ProgramState(NAME, state, row_pid, self.began, 0.0, time.time())
+        row = ProgramState(NAME, state, row_pid, self.began, 0.0)
         target = ProbeTarget(pid, "127.0.0.1", 18100, RECORD.probe)
         records: Mapping[str, Any] = {NAME: self.record}
         return self.observer.see(

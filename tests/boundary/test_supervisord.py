@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -11,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,11 +25,12 @@ from supervisor.poller import PollPoller
 from supervisor.states import ProcessStates, SupervisorStates
 
 from metal_supervisor import launch
-from metal_supervisor.spec.processes import Diff, State
+from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, State
 from metal_supervisor.supervisord import client as supervisord_module
 from metal_supervisor.supervisord import poller as poller_module
 from metal_supervisor.supervisord.client import BrokenFile, Refused, ShuttingDown, Supervisord, Unavailable
 from metal_supervisor.supervisord.exits import Exits
+from metal_supervisor.supervisord.rpc_plugin import MOST_GONE, Programs
 from metal_supervisor.supervisord.section_files import refusal
 from tests.support.system import eventually
 
@@ -131,7 +135,7 @@ def test_a_program_is_added_shown_stopped_started_replaced_and_removed(daemon: D
     daemon.becomes("default.a", State.RUNNING)
     row = daemon.rpc.table()["default.a"]
     os.kill(row.pid, 0)
-    assert row.now >= row.start > 0
+    assert time.time() >= row.start > 0
     daemon.rpc.stop("default.a")
     daemon.becomes("default.a", State.STOPPED)
     assert daemon.rpc.table()["default.a"].pid == 0
@@ -215,12 +219,62 @@ def test_a_supervisord_of_an_earlier_release_answers_too() -> None:
         old.becomes("default.a", State.RUNNING)
         row = old.rpc.table()["default.a"]
         os.kill(row.pid, 0)
-        assert row.now >= row.start > 0
+        assert time.time() >= row.start > 0
         assert old.rpc.reread(["default.a"]) is None
     finally:
         old.rpc.close()
         old.end()
         shutil.rmtree(old.path)
+
+
+def test_what_changed_of_the_table_makes_the_table_that_is_read_as_a_whole(daemon: Daemon) -> None:
+    names, rng = [f"default.{number}" for number in range(4)], random.Random(1)
+    other = Supervisord(str(daemon.path / "s"))
+
+    def whole() -> Mapping[str, ProgramState]:
+        other._whole_at = 0.0
+        return other.table()
+
+    try:
+        daemon.rpc.table()
+        for _ in range(60):
+            name, before = rng.choice(names), daemon.rpc.table()
+            if name not in before:
+                daemon.write(name, section(name, autostart=rng.choice(["true", "false"])))
+                daemon.rpc.reload()
+                daemon.rpc.add(name)
+            elif before[name].state in LIVE:
+                rng.choice([daemon.rpc.stop, lambda each: os.kill(daemon.rpc.table()[each].pid, signal.SIGKILL)])(name)
+            else:
+                rng.choice([daemon.rpc.start, daemon.rpc.remove, daemon.rpc.replace])(name)
+            eventually(lambda: daemon.rpc.table() == whole(), what=f"{daemon.rpc.table()} to be {whole()}")
+        after = daemon.rpc.table()
+        settled = eventually(lambda: daemon.rpc.table() is daemon.rpc.table(), what="nothing to change any more")
+        assert settled and after is not before
+    finally:
+        other.close()
+
+
+def test_the_table_of_another_supervisord_is_read_as_a_whole(daemon: Daemon) -> None:
+    daemon.run("default.a")
+    pid = daemon.rpc.table()["default.a"].pid
+    daemon.end()
+    daemon.start()
+    assert daemon.rpc.table()["default.a"].pid != pid
+
+
+def test_programs_that_are_gone_are_not_remembered_for_ever() -> None:
+    groups = {"a": SimpleNamespace(processes={})}
+    own = Programs(SimpleNamespace(process_groups=groups, get_state=lambda: SupervisorStates.RUNNING), Path("/none"))
+    first, *_ = json.loads(own.changes(""))
+    own._note("gone")
+    edition, whole, _, gone = json.loads(own.changes(first))
+    assert (whole, gone) == (False, ["gone"])
+    for number in range(MOST_GONE + 2):
+        own._note(f"b{number}")
+    assert len(own._changed) <= MOST_GONE
+    assert [json.loads(own.changes(each))[1] for each in (first, edition, "x/1", "rubbish")] == [True] * 4
+    assert json.loads(own.changes(json.loads(own.changes(""))[0]))[1:] == [False, [], []]
 
 
 def test_a_poke_has_a_death_noticed_at_once(daemon: Daemon) -> None:

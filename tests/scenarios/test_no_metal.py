@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_with_the_api_away_nothing_is_started_without_metal_either(system: Syste
     system.ready("kept")
     system.supervisorctl("stop", "controller", "apiserver")
     eventually(lambda: fatal(system), 30, "supervisord to give up on it")
-    due = plan.retry_at(system.files.run_note("default.kept"), system.rpc.table()["default.kept"])
+    due = plan.retry_at(system.files.run_note("default.kept"), system.rpc.table()["default.kept"], time.time())
     say(tmp_path, "metal", "no")
     with standing_in(system, "controller", tmp_path):
         eventually(lambda: told(system).get("metal") == "absent", what="it to be known")

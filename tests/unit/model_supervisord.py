@@ -261,11 +261,9 @@ class Client(Supervisord):
         mac.burn()
         if mac.rpc is None:
             raise Unavailable("it is down")
-        now = float(int(mac.clock.time()))
         rows = [
             ProgramState(
                 name, STATES[process.state], process.pid, float(int(process.laststart)), float(int(process.laststop)),
-                now,
             )
             for name, process in mac.processes().items()
         ]  # fmt: skip

@@ -54,7 +54,7 @@ class Sharing(Assignment):
         """The proposals of one pass."""
         table = {
             each.program: ProgramState(
-                each.program, State.EXITED if each.program in self.down else State.RUNNING, 7, 1.0, 0.0, 100.0
+                each.program, State.EXITED if each.program in self.down else State.RUNNING, 7, 1.0, 0.0
             )
             for each in records
         }

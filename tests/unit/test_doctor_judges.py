@@ -48,7 +48,7 @@ def status(mode: int, uid: int = 501) -> os.stat_result:
 
 
 def row(name: str, state: State = State.RUNNING, pid: int = 7) -> ProgramState:
-    return ProgramState(name, state, pid, NOW, 0.0, NOW)
+    return ProgramState(name, state, pid, NOW, 0.0)
 
 
 OURS = {name: row(name) for name in ("controller", "sidecar", "apiserver")}

@@ -24,7 +24,7 @@ def services(count: int, **changes: Any) -> list[Record]:
 
 
 def up(program: str, since_s: float = 1.0, state: State = State.RUNNING) -> ProgramState:
-    return ProgramState(program, state, 7, NOW - since_s, 0.0, NOW)
+    return ProgramState(program, state, 7, NOW - since_s, 0.0)
 
 
 def seen(program: str, served: bool) -> Observed:
@@ -53,7 +53,7 @@ def test_those_that_load_take_places_and_those_that_serve_or_take_too_long_do_no
         "default.s3": up("default.s3", state=State.BACKOFF),
     }  # fmt: skip
     told = {"default.s0": seen("default.s0", False), "default.s1": seen("default.s1", True)}
-    steps = paced(adds(records[4:]), records, table, told, {}, 2)
+    steps = paced(adds(records[4:]), records, table, told, {}, 2, NOW)
     assert started(steps) == ["s4"]
     assert steps[1] == Step(Action.WAIT, "default.s5", "its turn to start: 2 engines load at a time", 1.0)
 
@@ -62,15 +62,15 @@ def test_priority_comes_first_and_then_the_one_that_was_admitted_first() -> None
     first, second, third = services(3, admitted_at=5.0)
     second, third = replace(second, admitted_at=2.0), replace(third, priority="high")
     records = [first, second, third]
-    assert started(paced(adds(records), records, {}, {}, {}, 1)) == ["s2"]
-    assert started(paced(adds(records), records, {}, {}, {}, 2)) == ["s1", "s2"]
+    assert started(paced(adds(records), records, {}, {}, {}, 1, NOW)) == ["s2"]
+    assert started(paced(adds(records), records, {}, {}, {}, 2, NOW)) == ["s1", "s2"]
 
 
 def test_an_engine_that_a_client_waits_for_starts_in_any_case() -> None:
     records = services(4)
     table = {"default.s0": up("default.s0")}
     uses = {"default.s3": EngineUse(waiting=1), "default.s2": EngineUse(in_flight=1)}
-    assert started(paced(adds(records[1:]), records, table, {}, uses, 1)) == ["s3"]
+    assert started(paced(adds(records[1:]), records, table, {}, uses, 1, NOW)) == ["s3"]
 
 
 @given(
@@ -86,7 +86,7 @@ def test_only_starts_wait_and_no_place_stays_empty(
     steps = [Step(kind, f"default.s{number}", "why") for number, kind in enumerate(kinds)]
     table = {f"default.s{number}": up(f"default.s{number}") for number in live}
     uses = {f"default.s{number}": EngineUse(waiting=1) for number in asked}
-    result = paced(steps, records, table, {}, uses, most)
+    result = paced(steps, records, table, {}, uses, most, NOW)
     assert [one.program for one in result] == [one.program for one in steps]
     assert [one for one in result if one not in steps] == [
         one for one, before in zip(result, steps, strict=True) if before.do in STARTS and one.do is Action.WAIT

@@ -45,7 +45,7 @@ def row(state: State, *, up_s: float = 100.0, pid: int | None = None, stop: floa
         start: float | None = None) -> ProgramState:
     alive = PID if state in LIVE else 0
     return ProgramState(
-        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop, NOW
+        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop
     )
 
 
@@ -301,7 +301,7 @@ def test_a_stop_is_held_for_two_seconds_at_most_and_a_lost_term_for_one() -> Non
 STATES = st.sampled_from(State)
 TIMES = st.floats(NOW - 5000, NOW + 5000)
 ROWS = st.builds(
-    lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop, NOW),
+    lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop),
     STATES, st.integers(1, 5), st.just(0.0) | TIMES, st.just(0.0) | TIMES,
 )
 NOTES = st.none() | st.builds(
@@ -438,7 +438,7 @@ def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None
 )
 def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: ProgramState, expected: bool) -> None:
     # `supervisorctl update` stops, removes and adds in one go: what it adds must start.
-    assert stays_stopped(state) is expected
+    assert stays_stopped(state, NOW) is expected
 
 
 def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_start() -> None:
@@ -456,16 +456,16 @@ def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_sta
 )
 def test_the_pause_after_crashes_doubles_from_ten_seconds_to_five_minutes(crashes: int, pause_s: float) -> None:
     state = row(State.FATAL, up_s=500, stop=NOW - 400)
-    assert retry_at(note(starts=(1.0,) * crashes), state) == NOW - 400 + pause_s
+    assert retry_at(note(starts=(1.0,) * crashes), state, NOW) == NOW - 400 + pause_s
 
 
 def test_the_pause_counts_from_the_end_of_the_last_run_or_from_a_start_that_never_ended() -> None:
-    assert retry_at(None, row(State.FATAL, up_s=50, stop=NOW - 20)) == NOW - 10
-    assert retry_at(None, row(State.FATAL, up_s=5, stop=0.0)) == NOW + 5
+    assert retry_at(None, row(State.FATAL, up_s=50, stop=NOW - 20), NOW) == NOW - 10
+    assert retry_at(None, row(State.FATAL, up_s=5, stop=0.0), NOW) == NOW + 5
 
 
 def test_the_launchers_own_word_on_the_next_start_is_final() -> None:
-    assert retry_at(note(not_before=NOW + 123), row(State.FATAL, stop=NOW)) == NOW + 123
+    assert retry_at(note(not_before=NOW + 123), row(State.FATAL, stop=NOW), NOW) == NOW + 123
 
 
 @PROPERTY
@@ -473,7 +473,7 @@ def test_the_launchers_own_word_on_the_next_start_is_final() -> None:
 def test_a_fatal_program_is_never_held_longer_than_the_longest_pause_whatever_the_clock_did(
     said: RunNote | None, state: ProgramState, now: float
 ) -> None:
-    fatal = replace(state, state=State.FATAL, pid=0, now=now)
+    fatal = replace(state, state=State.FATAL, pid=0)
     (step,) = moves(fatal, want=WANTS_OLD, said=said, now=now)
     assert step.do is Action.START or (step.do is Action.WAIT and 0 < step.again_in_s <= LONGEST_RETRY_S)
 
