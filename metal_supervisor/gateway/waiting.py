@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from metal_supervisor.gateway.access import LastMinute
 from metal_supervisor.gateway.deadline import timeout
@@ -33,7 +33,7 @@ class WaitingRoom:
 
     def __init__(
         self,
-        in_flight: Mapping[str, int],
+        in_flight: Counter[str],
         tell: Callable[[Mapping[str, EngineUse]], bool],
         waited: Callable[[Key, float], None] = lambda _service, _seconds: None,
     ) -> None:
@@ -64,7 +64,16 @@ class WaitingRoom:
             self._table = table
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
+            self._forget({*self.waiting, *self._in_flight, *self._used_at} - {each.program for each in table.backends})
         self._tell()
+
+    def _forget(self, gone: Collection[str]) -> None:
+        """Drop what was counted of programs that are gone: a worker may serve for months."""
+        for program in gone:
+            self._used_at.pop(program, None)
+            for counts in (self.waiting, self._in_flight):
+                if not counts[program]:
+                    del counts[program]
 
     def close(self) -> None:
         """Refuse those who wait: this worker is to end."""

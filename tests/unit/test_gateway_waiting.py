@@ -71,6 +71,23 @@ def test_the_first_who_waits_is_told_at_once_and_the_others_are_counted() -> Non
     asyncio.run(go())
 
 
+def test_nothing_is_kept_of_services_that_are_gone_but_what_is_under_way() -> None:
+    async def go() -> None:
+        here = Room()
+        here.room.look(table())
+        with here.room.wait_for(NAME, CLIENT):
+            here.in_flight[NAME] += 1
+        here.room.look(ServiceTable())
+        assert here.in_flight == {NAME: 1}, "its answer has not ended"
+        here.in_flight[NAME] -= 1
+        here.room.look(table())
+        assert NAME in here.in_flight, "it is back"
+        here.room.look(ServiceTable())
+        assert not (here.in_flight.keys() | here.room.waiting.keys() | here.room._used_at.keys())
+
+    asyncio.run(go())
+
+
 def test_what_could_not_be_kept_on_a_full_disk_is_told_once_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "AGAIN_S", 0.01)
 
