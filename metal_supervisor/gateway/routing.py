@@ -5,13 +5,13 @@ Only paths of inference are passed on. Engines have others, which load, unload o
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from metal_supervisor.gateway.errors import GatewayError, quoted
+from metal_supervisor.spec.nearest import nearest
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 _OPENAI = (
@@ -151,7 +151,7 @@ class ServiceTable:
         names = dict.fromkeys(self.public_name(each) for each in visible)
         if not names:
             return f"there is no model {quoted(model)!r} here: this Mac has no service that you may use"
-        near = difflib.get_close_matches(model[:200], names, n=MOST_NAMES, cutoff=0.4)
+        near = nearest(model, tuple(names), likeness=0.4)
         told = ", ".join(near or list(names)[:MOST_NAMES])
         return f"there is no model {quoted(model)!r} here; {'the nearest names are' if near else 'there are'}: {told}"
 

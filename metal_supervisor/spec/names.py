@@ -6,14 +6,13 @@ The typed text is only ever compared with known names, so it can be anything.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TypeAlias
 
+from metal_supervisor.spec.nearest import nearest
 from metal_supervisor.spec.record import Record
 
 Aliases: TypeAlias = Sequence[Collection[str]]
 """The names of one thing, the most specific first: a later one counts only if no earlier one matches."""
-MOST_NEAR = 3
 MOST_LISTED = 12
 
 
@@ -40,7 +39,7 @@ def meant(word: str, known: Mapping[str, Aliases]) -> str:
 
 def _instead(word: str, known: Mapping[str, Aliases]) -> str:
     every = {name: program for program, each in known.items() for names in each for name in names}
-    near = sorted({every[name] for name in get_close_matches(word, every, n=MOST_NEAR)})
+    near = sorted({every[name] for name in nearest(word, tuple(every))})
     if near:
         return f"; did you mean {' or '.join(near)}?"
     there = sorted(known)

@@ -19,6 +19,7 @@ from metal_supervisor.gateway.body_reader import MOST_BODY_BYTES, MOST_OF_ONE_BY
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.nearest import nearest
 
 ALL = ANYONE.allows
 
@@ -277,6 +278,15 @@ def test_names_of_the_last_minute_do_not_pile_up() -> None:
 )
 def test_a_client_without_a_key_is_told_by_its_address(address: str, client: str) -> None:
     assert access.network_of(address) == client
+
+
+def test_a_mistake_that_a_client_repeats_costs_one_search_for_names_like_it() -> None:
+    services = ServiceTable(tuple(backend(f"model-{number}") for number in range(20)))
+    nearest.cache_clear()
+    for _ in range(3):
+        with pytest.raises(GatewayError, match="nearest"):
+            services.find("mode-1", lambda _: True)
+    assert (nearest.cache_info().misses, nearest.cache_info().hits) == (1, 2)
 
 
 def test_sent_keys_are_those_of_both_apis() -> None:
