@@ -185,20 +185,19 @@ def flags_in(help_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
-_known_versions: dict[tuple[Path, float], str] = {}
-
-
 def version_of(path: Path) -> str:
     """The version that a binary reports, "" if it does not; asked once per build of it."""
     try:
-        build = path, path.stat().st_mtime
+        return _version(path, path.stat().st_mtime)
     except OSError:
         return ""
-    if build not in _known_versions:
-        text = commands.run((str(path), "--version")).text
-        found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
-        _known_versions[build] = found[1] if found else ""
-    return _known_versions[build]
+
+
+@lru_cache(maxsize=64)
+def _version(path: Path, _changed_at: float) -> str:
+    text = commands.run((str(path), "--version")).text
+    found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
+    return found[1] if found else ""
 
 
 def package_version(python: str, package: str, timeout_s: float) -> str:

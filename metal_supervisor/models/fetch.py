@@ -19,7 +19,7 @@ from typing import Protocol
 from metal_supervisor.host import machine
 from metal_supervisor.models import repository, web
 from metal_supervisor.models.listing import Piece, Retry, Unusable
-from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_directory, write_text
+from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_path, write_text
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.sources import shown
 
@@ -77,13 +77,9 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
             discard(target)
             text = f"{shown(piece.url)} should have sha256 {piece.digest}, and has {found}"
             raise Mismatch(piece.digest, found, text)
-    descriptor = open_own(part, os.O_RDONLY)  # bytes of an earlier, killed process may not be on the disk yet
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(part)  # bytes of an earlier, killed process may not be on the disk yet
     part.replace(target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
     discard(target)
 
 

@@ -116,7 +116,7 @@ class ModelDirectory:
     def write(self, contents: Contents) -> None:
         """Write the note durably: it survives a power cut. Raises OSError."""
         write_text(self.path / NOTE, json.dumps({"format": FORMAT, **asdict(contents)}, indent=1))
-        sync_directory(self.path)
+        sync_path(self.path)
 
     def remove_others(self, model: str, names: Collection[str]) -> None:
         """Remove what is in the model's directory besides these files: a library would load it with them.
@@ -266,9 +266,9 @@ def sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def sync_directory(path: Path) -> None:
-    """Flush a directory's entries to the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Flush a file, or a directory's entries, to the disk. Raises OSError, also for a symbolic link."""
+    descriptor = open_own(path, os.O_RDONLY)
     try:
         sync(descriptor)
     finally:

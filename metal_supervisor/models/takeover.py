@@ -13,7 +13,7 @@ from pathlib import Path
 
 from metal_supervisor.models import fetch, model_files
 from metal_supervisor.models.listing import Piece, Unusable
-from metal_supervisor.models.model_directory import PinnedFiles, kept, status_below, sync_directory
+from metal_supervisor.models.model_directory import PinnedFiles, kept, status_below, sync_path
 from metal_supervisor.spec.sources import Artifact
 
 
@@ -28,7 +28,7 @@ def taken_over(
             if found != target:
                 target.unlink(missing_ok=True)
                 os.link(found, target)
-                sync_directory(target.parent)
+                sync_path(target.parent)
             return kept(target, piece.digest, piece.validator)
         except (OSError, Unusable):
             continue  # it cannot be read or linked, is no model, or a symbolic link: fetch it

@@ -24,10 +24,6 @@ MANY = 4096
 """Rings that wake at once whatever they are. A FIFO that is full takes no further one, which may be urgent."""
 
 
-def _path(state: Path, name: str) -> Path:
-    return state / f"{name}.bell"
-
-
 def ring(state: Path, name: str) -> None:
     """Wake the process of that name, if it runs."""
     launch.ring(str(state), name)
@@ -37,7 +33,7 @@ class Doorbell:
     """The listening end."""
 
     def __init__(self, state: Path, name: str) -> None:
-        path = _path(state, name)
+        path = state / f"{name}.bell"
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISFIFO(path.lstat().st_mode):
                 path.unlink()

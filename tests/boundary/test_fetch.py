@@ -18,6 +18,7 @@ from uneven_server import File, Uneven, serving
 
 from metal_supervisor.host import machine
 from metal_supervisor.models import fetch as fetch_module
+from metal_supervisor.models import model_directory
 from metal_supervisor.models.fetch import Mismatch, discard, fetch, partial
 from metal_supervisor.models.listing import Piece, Retry, Unusable
 from metal_supervisor.models.origins import locate
@@ -145,8 +146,8 @@ def test_what_was_killed_before_it_was_synced_is_synced_before_it_gets_its_name(
     said = {"validator": '"one"', "size_bytes": len(MODEL), "sha256": "", "durable_bytes": 0, "boot": machine.boot_id()}
     line.note.write_text(json.dumps(said))
     synced: list[int] = []
-    real = fetch_module.sync
-    monkeypatch.setattr(fetch_module, "sync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd))[1])
+    real = model_directory.sync
+    monkeypatch.setattr(model_directory, "sync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd))[1])
     line.whole()
     assert line.target.stat().st_ino in synced and line.web.asked == []
 
