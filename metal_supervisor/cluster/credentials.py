@@ -9,6 +9,7 @@ cause: otherwise the cause, which may quote a secret, stays attached to it as it
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import re
@@ -285,10 +286,8 @@ class Login:
         data, named = entry.get(name + "-data"), entry.get(name)
         if data:
             found = b""
-            try:
+            with contextlib.suppress(ValueError):
                 found = base64.b64decode("".join(str(data).split()), validate=True)
-            except ValueError:
-                found = b""
             if not _is_pem(found):
                 raise self._chosen.bad(f"cannot be used: its {name}-data is not PEM in base64")
             return lambda: found

@@ -180,12 +180,10 @@ class Plugin:
 
     def _parsed(self, out: bytes) -> PluginCredential:
         status: Any = None
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             answer = json.loads(out)
             if answer["kind"] == "ExecCredential" and answer["apiVersion"] == self._spec["apiVersion"]:
                 status = answer["status"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            status = None
         if not isinstance(status, dict):
             raise self._failed(f"gave no ExecCredential of {self._spec['apiVersion']} with a status")
         token = str(status.get("token") or "").strip()

@@ -89,22 +89,18 @@ class AddressBook(NetworkWatcher):
         """`asked`: the address from the user's settings, "" to detect one."""
         super().__init__(kube, on_change)
         self._asked, self._embedded = asked, embedded
-        self._choice = addresses.AddressChoice("", "")
+        self.choice = addresses.AddressChoice("", "")
+        """The address with its origin, and any problem or doubt about it."""
         self._known = threading.Event()
 
     @property
     def address(self) -> str:
-        return self._choice.address
+        return self.choice.address
 
     @property
     def problem(self) -> str:
         """`NoRoutableAddress: …`, "" if all is well or nothing is known yet."""
-        return self._choice.problem
-
-    @property
-    def choice(self) -> addresses.AddressChoice:
-        """The address with its origin, and any problem or doubt about it."""
-        return self._choice
+        return self.choice.problem
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the first check."""
@@ -114,9 +110,9 @@ class AddressBook(NetworkWatcher):
         """Check once; call `on_change` if connections were dropped, or the address changed."""
         dropped = self._dropped()
         found = addresses.advertised(self._asked, self._kube.server, self._embedded)
-        if found.problem and self._choice.address and not self._asked:
-            found = self._choice  # no network for now: the address may come back
-        changed, self._choice = found != self._choice, found
+        if found.problem and self.choice.address and not self._asked:
+            found = self.choice  # no network for now: the address may come back
+        changed, self.choice = found != self.choice, found
         self._known.set()
         if changed:
             log.info("address", extra={"advertised": found.address or found.problem, "origin": found.origin})

@@ -44,9 +44,7 @@ def operator_wrote(entries: object) -> str:
     for entry in entries if isinstance(entries, list) else []:
         if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
             continue  # this program applies, except for two fields that the operator writes too
-        manager, owns = str(entry.get("manager")), entry.get("fieldsV1")
-        fields = owns.get("f:status") if isinstance(owns, dict) else None
-        if FIELD in (fields if isinstance(fields, dict) else ()) and not is_ours(manager):
+        if FIELD in mapping(mapping(entry, "fieldsV1"), "f:status") and not is_ours(str(entry.get("manager"))):
             times.append(str(entry.get("time") or ""))
     return max(times)
 
@@ -60,8 +58,7 @@ def condition_of_others(entries: object, kind: str) -> bool:
     """True if a field manager other than this program owns a condition, by `metadata.managedFields`."""
     key = f'k:{{"type":"{kind}"}}'
     for entry in entries if isinstance(entries, list) else []:
-        fields = entry.get("fieldsV1") if isinstance(entry, dict) else None
-        owned = mapping(mapping(fields if isinstance(fields, dict) else {}, "f:status"), "f:conditions")
+        owned = mapping(mapping(mapping(entry, "fieldsV1"), "f:status"), "f:conditions")
         if key in owned and not is_ours(str(entry.get("manager"))):
             return True
     return False

@@ -90,8 +90,9 @@ class EngineClient:
         if known not in self._names:
             url = URL.build(scheme="http", host=backend.address, port=backend.port, path=routing.MODELS)
             try:
-                async with timeout(NAME_S):
-                    found = first_id(json.loads(await self._told(url, backend)))
+                asked = self._fresh.get(url, headers=_own_key(backend), allow_redirects=False)
+                async with timeout(NAME_S), asked as answer:
+                    found = first_id(json.loads(await answer.read()))
             except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
                 found = ""
             if not found:
@@ -100,10 +101,6 @@ class EngineClient:
             self._names = {key: name for key, name in self._names.items() if key[0] != backend.program}
             self._names[known] = found
         return self._names[known]
-
-    async def _told(self, url: URL, backend: Backend) -> bytes:
-        async with self._fresh.get(url, headers=_own_key(backend), allow_redirects=False) as answer:
-            return await answer.read()
 
     async def send(
         self, request: web.BaseRequest, exchange: Exchange, path: str, body: bytes

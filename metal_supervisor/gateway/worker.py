@@ -64,8 +64,9 @@ class _Connections(web.Server):
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(
             proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
-            auto_decompress=False, access_log=None, logger=_quiet(),
+            auto_decompress=False, access_log=None,
         )  # fmt: skip
+        logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a client that speaks no HTTP is not an error
         self._begun: dict[RequestHandler, float] = {}
         """Monotonic time of those, the earliest first; one whose handshake failed counts until it would have ended."""
 
@@ -325,10 +326,3 @@ class Worker:
 
 def _ports(told: object) -> list[int]:
     return [each for each in told if isinstance(each, int)] if isinstance(told, list) else []
-
-
-def _quiet() -> logging.Logger:
-    """A logger for aiohttp's server: a client that speaks no HTTP is not an error."""
-    quiet = logging.getLogger("aiohttp.server")
-    quiet.setLevel(logging.CRITICAL)
-    return quiet

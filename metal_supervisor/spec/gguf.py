@@ -14,7 +14,7 @@ import itertools
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 MIB = 1 << 20
@@ -124,7 +124,7 @@ class Header:
     """Blocks with key tensors of attention: those that the KV cache covers."""
     recurrent_layers: frozenset[int] = frozenset()
     """Blocks that have tensors of a recurrent layer; some models have both in one."""
-    assumptions: tuple[str, ...] = field(default=())
+    assumptions: tuple[str, ...] = ()
     """Assumptions made where the file does not tell."""
 
     @property

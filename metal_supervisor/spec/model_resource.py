@@ -21,25 +21,24 @@ def read_model(resource: Json, draft: str = "") -> Model:
 
     `draft`: name of the draft model that the service has beside it, "" without one.
     """
-    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
-    artifact = read_artifact(resource)
-    projector = companions.projector_of(spec, artifact.source)
+    metadata, artifact = resource.get("metadata", {}), read_artifact(resource)
+    projector = companions.projector_of(resource, artifact.source)
     if not artifact.directory or artifact.local:
         drafts = [companions.draft_beside(artifact, draft).source] if draft else []
-        companions.check_files(spec, artifact.source, (projector, *drafts))
-    if fields.get(spec, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
+        companions.check_files(resource, artifact.source, (projector, *drafts))
+    if fields.get(resource, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
         raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
     return Model(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        source=fields.get(spec, "spec.source", str, "").strip(),
-        format=fields.get(spec, "spec.format", str, "gguf"),
-        accelerator=fields.get(spec, "spec.hardware.accelerator", str, "cpu"),
-        gpu_layers=fields.get(spec, "spec.hardware.gpu.layers", int, None),
+        source=fields.get(resource, "spec.source", str, "").strip(),
+        format=fields.get(resource, "spec.format", str, "gguf"),
+        accelerator=fields.get(resource, "spec.hardware.accelerator", str, "cpu"),
+        gpu_layers=fields.get(resource, "spec.hardware.gpu.layers", int, None),
         sha256=artifact.sha256 or None,
-        limit=read_limit(spec),
+        limit=read_limit(resource),
         projector=projector,
         artifact=artifact,
     )
@@ -57,24 +56,24 @@ def read_limit(model: Json) -> ModelLimit:
 
 def read_artifact(resource: Json) -> Artifact:
     """The artifact that a Model's `spec.source` names, with the fields that select a file of it; raises Bad."""
-    metadata, spec = resource.get("metadata", {}), {"spec": resource.get("spec")}
+    metadata = resource.get("metadata", {})
     written, named = sources.without_quantization(
-        fields.text(fields.get(spec, "spec.source", str, ""), "spec.source").strip()
+        fields.text(fields.get(resource, "spec.source", str, ""), "spec.source").strip()
     )
     place = sources.canonical(written)
-    directory = fields.get(spec, "spec.format", str, "gguf") in DIRECTORY_FORMATS
-    files = fields.texts(spec, "spec.files")
-    digest = fields.get(spec, "spec.sha256", str, "").lower()
+    directory = fields.get(resource, "spec.format", str, "gguf") in DIRECTORY_FORMATS
+    files = fields.texts(resource, "spec.files")
+    digest = fields.get(resource, "spec.sha256", str, "").lower()
     if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
         raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")
     if digest and (directory or library_model(place)):
         raise Bad("UnsupportedField", "spec.sha256 has no meaning for what is more than one file; remove it")
-    name = fields.get(spec, "spec.sourceSecretRef.name", str, "")
+    name = fields.get(resource, "spec.sourceSecretRef.name", str, "")
     if name and not OBJECT_NAME.fullmatch(name):
         raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
     remote = not place.startswith("/") and not library_model(place)
     if named:
-        _check_quantization(named, spec, directory, files)
+        _check_quantization(named, resource, directory, files)
     quantization = ""
     if directory and remote:
         _check_directory(place, files)
@@ -82,16 +81,16 @@ def read_artifact(resource: Json) -> Artifact:
         if files:
             place = sources.beside(place, files[0], "spec.files[0]")
         else:
-            quantization = named or fields.word(spec, "spec.quantization") or ""
+            quantization = named or fields.word(resource, "spec.quantization") or ""
     return Artifact(
         place, directory, files if directory and remote else (), quantization, digest,
         (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
     )
 
 
-def _check_quantization(named: str, spec: Json, directory: bool, files: tuple[str, ...]) -> None:
+def _check_quantization(named: str, model: Json, directory: bool, files: tuple[str, ...]) -> None:
     """Raises Bad if other fields do not go with the `:QUANT` of a source."""
-    other = fields.word(spec, "spec.quantization")
+    other = fields.word(model, "spec.quantization")
     if other and other.lower() != named.lower():
         text = f"spec.source names the quantization {named}, and spec.quantization {other!r:.40}; remove one of the two"
         raise Bad("InvalidSpec", text)

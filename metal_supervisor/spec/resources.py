@@ -15,6 +15,7 @@ from typing import TypeAlias
 from metal_supervisor.spec import auxiliary_files as companions
 from metal_supervisor.spec import fields, misspelled
 from metal_supervisor.spec.arguments import NO_FLAGS, ParsedArguments, parse
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.environment import Vocabulary
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.model_resource import read_model
@@ -103,8 +104,7 @@ def service_name(name: str) -> str:
 
 def is_metal(resource: Json) -> bool:
     """True if a Model is meant for a Mac, even one that is invalid otherwise."""
-    hardware = (resource.get("spec") or {}).get("hardware") if isinstance(resource.get("spec"), dict) else None
-    return isinstance(hardware, dict) and hardware.get("accelerator") == ACCELERATOR
+    return bool(mapping(mapping(resource, "spec"), "hardware").get("accelerator") == ACCELERATOR)
 
 
 def _endpoint(resource: Json, name: str) -> Endpoint:
@@ -364,9 +364,7 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
 
 def rejected(resource: Json, reason: str, message: str, keeps_running: bool = True) -> Rejected:
     """A refusal of the given InferenceService."""
-    metadata = resource.get("metadata", {})
-    spec = resource.get("spec") if isinstance(resource.get("spec"), dict) else {}
-    assert isinstance(spec, dict)
+    metadata, spec = resource.get("metadata", {}), mapping(resource, "spec")
     replicas, reference = spec.get("replicas"), spec.get("modelRef")
     count = 1
     if isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= fields.MAX:
