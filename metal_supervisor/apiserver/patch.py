@@ -71,14 +71,13 @@ def _unfitting(why: str) -> ApiError:
 def _operate(document: Any, operation: Json) -> Any:
     path, source = _pointer(operation["path"]), _pointer(str(operation.get("from", "")))
     match operation:
-        case {"op": "add" | "replace" as kind, "value": value}:
-            return _put(document, path, clone(value), adding=kind == "add")
-        case {"op": "test", "value": value}:
-            if _look(document, path) != value:
+        # As on the real server, a value that is not there is null.
+        case {"op": "add" | "replace" as kind}:
+            return _put(document, path, clone(operation.get("value")), adding=kind == "add")
+        case {"op": "test"}:
+            if _look(document, path) != operation.get("value"):
                 raise _unfitting(f"testing value {operation['path']} failed: test failed")
             return document
-        case {"op": "add" | "replace" | "test" as kind}:
-            raise bad_request(f"error decoding patch: {kind} needs a value")
         case {"op": "remove"}:
             return _take(document, path)
         case {"op": "move" | "copy" as kind}:

@@ -212,6 +212,9 @@ def test_json_patches(space: Space) -> None:
         "colour": "red",
         "args": ["b", "a"],
     }
+    valueless = [{"op": "replace", "path": "/spec/name", "value": "abc"}, {"op": "add", "path": "/spec/name"}]
+    assert space.patch("widgets", "w", valueless[:1], JSON_PATCH).body["spec"]["name"] == "abc"
+    assert "name" not in space.patch("widgets", "w", valueless[1:], JSON_PATCH).body["spec"]
     for operation in (
         {"op": "test", "path": "/spec/size", "value": 5},
         {"op": "remove", "path": "/spec/none"},
