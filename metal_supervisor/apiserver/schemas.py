@@ -171,8 +171,7 @@ LEASE = _root(
         leaseDurationSeconds=whole("How long others wait after the last renewal.", minimum=1),
         leaseTransitions=whole(minimum=0),
         **plain("preferredHolder", "strategy"),
-    )
-    | {"default": {}},
+    ),
 )
 
 EVENT_CORE = _root(

@@ -35,6 +35,8 @@ def outgoing(resource: Resource, obj: Json) -> Json:
         shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
     elif resource.is_event:
         return _with_absent(shown, newer=bool(resource.group))
+    elif resource.kind == "Lease":
+        shown.setdefault("spec", {})
     elif resource.kind == "ConfigMap" and not obj.get("data"):
         shown.pop("data", None)
     elif resource.kind == "Service" and not section(obj, "spec").get("ports"):
