@@ -238,15 +238,24 @@ def test_no_spelling_of_a_forbidden_place_is_a_source(mac: Mac, spelling: str) -
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_no_spelling_of_a_forbidden_place_is_a_projector_a_draft_or_a_file(mac: Mac, spelling: str) -> None:
-    own = {"source": str(mac.own / "own.gguf")}
     for path in mac.targets().values():
-        written = SPELLINGS[spelling](mac, path)
-        said = {"type": "draft-simple", "draftModel": written}
-        for fields in (written, _climbing(mac, path), os.path.basename(_link(mac, path))):
-            assert attack(mac, {**own, "mmproj": fields}), fields
-            assert attack(mac, own, {"speculativeDecoding": {**said, "draftModel": fields}}), fields
-            assert attack(mac, {**own, "files": [fields]}), fields
-        assert attack(mac, own, {"speculativeDecoding": said}), written
+        refused_beside(mac, SPELLINGS[spelling](mac, path))
+
+
+@pytest.mark.parametrize("way", [_climbing, lambda mac, path: os.path.basename(_link(mac, path))], ids=["up", "link"])
+def test_no_way_from_ones_own_directory_to_a_forbidden_place_is_a_projector_a_draft_or_a_file(
+    mac: Mac, way: Callable[[Mac, Path], str]
+) -> None:
+    for path in mac.targets().values():
+        refused_beside(mac, way(mac, path))
+
+
+def refused_beside(mac: Mac, written: str) -> None:
+    """Neither a projector, nor a draft, nor a file beside a model of one's own."""
+    own = {"source": str(mac.own / "own.gguf")}
+    assert attack(mac, {**own, "mmproj": written}), written
+    assert attack(mac, own, {"speculativeDecoding": {"type": "draft-simple", "draftModel": written}}), written
+    assert attack(mac, {**own, "files": [written]}), written
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
