@@ -55,7 +55,7 @@ class Load:
                 self.answers += 1
                 if not self._kept:
                     connection.close()
-                self._last.wait(0.02)  # two that never rest take all of the machine
+                self._last.wait(0.05)  # two that never rest take all of the machine
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.error = repr(error)
         finally:
