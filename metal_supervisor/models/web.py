@@ -280,7 +280,7 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
         raise last or urllib3.exceptions.NewConnectionError(connection, "no address")
 
     def checked(pool: Any) -> Any:
-        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+        class CheckedConnection(pool.ConnectionCls):  # type: ignore[misc]
             def _new_conn(self) -> socket.socket:
                 return connected(self)
 
@@ -288,7 +288,7 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
                 super().connect()
                 client.hold(self.sock)
 
-        return type("Pool", (pool,), {"ConnectionCls": Connection})
+        return type("Pool", (pool,), {"ConnectionCls": CheckedConnection})
 
     return {"http": checked(HTTPConnectionPool), "https": checked(HTTPSConnectionPool)}
 
