@@ -21,7 +21,7 @@ from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer
 from metal_supervisor.sidecar.probe_threads import ProbeThreads
 from metal_supervisor.spec.types import Probe
 
-READY_EVERY_S, LONGEST_REST_S, MOST_A_SECOND = 15.0, 60.0, 5
+READY_EVERY_S, LONGEST_REST_S, MOST_A_SECOND = 15.0, 60.0, 4
 """Seconds between probes of an engine that serves, and the most; probes a second of all engines that serve."""
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2

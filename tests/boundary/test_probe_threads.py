@@ -104,7 +104,7 @@ def test_engines_at_rest_have_no_threads_of_their_own() -> None:
         server.shutdown()
 
 
-@pytest.mark.parametrize(("engines", "seconds"), [(1, 15.0), (75, 15.0), (150, 30.0), (1000, 60.0)])
+@pytest.mark.parametrize(("engines", "seconds"), [(1, 15.0), (60, 15.0), (150, 37.5), (1000, 60.0)])
 def test_many_engines_at_rest_are_asked_less_often(engines: int, seconds: float) -> None:
     assert probes.rest_s(engines) == seconds
 

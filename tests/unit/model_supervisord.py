@@ -56,7 +56,7 @@ from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, Sta
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
 from metal_supervisor.state import own_processes, programs
-from metal_supervisor.supervisord import rpc_plugin
+from metal_supervisor.supervisord import client, rpc_plugin
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
 HOME, NODE_EPOCH = "/state", 1_700_000_000.0
@@ -216,6 +216,7 @@ class OwnCalls(rpc_plugin.Programs):
     """The product's own calls, but for the file that they read."""
 
     def __init__(self, running: Any) -> None:
+        supervisor.events.clear()  # as supervisord does when it starts
         super().__init__(running, Path("/"))
 
     def _read(self, name: str) -> Any:
@@ -231,7 +232,8 @@ class Client(Supervisord):
     """The product's own client, short of the socket. Every call that changes something is written down."""
 
     def __init__(self, mac: Mac) -> None:
-        self._mac, self._plain = mac, False
+        super().__init__("/")
+        self._mac = mac
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         if method == "system.multicall":
@@ -246,7 +248,7 @@ class Client(Supervisord):
         mac.burn()
         if mac.rpc is None:
             raise Unavailable("it is down")
-        if name not in ("reloadConfig", "reread", "getState"):
+        if name not in ("reloadConfig", "reread", "getState", "changes"):
             mac.journal.append((name, *arguments))
             assert arguments[0] in OURS, f"touched {arguments[0]}\n{mac.story()}"
         mac.turn_soon()
@@ -256,17 +258,11 @@ class Client(Supervisord):
             return {"faultCode": error.code, "faultString": error.text}
 
     def table(self) -> dict[str, ProgramState]:
-        """What `getAllProcessInfo` tells, without its prose."""
+        """The real one, made of changes; it has to be what `getAllProcessInfo` would tell, but for clocks set back."""
         mac = self._mac
-        mac.burn()
-        if mac.rpc is None:
-            raise Unavailable("it is down")
-        rows = [
-            ProgramState(
-                name, STATES[process.state], process.pid, float(int(process.laststart)), float(int(process.laststop)),
-            )
-            for name, process in mac.processes().items()
-        ]  # fmt: skip
+        rows = list(super().table().values())
+        told = {name: (STATES[process.state], process.pid) for name, process in mac.processes().items()}
+        assert {row.name: (row.state, row.pid) for row in rows} == told, f"{rows} is not {told}"
         return {row.name: row for row in (reversed(rows) if mac.reverse else rows)}
 
 
@@ -976,7 +972,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return CURRENT[-1].clock.now
 
     clock = SimpleNamespace(time=wall, monotonic=ticks)
-    for module in (supervisor.process, supervisor.rpcinterface, applier, loop, launch):
+    for module in (supervisor.process, supervisor.rpcinterface, applier, client, loop, launch):
         patch.setattr(module, "time", clock)
     patch.setattr(supervisor.process, "shlex", SimpleNamespace(split=lru_cache(shlex.split)))
 
