@@ -74,7 +74,7 @@ def _edition(item: Json) -> tuple[object, object]:
 
 
 def is_edited(before: Json, now: Json) -> bool:
-    """False if only the status changed: that is mostly what this Mac wrote itself, and nobody waits for it."""
+    """False if only the status changed: most statuses are written by this Mac itself, and need no pass."""
     if before.get("status") == now.get("status"):
         return True
     old, new = ({**each["metadata"], "resourceVersion": "", "operatorWrote": ""} for each in (before, now))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import TypeAlias
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.kube import Kube
@@ -34,13 +35,14 @@ from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.directory import StateDir
 
+Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
+"""Of a service: (the slots that this Mac holds, the number that other Macs serve, the slots that serve here)."""
 UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
-NO_SLOTS = frozenset[int]()
 LEAVE_S = 5.0
 """Seconds in which a service that never fits here is left to another Mac."""
 
@@ -62,8 +64,7 @@ class _SteadyEngine:
     item: Service
     record: Record
     note: RunNote | None
-    share: tuple[tuple[int, ...], int, frozenset[int]]
-    """(the slots that this Mac holds of the service, the replicas that others serve, the slots that serve here)."""
+    share: Share
     proposal: Proposal
 
 
@@ -156,7 +157,7 @@ class Assignment:
         self._prerequisites.daemons.prepare(mine, before)
         self._look_for(self._files_of(found, before))
         for key, item in found.items():
-            self._share_out(key, item, ours.get(key, ()), serving.get(key, NO_SLOTS), result, ports, snapshot)
+            self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
@@ -249,7 +250,7 @@ class Assignment:
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
 
     def _still_holds(
-        self, known: _SteadyEngine, item: Service | Rejected, record: Record, share: object, snapshot: Snapshot
+        self, known: _SteadyEngine, item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot
     ) -> bool:
         """True if nothing changed of a service's only engine, which runs as it should."""
         note = snapshot.notes.get(record.program)
@@ -261,9 +262,8 @@ class Assignment:
         return True
 
     def _settle(
-        self, item: Service, record: Record, share: tuple[tuple[int, ...], int, frozenset[int]], proposal: Proposal,
-        snapshot: Snapshot,
-    ) -> None:  # fmt: skip
+        self, item: Service, record: Record, share: Share, proposal: Proposal, snapshot: Snapshot
+    ) -> None:
         """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
         steady = self._steady.get(record.key)
         ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)

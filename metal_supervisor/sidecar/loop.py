@@ -105,8 +105,6 @@ class Sidecar:
         self._table: Mapping[str, ProgramState] = {}
         self._read: tuple[dict[str, Record], dict[str, RunNote]] | None = None
         """The records and the launchers' notes."""
-        self._called_away = False
-        """An engine has ended: its endpoint goes out before anything is read anew. supervisord may even hang."""
         self._supervisord_since = 0.0
         self._inventory = Inventory(settings, self.wake)
         self._observer = Observer(
@@ -222,7 +220,7 @@ class Sidecar:
         error = self._read_table()
         if self._slumber.look():
             self.addresses.look_now()
-        if self._read is None or not self._called_away:
+        if self._read is None or error is not None:  # else its endpoint goes out before anything is read anew
             self._read = self._read_records(), self.state.run_notes()
         records, notes = self._read
         told = self._controller()
@@ -244,7 +242,7 @@ class Sidecar:
             passed_at=time.monotonic(),
             controller_at=self._heard_of(told),
             rows=tuple(found),
-            supervisord_error=error,
+            supervisord_error=self.board.supervisord_error if error is None else error,
             supervisord_since=self._supervisord_since,
             controller=told,
             cluster_error=trouble,
@@ -270,19 +268,20 @@ class Sidecar:
         lost = {name for name in before if name in bad or name in self._table}
         return {**{name: before[name] for name in lost}, **good}
 
-    def _read_table(self) -> str:
-        """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else ""."""
-        self._called_away = False
+    def _read_table(self) -> str | None:
+        """Read supervisord's process table. Returns the error, and keeps the previous table, if that fails; else "".
+
+        None, with the previous table kept, as soon as an engine has ended: supervisord may hang.
+        """
         try:
             table = self._table_reader.read(self._news.is_set)
         except (Unavailable, Refused) as error:
             self._supervisord_since = self._supervisord_since or time.monotonic()
             return str(error)
-        self._called_away = table is None
         if table is None:
             self._news.clear()
             self.wake()
-            return self.board.supervisord_error
+            return None
         self._table, self._supervisord_since = table, 0.0
         observed = {seen.pid for seen in self._observer.observations.values()}
         self._dead &= {row.pid for row in self._table.values()} | observed

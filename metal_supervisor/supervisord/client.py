@@ -145,8 +145,7 @@ class Supervisord:
     def table(self) -> Mapping[str, ProgramState]:
         """The process table, by program name; the very same mapping while nothing changes, and each row as well."""
         with self._reading:
-            whole = time.monotonic() >= self._whole_at
-            told = self._ours("changes", "" if whole else self._edition)
+            told = self._ours("changes", self._edition if time.monotonic() < self._whole_at else "")
             if told is None:
                 return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
             try:

@@ -177,7 +177,7 @@ def test_a_worker_gets_and_gives_up_more_sockets_than_a_buffer_holds_messages(
         with socket.socket() as client:
             return client.connect_ex(("127.0.0.1", port)) != 0
 
-    eventually(lambda: all(map(refused, ports[:20])), what="no socket to be left where nobody accepts")
+    eventually(lambda: all(map(refused, ports[:20])), what="the sockets that were given up to be closed")
     assert not refused(first) and not any(map(refused, ports[20:]))
     other = FakeWorker(path)
     (taken,) = other.ask(want=f"127.0.0.1:{first}", born=time.monotonic())[1]
