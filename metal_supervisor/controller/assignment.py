@@ -7,7 +7,7 @@ engine whose slot another Mac took over keeps running here until it runs there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias
@@ -19,7 +19,7 @@ from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.plan import live_note, runs_as_wanted
 from metal_supervisor.controller.ports import Ports
-from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.prerequisites import CANNOT_S, Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import sleep_note
@@ -50,6 +50,11 @@ LEAVE_S = 5.0
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
     """True if an item may come from another cluster: same name but another uid, or its Model is suddenly gone."""
     return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
+
+
+def _replaced(found: Mapping[Key, Service | Rejected], records: Iterable[Record]) -> frozenset[Key]:
+    """Services that are other objects than those of which engines run here, by the same names."""
+    return frozenset(each.owner for each in records if each.owner in found and found[each.owner].uid != each.uid)
 
 
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
@@ -140,11 +145,12 @@ class Assignment:
         """Add the proposals that change something, or could, to the result."""
         self._look_anew(snapshot.news)
         found = self._resource_filter.read(snapshot, before)
+        replaced = frozenset() if snapshot.complete else _replaced(found, before.values())
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
-            found, services.keys() - found.keys(), serving,
-            lambda item: self._prerequisites.delay_s(item, snapshot), _charged(before.values()),
-            self._to_leave(before.values()),
+            found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
+            lambda item: CANNOT_S if item.key in replaced else self._prerequisites.delay_s(item, snapshot),
+            _charged(before.values()), replaced | self._to_leave(before.values()),
         )  # fmt: skip
         ports = Ports(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}
@@ -171,7 +177,7 @@ class Assignment:
         if now >= self._look_at or news is not self._news:
             self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
 
-    def _to_leave(self, records: Iterable[Record]) -> Collection[Key]:
+    def _to_leave(self, records: Iterable[Record]) -> Set[Key]:
         """The on-demand services that another Mac should have: one of their requests showed that they never fit."""
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}

@@ -113,6 +113,29 @@ def test_a_mac_that_stops_in_order_hands_over_at_once(macs: Fleet) -> None:
     macs.mac(holder).stop()
     eventually(lambda: macs.holder() not in ("", holder), what="the slot to move")
     eventually(lambda: macs.ready() == [macs.holder()], 30, "it to serve there")
+    macs.mac(holder).start()
+    eventually(lambda: macs.mac(holder).pid() == 0, 30, "what moved to end where it was")
+    assert macs.ready() == [macs.holder()] != [holder]
+
+
+def test_a_mac_that_does_not_believe_its_list_yet_leaves_a_service_to_one_that_does(macs: Fleet) -> None:
+    """All that it knew was replaced while it was down: this may be another cluster, until a second list says so too."""
+    first = macs.macs[0]
+    first.apply(first.tiny_model(), service("tiny"))
+    eventually(macs.ready, 40, "it to serve")
+    doubter = macs.mac(macs.holder())
+    others = [mac for mac in macs.macs if mac is not doubter]
+    for mac in others:
+        mac.command("cordon")
+    doubter.stop()
+    macs.kube.request("DELETE", f"{ISVC}/tiny")
+    others[0].apply(service("tiny"))
+    doubter.start()
+    eventually(lambda: doubter.pid(), what="it to run what it ran")
+    others[0].command("uncordon")
+    eventually(lambda: macs.ready() == [others[0].name], 20, "the one that believes its list to serve")
+    others[1].command("uncordon")
+    eventually(lambda: doubter.pid() == 0, 40, "the other one to let go")
 
 
 def test_draining_a_mac_moves_its_slots_without_cutting_an_answer(macs: Fleet) -> None:
