@@ -7,7 +7,7 @@ engine whose slot another Mac took over keeps running here until it runs there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias

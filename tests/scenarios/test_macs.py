@@ -131,7 +131,7 @@ def test_a_mac_that_does_not_believe_its_list_yet_leaves_a_service_to_one_that_d
     macs.kube.request("DELETE", f"{ISVC}/tiny")
     others[0].apply(service("tiny"))
     doubter.start()
-    eventually(lambda: doubter.pid(), what="it to run what it ran")
+    eventually(doubter.pid, what="it to run what it ran")
     others[0].command("uncordon")
     eventually(lambda: macs.ready() == [others[0].name], 20, "the one that believes its list to serve")
     others[1].command("uncordon")
