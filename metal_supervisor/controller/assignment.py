@@ -7,7 +7,7 @@ engine whose slot another Mac took over keeps running here until it runs there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias
@@ -15,8 +15,9 @@ from typing import TypeAlias
 from metal_supervisor import launch
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
-from metal_supervisor.controller import on_demand, reconcile
+from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
+from metal_supervisor.controller.leaving import Leaving
 from metal_supervisor.controller.plan import live_note, runs_as_wanted
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.prerequisites import CANNOT_S, Prerequisites
@@ -43,8 +44,6 @@ ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
-LEAVE_S = 5.0
-"""Seconds in which a service that never fits here is left to another Mac."""
 
 
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
@@ -118,8 +117,7 @@ class Assignment:
         self._settled: dict[Key, _SteadyEngine] = {}
         """Service -> its engine, of which nothing is looked at until there is other news than `_news`."""
         self._news: object = None
-        self._left: dict[Key, float] = {}
-        """InferenceService -> monotonic time at which a request asked for an engine that never fits here."""
+        self._leaving = Leaving()
 
     def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
         """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
@@ -150,7 +148,7 @@ class Assignment:
         self.placed = self._placement.place(
             found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
             lambda item: CANNOT_S if item.key in replaced else self._prerequisites.delay_s(item, snapshot),
-            _charged(before.values()), replaced | self._to_leave(before.values()),
+            _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed.open),
         )  # fmt: skip
         ports = Ports(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}
@@ -176,13 +174,6 @@ class Assignment:
             self._steady, self._anew_at = {}, now + ANEW_S
         if now >= self._look_at or news is not self._news:
             self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
-
-    def _to_leave(self, records: Iterable[Record]) -> Set[Key]:
-        """The on-demand services that another Mac should have: one of their requests showed that they never fit."""
-        now = time.monotonic()
-        self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
-        self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
-        return self._left.keys()
 
     def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
         """Files of the services that this Mac serves; the very same while these are the same."""

@@ -20,6 +20,7 @@ PREFIX = "metal-supervisor.io/"
 KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
 REAPER_LEASE = "metal-reaper"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
+ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
 LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0
 SlotId = tuple[str, str, int]
@@ -67,6 +68,10 @@ class NodeLease:
     unschedulable: str
     """"" or `cordon` or `drain`."""
     session: str
+    left_bytes: int = 0
+    """What is left of its memory budget."""
+    engines: frozenset[str] = frozenset()
+    """Programs that serve models there."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +190,13 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
     if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
-        duration = spec.get("leaseDurationSeconds")
+        duration, left = spec.get("leaseDurationSeconds"), notes.get(MEMORY_LEFT, "")
+        engines = (each.split() for each in notes.get(ENGINES, "").split(","))
         return NodeLease(
             namespace, labels[NODE], version, not spec.get("holderIdentity"),
             float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
             notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
+            int(left) if left.isdecimal() and len(left) < 18 else 0, frozenset(each[0] for each in engines if each),
         )  # fmt: skip
     if labels.get(KIND) != "claim":
         return None

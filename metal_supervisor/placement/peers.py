@@ -6,7 +6,7 @@ back to us, so a stalled watch or a Mac that slept never takes its peers for dea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.manifests import node_lease_name
@@ -25,11 +25,22 @@ class Sighting:
     """Monotonic time."""
 
 
+def have_room(waiting: Iterable[tuple[Key, int, Collection[str]]], macs: Collection[NodeLease]) -> Iterator[Key]:
+    """The services that other Macs have room for together. `waiting`: (service, bytes, programs that can serve it)."""
+    left = {mac.node: mac.left_bytes for mac in macs}
+    for key, need, programs in waiting:
+        for mac in macs:
+            if mac.namespace == key[0] and left[mac.node] >= need and not mac.engines.isdisjoint(programs):
+                left[mac.node] -= need
+                yield key
+                break
+
+
 def is_renewal(before: Json, now: Json) -> bool:
     """True if a change of a Lease says only that its holder lives: no decision depends on it but by its time."""
     old, new = parse(before), parse(now)
     if isinstance(old, NodeLease) and isinstance(new, NodeLease):
-        return replace(old, version="") == replace(new, version="")
+        return replace(old, version="", left_bytes=0) == replace(new, version="", left_bytes=0)
     return old is None and new is None
 
 

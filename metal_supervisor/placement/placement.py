@@ -20,7 +20,7 @@ from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.reflector import Reflector, key_of
 from metal_supervisor.placement import claims, peers
 from metal_supervisor.placement.claimer import Claimer
-from metal_supervisor.placement.claims import Ask, Claim, Life, SlotId
+from metal_supervisor.placement.claims import Ask, Claim, Life, NodeLease, SlotId
 from metal_supervisor.placement.peers import Sighting
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.record import Record
@@ -53,6 +53,8 @@ class Placed:
     """Namespaces with services that this Mac could run: it keeps a node Lease in each."""
     silent: Collection[tuple[str, str]] = ()
     """(namespace, node) of Macs whose endpoints a peer has to withdraw."""
+    open: Collection[NodeLease] = ()
+    """Node Leases of the other Macs that live and take new services."""
 
     @cached_property
     def by_service(self) -> Mapping[Key, Sequence[Claim]]:
@@ -171,7 +173,11 @@ class Placement:
         silent, turn_in_s = self._to_withdraw(lives, now)
         silence_s = peers.next_silence_s(nodes, lives, self._sightings, self._node, self._leases.connected_at, now)
         later = [each for each in (decision.again_in_s, turn_in_s, silence_s) if each is not None]
-        return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent)
+        open_ = [
+            lease for peer, lease in nodes.items()
+            if peer[1] != self._node and lives.get(peer) is Life.LIVE and not lease.unschedulable
+        ]  # fmt: skip
+        return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent, open_)
 
     def _to_withdraw(
         self, lives: Mapping[tuple[str, str], Life], now: float

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from metal_supervisor.host import chip, darwin_memory, machine
-from metal_supervisor.placement.claims import PREFIX
+from metal_supervisor.placement.claims import ENGINES, PREFIX
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.loader import Settings
@@ -49,7 +49,7 @@ def look(settings: Settings) -> tuple[Offer, ...]:
 def noted(offers: Sequence[Offer]) -> dict[str, str]:
     """Annotations of the node Lease, e.g. `llama-server 7200, mlx_lm.server 0.32.2` and `gguf mlx safetensors`."""
     return {
-        PREFIX + "engines": ", ".join(f"{each.program} {each.version}".strip() for each in offers),
+        ENGINES: ", ".join(f"{each.program} {each.version}".strip() for each in offers),
         PREFIX + "formats": " ".join(sorted({name for each in offers for name in each.formats})),
     }
 

@@ -242,14 +242,19 @@ def test_the_embedded_api_runs_several_replicas_on_the_one_mac_there_is(tmp_path
         assert system.status()["phase"] == "Progressing"
 
 
-def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", ["is there", "comes later"])
+def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path, second: str) -> None:
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig, "--lease-duration", str(TTL_S)) as macs:
         first = Mac(tmp_path / "asked", "asked", kubeconfig, 9)
         asked = first.command("fit", str(first.tiny), "--ctx", "512", "--json")
         need = json.loads(asked.stdout)["needBytes"]
-        for name in ("mac-a", "mac-b"):  # room for two each
-            macs.add(name, "--memory-fraction", f"{2.5 * need / psutil.virtual_memory().total:.9f}")
+        room_for_two = "--memory-fraction", f"{2.5 * need / psutil.virtual_memory().total:.9f}"
+        macs.add("mac-a", *room_for_two)
         names = [f"tiny-{number}" for number in range(5)]
+        if second == "comes later":  # the first one has claimed all by then
+            first.apply(first.tiny_model(), *(service(name) for name in names))
+            eventually(lambda: [macs.holder(name) for name in names] == ["mac-a"] * 5, 40, "all to be claimed")
+        macs.add("mac-b", *room_for_two)
         first.apply(first.tiny_model(), *(service(name) for name in names))
         eventually(lambda: sum(bool(macs.ready(name)) for name in names) == 4, 60, "four of them to serve")
         held = Counter(macs.holder(name) for name in names if macs.ready(name))

@@ -385,3 +385,32 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
         holders = [each.holder for slot, each in server.slots.items() if slot[:2] == key]
         assert len(set(holders)) == len(holders), "two slots of one service on one Mac"
         assert not set(holders) & dead
+
+
+# ── what waits for memory ────────────────────────────────────────────────────────────────────────
+
+
+def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_engine_for_it() -> None:
+    roomy = lease(PEER, left_bytes=10, engines=frozenset({"llama-server"}))
+
+    def offered(*waiting: tuple[str, int], programs: tuple[str, ...] = ("llama-server",), where: str = NS) -> list[str]:
+        return [key[1] for key in peers.have_room([((where, name), need, programs) for name, need in waiting], [roomy])]
+
+    assert offered(("a", 6), ("b", 5), ("c", 4)) == ["a", "c"], "together they have to fit"
+    assert offered(("a", 11)) == offered(("a", 1), programs=("omlx",)) == offered(("a", 1), where="elsewhere") == []
+
+
+def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
+    def read(**notes: str) -> NodeLease:
+        told = {claims.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
+        return claims.read([claims.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
+
+    found = read(memory_left="12", engines="llama-server 7200, omlx")
+    assert (found.left_bytes, found.engines) == (12, frozenset({"llama-server", "omlx"}))
+    for text in ("-1", "1e9", "½", "", "9" * 400):
+        assert read(memory_left=text, engines=" , ,").left_bytes == 0
+
+
+def test_a_mac_whose_memory_changed_wakes_nobody() -> None:
+    before, now = (claims.node_lease_object(NS, ME, 40, {claims.MEMORY_LEFT: left}, left) for left in ("1", "2"))
+    assert peers.is_renewal(before, now)

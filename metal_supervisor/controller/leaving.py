@@ -1,0 +1,67 @@
+"""Services that this Mac holds and has no room for, which are left to another one.
+
+An on-demand service that never fits is left once a request has shown that. One that waits for memory is left to a Mac
+that says in its Lease that it has some: that one may have come later, as after a power cut, or been emptied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
+
+from metal_supervisor.controller import on_demand
+from metal_supervisor.memory.ledger import INSUFFICIENT
+from metal_supervisor.placement import peers
+from metal_supervisor.placement.claims import NodeLease
+from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Json, Key, Standing
+
+LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S = 5.0, 60.0, 300.0
+"""Seconds in which a service is left; until others are left to Macs with room, whose Leases then say what is left of
+that; and until the same one is again, as they may not want it.
+"""
+
+
+def _waits_for_memory(record: Record) -> bool:
+    """True if memory is all that a service lacks here: on this Mac, and not by its Model's limit."""
+    verdict, limit = record.verdict, record.limit_bytes
+    waits = verdict.standing is Standing.WAIT and verdict.reason == INSUFFICIENT and record.reserved_bytes > 0
+    within = limit is None or record.reserved_bytes <= limit
+    return waits and within and record.idle_s is None and record.runtime in RUNTIMES
+
+
+def _is_pinned(written: Json) -> bool:
+    """True if `spec.nodeSelector` says which Macs may run a service; the labels of other Macs are not known here."""
+    spec = written.get("spec")
+    return isinstance(spec, dict) and bool(spec.get("nodeSelector"))
+
+
+class Leaving:
+    """What is left to others at present."""
+
+    def __init__(self) -> None:
+        self._left: dict[Key, float] = {}
+        self._offered: dict[Key, float] = {}
+        """Both: InferenceService -> monotonic time at which it was."""
+
+    def keys(self, records: Collection[Record], services: Mapping[Key, Json], macs: Collection[NodeLease]) -> Set[Key]:
+        """The services that another Mac should have. `macs`: the other ones that take new services."""
+        now = time.monotonic()
+        self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
+        self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
+        self._offered = {key: at for key, at in self._offered.items() if now - at < OFFER_AGAIN_S}
+        if macs and now - max(self._offered.values(), default=-OFFERS_EVERY_S) >= OFFERS_EVERY_S:
+            engines = Counter(each.owner for each in records)  # of several, one may run
+            waiting = sorted(filter(_waits_for_memory, records), key=lambda each: each.queue_position)
+            wanted = (
+                (each.owner, each.room_bytes, {program.name for program in RUNTIMES[each.runtime].executables})
+                for each in waiting
+                if engines[each.owner] == 1 and each.owner not in self._offered
+                and not _is_pinned(services.get(each.owner, {}))
+            )  # fmt: skip
+            offered = dict.fromkeys(peers.have_room(wanted, macs), now)
+            self._offered |= offered
+            self._left |= offered
+        return self._left.keys()
