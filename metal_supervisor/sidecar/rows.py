@@ -78,8 +78,8 @@ class _KeptRow:
 
     record: Record
     note: RunNote | None
-    process: tuple[int, float] | None
-    """(pid, start) of its program, None without one."""
+    process: tuple[State, int, float] | None
+    """(state, pid, start) of its program, None without one."""
     engine: _EngineView
     news: tuple[ProbeFinding | None, Published, Held | None]
     row: Row
@@ -160,7 +160,7 @@ class Rows:
         if row is None:
             same = kept.process is None and not self._engine_pid(None, note)
         else:
-            same = row.state is State.RUNNING and (row.pid, row.start) == kept.process
+            same = (row.state, row.pid, row.start) == kept.process
             same = same and row.pid not in self._dead and kept.engine.pid not in self._dead
         return same and self._news_of(kept.record, kept.engine) == kept.news
 
@@ -220,7 +220,7 @@ class Rows:
         direct = local_status.asked_at(record.host or self._settings.bind_address) if self._settings.embedded else ""
         want = WantedStatus(record, told, mac.address, mac.address_problem, direct)
         if seen.settled and seen.kept and self._may_stay(record, row, note, engine.pid):
-            process = None if row is None else (row.pid, row.start)
+            process = None if row is None else (row.state, row.pid, row.start)
             self._kept[name] = _KeptRow(record, note, process, engine, news, made, want)
         return made, want
 
@@ -230,7 +230,8 @@ class Rows:
             return False
         if row is None:
             return not pid
-        return bool(pid) and row.state is State.RUNNING and (note is None or note.launcher_pid == row.pid)
+        up = bool(pid) and row.state in (State.STARTING, State.RUNNING)
+        return up and (note is None or note.launcher_pid == row.pid)
 
     def _announce(self, record: Record, told: Report, observed: Observed, died: bool) -> None:
         """Log each change of a service's phase or reason, and tell the Events that `happening` selects."""

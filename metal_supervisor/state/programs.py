@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from types import UnionType
@@ -215,9 +216,30 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, getattr(hint, "__supertype__", hint))  # that of a NewType
 
 
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """How the value of one field is read from JSON."""
+
+    name: str
+    hint: Any
+    plain: type | None
+    """str or bool, which need no further look; None for any other type."""
+    members: Mapping[Any, Enum] | None
+    """Of an enumeration."""
+    inner: Any
+    """The dataclass that it is, or may be."""
+
+
 @lru_cache(maxsize=16)
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _fields(kind: Any) -> tuple[_Field, ...]:
+    """The fields of a dataclass; to find their types out takes longer than to read their values."""
+    found, hints = [], get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        hint = hints[item.name]
+        members = {each.value: each for each in hint} if isinstance(hint, type) and issubclass(hint, Enum) else None
+        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        found.append(_Field(item.name, hint, hint if hint in (str, bool) else None, members, inner))
+    return tuple(found)
 
 
 def built(kind: type[T], data: Json, what: str) -> T:
@@ -226,23 +248,21 @@ def built(kind: type[T], data: Json, what: str) -> T:
     Unknown fields are ignored, and missing fields take their default: a record of an older or slightly newer
     version is still a record.
     """
-    hints = _hints(kind)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for item in _fields(kind):  # type: ignore[arg-type]
         if item.name not in data:
             continue
         value: Any = data[item.name]
-        hint = hints[item.name]
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            if value not in [each.value for each in hint]:
-                raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
-            values[item.name] = hint(value)
-            continue
-        if not _fits(value, hint):
+        if item.members is not None:
+            fits = isinstance(value, str) and value in item.members
+        else:
+            fits = type(value) is item.plain or _fits(value, item.hint)
+        if not fits:
             raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
-        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
-        if inner is not None and value is not None:
-            value = built(inner, value, what)  # type: ignore[arg-type]
+        if item.members is not None:
+            value = item.members[value]
+        elif item.inner is not None and value is not None:
+            value = built(item.inner, value, what)
         values[item.name] = tuple(value) if isinstance(value, list) else value
     try:
         return kind(**values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from metal_supervisor import launch
@@ -13,13 +12,17 @@ NOT_NOW, UNSEEN = f"exit status {launch.EXIT_NOT_NOW}", f"exit status {launch.EX
 UNKNOWN = "exit status unknown"
 
 
+ENDED = re.compile(r"(?:exited|stopped): (\S+) \(([^;()\n]*[^;()\n ])")
+
+
 class Exits:
-    """Last exits of programs, from supervisord's log, which is read again only when it has changed."""
+    """Last exits of programs, from supervisord's log, of which each line is read once."""
 
     def __init__(self, log: Path, most_bytes: int = 65536) -> None:
         self._log, self._most_bytes = log, most_bytes
-        self._edition: tuple[int, int, int] | None = None
-        self._known: Mapping[str, str] = {}
+        self._inode, self._read_bytes = 0, 0
+        """The log that was read, and how much of it: up to the end of a line."""
+        self._known: dict[str, str] = {}
 
     def last(self, program: str) -> str:
         """The program's last exit in the log's words: `exit status 1`, `terminated by SIGKILL`; "" if there is none.
@@ -29,15 +32,20 @@ class Exits:
         """
         try:
             found = os.stat(self._log)
-            edition = found.st_ino, found.st_size, found.st_mtime_ns
-            if edition != self._edition:
-                with self._log.open("rb") as file:
-                    file.seek(max(0, os.fstat(file.fileno()).st_size - self._most_bytes))
-                    tail = file.read().decode("utf-8", "replace")
-                ends = re.findall(r"(?:exited|stopped): (\S+) \(([^;()]*[^;() ])", tail)
-                self._edition, self._known = edition, {
-                    name: UNKNOWN if how == UNSEEN else how for name, how in ends if how != NOT_NOW
-                }
+            if (found.st_ino, found.st_size) != (self._inode, self._read_bytes):
+                self._read_on(found)
         except OSError:
             return ""
         return self._known.get(program, "")
+
+    def _read_on(self, found: os.stat_result) -> None:
+        """Read what the log has more than before; its end, if it is another one, was emptied, or grew by much."""
+        if found.st_ino != self._inode or found.st_size < self._read_bytes:
+            self._inode, self._read_bytes, self._known = found.st_ino, 0, {}
+        with self._log.open("rb") as file:
+            start = file.seek(max(self._read_bytes, found.st_size - self._most_bytes))
+            lines, newline, _ = file.read().rpartition(b"\n")
+        self._read_bytes = start + len(lines) + len(newline)
+        for name, how in ENDED.findall(lines.decode("utf-8", "replace")):
+            if how != NOT_NOW:
+                self._known[name] = UNKNOWN if how == UNSEEN else how

@@ -398,6 +398,31 @@ def test_an_exit_with_a_core_dump_is_one_by_its_signal(tmp_path: Path) -> None:
     assert "core dumped" in told and Exits(log).last("default.a") == "terminated by SIGSEGV"
 
 
+def test_the_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    exits = Exits(log, most_bytes=200)
+
+    def ended(name: str, code: int) -> str:
+        return f"2026-01-01 00:00:00,000 WARN exited: {name} (exit status {code}; not expected)\n"
+
+    log.write_text(ended("default.a", 1))
+    assert exits.last("default.a") == "exit status 1"
+    line = ended("default.b", 2)
+    for part in (line[:40], line[40:]):  # one that was read while it was written
+        with log.open("a") as file:
+            file.write(part)
+        found = exits.last("default.b"), exits.last("default.a")
+    assert found == ("exit status 2", "exit status 1")
+    with log.open("a") as file:
+        file.write("\n".join(["x" * 50] * 20) + "\n" + ended("default.b", 3))
+    assert exits.last("default.b") == "exit status 3"
+    log.write_text(ended("default.c", 4))  # emptied
+    assert (exits.last("default.b"), exits.last("default.c")) == ("", "exit status 4")
+    log.rename(tmp_path / "log.1")
+    log.write_text(ended("default.d", 5) + ended("default.e", 6))  # rotated
+    assert [exits.last(f"default.{name}") for name in "cde"] == ["", "exit status 5", "exit status 6"]
+
+
 BAD = {
     "no command": "[program:x]\n", "no section": "command=/bin/true\n", "rubbish": "\x00\x01rubbish",
     "value": "[program:x]\ncommand=/bin/true\nautostart=perhaps\n", "no environment": section("x", "%(ENV_NOPE)s"),
