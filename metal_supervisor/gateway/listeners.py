@@ -20,6 +20,9 @@ from metal_supervisor.gateway.holder import BACKLOG, Impostor, received, send
 
 HANDSHAKE_S, CONNECT_S = 10.0, 5.0
 RETRY_S, TAKEN_RETRY_S = 0.2, 5.0
+NO_HOLDER = "the gateway's holder does not answer; see its log"
+LATE_S = 5.0
+"""Time after which a holder that has not answered yet is told of: both start together, one of them first."""
 ALONE_S = 60.0
 """Time without a holder after which a worker retires that has no supervisord either."""
 
@@ -38,7 +41,7 @@ class Listeners:
 
         `protocol`: makes that of an accepted connection, which is to have TLS or not.
 
-        `problem`: called with an address and why it cannot be listened on, "" once it can.
+        `problem`: called with an address, "" for all of them, and why it cannot be listened on, "" once it can.
         """
         self._path, self._public, self._protocol, self._problem = path, public, protocol, problem
         self._loop = asyncio.get_running_loop()
@@ -54,7 +57,7 @@ class Listeners:
         self._awaits_answer = False
         self._announced = False
         """The holder knows that this worker serves."""
-        self._retired = False
+        self._retired = self._missed = False
 
     @property
     def ports(self) -> list[int]:
@@ -108,9 +111,10 @@ class Listeners:
                     await self._follow_holder(tls, serving)
                 except (OSError, EOFError, Impostor, asyncio.TimeoutError):
                     alone_s = time.monotonic() - self._heard_at
-                    if not self._kept:
-                        self._problem(self._public, "the gateway's holder does not answer; see its log")
-                    elif alone_s > ALONE_S and os.getppid() != self._parent:
+                    if not self._kept and alone_s > LATE_S:
+                        self._missed = True
+                        self._problem("", NO_HOLDER)
+                    elif self._kept and alone_s > ALONE_S and os.getppid() != self._parent:
                         return  # its supervisord was killed, and the next one has no gateway
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -132,6 +136,9 @@ class Listeners:
                 while not self._retired:
                     await self._readable(connection)
                     messages, rest, sockets = received(connection, rest)
+                    if self._missed:
+                        self._missed = False
+                        self._problem("", "")
                     for message in messages:
                         if "retire" in message:
                             self._retired = True

@@ -213,8 +213,8 @@ class Worker:
 
     def _not_given(self, address: str, why: str) -> None:
         """Note why an address cannot be listened on, "" once it can."""
-        if not why:
-            told = ""
+        if not why or not address:
+            told = why
         elif address == self._public:
             holder = processes.port_holder(self._settings.gateway_address[1])
             told = f"{self._settings.gateway or GATEWAY} cannot be listened on: {why} ({holder} has it); {TAKEN}"
