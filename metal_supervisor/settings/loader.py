@@ -104,7 +104,7 @@ def checked(name: str, value: Any, origin: str) -> Any:
             raise ValueError
         length_s = fields.seconds_of(value) if wanted is float and isinstance(value, str) else None
         result = wanted(value if length_s is None else length_s)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{origin}: {name} must be {_WORDS[wanted]}, not {value!r:.200}") from None
     check = FIELDS[name].metadata["check"]
     problem = check(result) if check else None
@@ -255,9 +255,13 @@ def save_overrides(state: Path, overrides: Overrides) -> None:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, "utf-8")
-    temporary.chmod(0o600)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, "utf-8")
+        temporary.chmod(0o600)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def load_saved(state: Path) -> Settings:
@@ -296,7 +300,7 @@ def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
     try:
         found = json.loads(kept.read_text("utf-8"))
         values = {name: checked(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, ConfigError):
         raise problem from None
     return dataclasses.replace(Settings(**values), state_dir=str(state))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.spec import limits
-from metal_supervisor.spec.hosts import in_url, is_loopback
+from metal_supervisor.spec.hosts import in_url, is_loopback, web_url
 from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
@@ -57,6 +57,18 @@ def _each(check: Callable[[str], str | None]) -> Callable[[Any], str | None]:
     return lambda value: next(filter(None, map(check, listed(value))), None)
 
 
+def _web(pattern: str, wanted: str) -> Callable[[Any], str | None]:
+    """As `_like`, of a text that may be a URL: its port must be one that there is."""
+
+    def check(value: str) -> str | None:
+        problem = _like(pattern, wanted)(value)
+        if problem is None and value.startswith("http") and web_url(value) is None:
+            return "must have a port between 1 and 65535"
+        return problem
+
+    return check
+
+
 def _listen(value: str) -> str | None:
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
     if value and (found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535):
@@ -92,21 +104,27 @@ def _host(value: str) -> str | None:
 
 
 _DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
-_WEB = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
+_URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
 _named = _like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
 _label_list = _each(_like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
-_daemon_url = _like(
+_daemon_url = _web(
     r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
     "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
 )
-_mirror = _like(f"({_WEB}/?)?", "look like https://registry.example.com")
-_hub = _like(rf"(/.*|{_WEB}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
+_mirror = _web(f"({_URL}/?)?", "look like https://registry.example.com")
+_hub = _web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
 _directory_list = _each(_like("[/~].*", "be absolute directories, separated by commas"))
 
 
 def listed(value: str) -> tuple[str, ...]:
     """Parts of a comma-separated setting."""
     return tuple(each.strip() for each in value.split(",") if each.strip())
+
+
+def _address_and_port(value: str) -> tuple[str, int]:
+    """(address, port) of a text that `_listen` lets pass."""
+    address, _, port = value.rpartition(":")
+    return address.strip("[]"), int(port)
 
 
 RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
@@ -372,7 +390,7 @@ class Settings:
     @property
     def labels(self) -> dict[str, str]:
         """The configured labels of this Mac."""
-        pairs = (each.strip().partition("=") for each in self.node_labels.split(",") if each.strip())
+        pairs = (each.partition("=") for each in listed(self.node_labels))
         return {name: value for name, _, value in pairs}
 
     @property
@@ -397,8 +415,7 @@ class Settings:
     @property
     def metrics_address(self) -> tuple[str, int]:
         """Address and port of `metrics_listen`, which must not be empty."""
-        address, _, port = self.metrics_listen.rpartition(":")
-        return address.strip("[]"), int(port)
+        return _address_and_port(self.metrics_listen)
 
     @property
     def gateway_on(self) -> bool:
@@ -408,8 +425,7 @@ class Settings:
     @property
     def gateway_address(self) -> tuple[str, int]:
         """Address and port of the gateway, which must be on."""
-        address, _, port = (self.gateway or GATEWAY).rpartition(":")
-        return address.strip("[]"), int(port)
+        return _address_and_port(self.gateway or GATEWAY)
 
     @property
     def own_ports(self) -> frozenset[int]:

@@ -256,6 +256,9 @@ def test_a_key_like_no_other_is_told_where_they_all_are(tmp_path: Path) -> None:
         ("ports", "18100", "must look like"), ("ports", "80-90", "must look like"), ("ports", "3000-2000", "must look"),
         ("ports", "2000-70000", "must look like"), ("ports", "-", "must look like"), ("ports", "", "must look like"),
         ("ports", "2000 - 2001", "must look like"), ("ports", "²000-²001", "must look like"),
+        ("hf_endpoint", "https://mirror.example.com:70000", "must have a port between 1 and 65535"),
+        ("ollama_registry", "https://mirror.example.com:0", "must have a port between 1 and 65535"),
+        ("ollama_url", "http://127.0.0.1:99999", "must have a port between 1 and 65535"),
     ],
 )
 def test_a_wrong_value_names_the_setting_the_origin_and_the_rule(
@@ -279,7 +282,7 @@ def test_a_wrong_value_names_the_setting_the_origin_and_the_rule(
         ("port = true", "a whole number"), ("port = 1.5", "a whole number"), ("port = [1]", "a whole number"),
         ("memory_fraction = false", "a number"), ("namespace = 5", "text"), ("namespace = ['a']", "text"),
         ("namespace = true", "text"), ("ports = 18100", "text"), ("[port]\nx = 1", "a whole number"),
-        ("[namespace]", "text"),
+        ("[namespace]", "text"), (f"idle_ttl = 1{'0' * 400}", "a number"),
     ],
 )
 def test_a_value_of_another_type_in_the_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
@@ -465,6 +468,26 @@ def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_fil
         (tmp_path / "overrides.json").write_text(content)
     with pytest.raises(ConfigError, match=r"overrides\.json|such\.toml"):
         load_saved(tmp_path)
+
+
+def test_a_kept_file_that_this_release_refuses_does_not_hide_what_is_wrong_on_file(tmp_path: Path) -> None:
+    save_overrides(tmp_path, Overrides(str(written(tmp_path, "port = 0\n")), {}))
+    (tmp_path / "settings.json").write_text(json.dumps({"port": 0}))
+    with pytest.raises(ConfigError, match=r"x\.toml: port must be between"):
+        loader.load_good(tmp_path)
+
+
+def test_a_full_disk_leaves_no_half_written_settings_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_overrides(tmp_path, Overrides())
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert loader.load_good(tmp_path)[1] == ""
+    with pytest.raises(OSError, match="No space left"):
+        save_overrides(tmp_path, Overrides("", {"port": 5000}))
+    assert [each.name for each in tmp_path.iterdir()] == ["overrides.json"]
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_overrides_without_a_file_need_none() -> None:
