@@ -105,7 +105,7 @@ class Trials:
 
     def __init__(self, state: Path, launcher: Path, on_change: Callable[[], None]) -> None:
         self._state, self._file, self._launcher, self._on_change = state, state / FILE, launcher, on_change
-        _end_left(state)
+        end_left(state)
         self._verdicts: dict[str, TrialVerdict] = self._read()
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class Trials:
             write_atomic(self._file, json.dumps(told), durable=False)
 
 
-def _end_left(state: Path) -> None:
+def end_left(state: Path) -> None:
     """End the engines of trials during which a controller was killed."""
     for note in state.glob("trial-*.json"):
         told = read_object(note)

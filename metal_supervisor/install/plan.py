@@ -25,6 +25,8 @@ from metal_supervisor.spec.document import string
 from metal_supervisor.state.reports import read_object
 
 SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
+PROGRAMS = ("metal-supervisor", "supervisorctl")
+"""Scripts that users call."""
 MARK = "metal-supervisor install wrote this"
 HEADER = """\
 # Settings of metal_supervisor on this Mac; conf/metal-supervisor.toml of the project has them all.
@@ -129,6 +131,11 @@ def places(machine: Machine, state: Path, agent: bool) -> InstallPaths:
     return InstallPaths(state, library / name, machine.root / "usr" / "local" / "bin", "system", True, machine.label)
 
 
+def logs_link(machine: Machine) -> Path:
+    """The link to the logs, where a Mac's Console looks for a user's."""
+    return machine.home / "Library" / "Logs" / "metal-supervisor"
+
+
 @dataclass(frozen=True)
 class InstallPlan:
     """Steps of an installation, and its result."""
@@ -166,7 +173,7 @@ def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
         notes.append(f"the kubeconfig's command {copy.plugin} has to be in {launchd.path_of(str(machine.home))}")
     if not edited:
         steps += _installed(where, plist)
-    for name in ("metal-supervisor", "supervisorctl"):
+    for name in PROGRAMS:
         script = where.programs / name
         if _is_anothers(script):
             notes.append(f"{script} is not ours and stays; ours is {state}/current/{name}")
@@ -174,7 +181,7 @@ def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
             if not where.programs.is_dir():
                 steps.append(Directory(where.programs, 0o755, where.root))
             steps.append(_script(where, name, machine))
-    steps.append(LinkStep(machine.home / "Library" / "Logs" / "metal-supervisor", state / "log"))
+    steps.append(LinkStep(logs_link(machine), state / "log"))
     return InstallPlan(where, settings, tuple(dict.fromkeys(steps)), plist, tuple(notes))
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
+from metal_supervisor.confinement import probe
 from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install.checks import is_state_directory, refuse_anothers, refuse_running
-from metal_supervisor.install.plan import CLUSTER, MARK, SETTINGS_FILE, InstallPaths, places, read
+from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.models.inventory import files_of
 from metal_supervisor.placement import claims
@@ -72,13 +73,13 @@ def find(machine: Machine, state: Path) -> Found:
         where = places(machine, state, agent)
         known = refuse_anothers(where) or known
         ours = [Remove(where.plist, where.root)]
-        for name in ("metal-supervisor", "supervisorctl"):
+        for name in PROGRAMS:
             if MARK.encode() in read(where.programs / name):
                 ours.append(Remove(where.programs / name, where.root))
         if any(step.due() for step in ours) or where.job(machine) is not None:
             here.append(where)
             steps += ours
-    logs = machine.home / "Library" / "Logs" / "metal-supervisor"
+    logs = logs_link(machine)
     if logs.is_symlink():
         steps.append(Remove(logs))
     settings = Settings(state_dir=str(state))
@@ -120,6 +121,7 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
             where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
     own_processes.end_all(boot.left_over(directory))
+    probe.end_left(directory.path)
     for line in _leave_cluster(directory, settings):
         say(line)
     for step in found.steps:
@@ -147,8 +149,9 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
     kept = [path.expanduser().resolve() for path in own]
     for name in (*PASSING, *(USERS if purge else ())):
         path = settings.state_path / name
-        if (path.is_symlink() or path.exists()) and not any(each.is_relative_to(path) for each in kept):
+        if os.path.lexists(path) and not any(each.is_relative_to(path) for each in kept):
             yield path
+        yield from settings.state_path.glob(f".{name}.*.tmp")  # of a process that was killed while it wrote the file
 
 
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
@@ -163,7 +166,7 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
         kube = Kube(settings.kubeconfig_path, settings.context)
         for namespace in namespaces:
             slices = api_path("endpointslices", namespace)
-            for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items", []):
+            for item in kube.request("GET", slices, {"labelSelector": f"{claims.NODE}={node}"}).get("items") or []:
                 kube.request("DELETE", f"{slices}/{item['metadata']['name']}")
             lease = claims.node_lease_object(namespace, node, 0.0, {}, "")["metadata"]["name"]
             with contextlib.suppress(KubeError):

@@ -18,6 +18,7 @@ import metal_agent
 import powermetrics_sudo
 import pytest
 
+from metal_supervisor import launch
 from metal_supervisor.cli import main
 from metal_supervisor.cluster.credentials import BadKubeconfig, Login, choose
 from metal_supervisor.cluster.kubeconfig_copy import copy
@@ -190,6 +191,24 @@ def test_uninstall_leaves_no_file_of_the_gateway_nor_of_a_daemon_and_keeps_what_
         kept = set() if purge else {"ollama.made"}  # the user's own Ollama has those models still
         assert going == {*(name.partition("/")[0] for name in files), "overrides.json"} - kept
         assert going - {path.name for path in uninstall._going(mine, purge)} == {"ollama", "gateway.keys"}
+
+
+def test_uninstall_ends_a_trial_of_a_killed_controller_and_leaves_no_half_written_file(tmp_path: Path) -> None:
+    state = tmp_path / "home" / "s"
+    state.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as engine:
+        try:
+            note = {"pid": engine.pid, "started": launch.start_time(engine.pid)}
+            (state / f"trial-{engine.pid}.json").write_text(json.dumps(note))
+            (state / "overrides.json").write_text('{"config": "", "values": {}}')
+            for name in (".controller.json.4711.tmp", ".metal-supervisor.toml.4711.tmp"):
+                (state / name).write_text("{")
+            mac = machine(nothing_loaded, tmp_path / "root", tmp_path / "home")
+            uninstall.uninstall(uninstall.find(mac, state), mac, True, lambda _: None)
+            assert engine.wait(10) == -signal.SIGKILL
+            assert not state.exists(), list(state.iterdir())
+        finally:
+            engine.kill()
 
 
 # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
