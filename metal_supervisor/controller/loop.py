@@ -36,9 +36,9 @@ from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine
 from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.models.backups import is_temporary
-from metal_supervisor.models.download_job import terms_of
 from metal_supervisor.models.headers import Headers, read_listing
 from metal_supervisor.models.store import Store
+from metal_supervisor.models.store_context import terms_of
 from metal_supervisor.placement.placement import Placement
 from metal_supervisor.runtimes.builds import Builds
 from metal_supervisor.runtimes.metal_device import Metal, Question, question_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.models.backups import is_temporary
-from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
+from metal_supervisor.models.disk_space import KEPT_FREE_BYTES, nearest_existing
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import downloads
@@ -61,8 +61,7 @@ def judge_room(free_bytes: int, report: Json) -> Finding:
 
 
 def _room(around: Surroundings) -> Sequence[Finding]:
-    store = around.settings.store_path
-    place = next(each for each in (store, *store.parents) if each.exists())
+    place = nearest_existing(around.settings.store_path)
     return [judge_room(around.free_bytes(place), around.report())]
 
 

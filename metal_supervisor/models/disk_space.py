@@ -18,6 +18,11 @@ KEPT_FREE_BYTES = 2 << 30
 """Free space left to the machine: below that, macOS itself begins to fail."""
 
 
+def nearest_existing(path: Path) -> Path:
+    """A path itself, or the nearest of its parents that exists: they are on the disk that it would be on."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
 class Space:
     """Reservations of running downloads on the store's disk, and the disk limits of namespaces. Thread-safe."""
 
@@ -46,7 +51,7 @@ class Space:
                 text += f"; {amount(free, 'down')} are free, {amount(self._kept_free)} of them are left to the machine"
                 if others:
                     text += f", {amount(others)} are for other downloads"
-                raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
+                raise _insufficient(text)
             self._claims[id(who)] = need_bytes
 
     def count(
@@ -101,7 +106,7 @@ class Space:
         """Report that a write found no space. Always raises: Unusable, or OSError."""
         text = f"{what}: the disk is full; {amount(max(0, need_bytes), 'up')} are still to come, and "
         text += f"{amount(self._free(), 'down')} are free"
-        raise Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")
+        raise _insufficient(text)
 
     def left(self, who: object, need_bytes: int) -> None:
         """Lower a download's reservation to the bytes that are still to come."""
@@ -119,5 +124,9 @@ class Space:
         """Raise Unusable if the disk has filled up meanwhile. Raises OSError."""
         free = self._free()
         if free < self._kept_free // 2:
-            text = f"only {amount(free, 'down')} of the disk are free, and {amount(self._kept_free // 2)} are left to"
-            raise Unusable("InsufficientDisk", f"{text} the machine; free some, see metal-supervisor models gc")
+            left = f"{amount(self._kept_free // 2)} are left to the machine"
+            raise _insufficient(f"only {amount(free, 'down')} of the disk are free, and {left}")
+
+
+def _insufficient(text: str) -> Unusable:
+    return Unusable("InsufficientDisk", f"{text}; free some, see metal-supervisor models gc")

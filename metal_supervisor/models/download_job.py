@@ -10,21 +10,17 @@ import contextlib
 import errno
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from metal_supervisor.models import backups, fetch, model_files, repository, takeover
-from metal_supervisor.models.disk_space import Space
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept, with_file
+from metal_supervisor.models.model_directory import Contents, kept, with_file
 from metal_supervisor.models.origins import locate
-from metal_supervisor.models.places import Places, places_of
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import STALL_S, Client, Stopped
-from metal_supervisor.settings.loader import HUB, Settings
-from metal_supervisor.spec.limits import Amount
+from metal_supervisor.models.places import Places
+from metal_supervisor.models.store_context import StoreContext
+from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, shown
@@ -33,43 +29,6 @@ from metal_supervisor.spec.types import ModelFile
 TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
 """Intervals at which the byte counts and the message of a progress report change."""
 POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Settings of this Mac for downloads."""
-
-    rules: SourcePolicy = field(default_factory=SourcePolicy)
-    places: Places = field(default_factory=Places)
-    """Allowed places of files that are named by their path."""
-    hub: str = HUB
-    """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
-    at_once: int = 2
-    """Number of models fetched at the same time."""
-    stall_s: float = STALL_S
-    disk: Mapping[str, Amount] = field(default_factory=dict)
-    """Disk limits, by namespace."""
-
-
-def terms_of(settings: Settings) -> Terms:
-    """Terms from this Mac's settings."""
-    # A mirror that is configured is trusted, whatever its address.
-    parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
-    own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
-    rules, disk = SourcePolicy(settings.hosts, settings.private, own), settings.limits.disk
-    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
-
-
-class StoreContext:
-    """State shared by all jobs of a store: its directory, the terms, the download slots and the disk reservations."""
-
-    def __init__(self, directory: Path, terms: Terms) -> None:
-        self.directory, self.terms = directory, terms
-        self.turns = threading.Semaphore(terms.at_once)
-        self.space = Space(directory, limits=terms.disk)
-
-    def slot(self, artifact: Artifact) -> ModelDirectory:
-        return ModelDirectory(self.directory, artifact.slot)
 
 
 class DownloadJob:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from metal_supervisor.host import machine
-from metal_supervisor.models import repository, web
+from metal_supervisor.models import repository, web, web_answers
 from metal_supervisor.models.listing import Piece, Retry, Unusable
 from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_path, write_text
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
@@ -160,11 +160,11 @@ class _Fetch:
                 self._begin_anew()
                 raise self._failed("has become shorter; it is fetched anew")
             if answer.status not in (200, 206):
-                refusal = web.refusal(piece.url, answer, bool(secret))
+                refusal = web_answers.refusal(piece.url, answer, bool(secret))
                 if answer.status in (401, 403):
                     refusal.retry = Retry.SOON  # the listing was allowed: the link has expired since
                 raise refusal
-            if answer.headers.get("Content-Encoding", "identity") != "identity":
+            if web_answers.is_encoded(answer):
                 raise self._failed("answers with an encoding of the file, not with its bytes", Retry.LATER)
             start, size = self._extent(answer, have)
             if start != have:
@@ -174,7 +174,7 @@ class _Fetch:
                 file.seek(start)
                 self._journal.size_bytes = size
                 if answer.status == 200:  # may be another version than the listed one
-                    self._journal.validator = web.validator(answer) or piece.validator
+                    self._journal.validator = web_answers.validator(answer) or piece.validator
                 self._write_journal(min(self._journal.durable_bytes, start))
                 got = self._stream(answer, file.fileno(), start)
             ends = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
@@ -185,9 +185,9 @@ class _Fetch:
         if size is not None and got != size:
             raise self._failed(f"ended after {got} of {size} bytes")
 
-    def _extent(self, answer: web.Answer, have: int) -> tuple[int, int | None]:
+    def _extent(self, answer: web_answers.Answer, have: int) -> tuple[int, int | None]:
         """Return (offset of an answer's first byte, size of the whole file or None). Raises Unusable."""
-        piece, (start, size) = self._piece, web.extent(answer)
+        piece, (start, size) = self._piece, web_answers.extent(answer)
         # Status 200 is the whole file: the server has no ranges, or the file has changed.
         if start is None or (answer.status == 206 and start != have):
             raise self._failed("does not give the range that it is asked for", Retry.LATER)
@@ -197,7 +197,7 @@ class _Fetch:
             raise self._failed(f"has {size} bytes, and should have {piece.size_bytes}; is it being replaced?")
         return start, size if size is not None else piece.size_bytes
 
-    def _stream(self, answer: web.Answer, descriptor: int, start: int) -> int:
+    def _stream(self, answer: web_answers.Answer, descriptor: int, start: int) -> int:
         """Write the body to the disk, and return the file's size then. Raises Unusable, Stopped, OSError."""
         piece, most, watcher = self._piece, self._journal.size_bytes, self._watcher
         got, unsynced, window, window_at = start, 0, 0, time.monotonic()
@@ -271,8 +271,7 @@ class Opened:
 def check_head(head: bytes, piece: Piece) -> None:
     """Raise Unusable for the first bytes of a GGUF file without its magic number, or of another that is a program."""
     if not piece.is_gguf:
-        if repository.is_program(head):
-            raise Unusable("InvalidModelFile", f"{shown(piece.url)} is a program; no program of a model is ever run")
+        repository.refuse_program(head, shown(piece.url))
         return
     if why := no_gguf(head):
         raise Unusable("InvalidModelFile", f"{shown(piece.url)} {why}")

@@ -22,7 +22,8 @@ from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.ollama_library import NotThere, blob_url
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
 from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Answer, Client, extent, read_part
+from metal_supervisor.models.web import Client, read_part
+from metal_supervisor.models.web_answers import Answer, extent, is_encoded
 from metal_supervisor.spec.gguf import (
     MAX_DATA_BYTES,
     MAX_HEADER_BYTES,
@@ -161,7 +162,7 @@ class _Remote:
         answer = self._client.get(self._url, {"Range": f"bytes={have}-{upto - 1}"}, self._secret)
         start, size = extent(answer)
         try:
-            if answer.headers.get("Content-Encoding", "identity") != "identity":
+            if is_encoded(answer):
                 raise self._failed("answers with an encoding of the file, not with its bytes")
             if answer.status == 416 and have:
                 self.size_bytes = have
@@ -266,7 +267,7 @@ class _Look:
 
     reading: Reading | None = None
     state: object = None
-    """`_state_of` the file before the reading; another value means that it has been replaced."""
+    """`state_of` the file before the reading; another value means that it has been replaced."""
     at: float = 0.0
     """Monotonic time of the reading."""
     busy: bool = True
@@ -338,9 +339,8 @@ class Headers:
         self, source: str, look: _Look, read: Callable[[], Reading], state_of: Callable[[], object] | None
     ) -> None:
         state = state_of() if state_of else None
-        known = look.reading
-        same = state is not None and state == look.state and known is not None and not known.problem
-        found = known if same and known is not None else read()
+        known, unchanged = look.reading, state is not None and state == look.state
+        found = known if unchanged and known is not None and not known.problem else read()
         with self._lock:
             changed, look.state = look.reading != found, state
             look.reading, look.at, look.busy = found, time.monotonic(), False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 SET_WHILE_IMPORTED = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DEBUG": "0"}
 """The library reads them once, when it is imported. The first also keeps it from requesting /api/agent-harnesses, which
 it uses to describe this program to every server; the second, if it were on, would log every request."""
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _importing = threading.Lock()
 
 
@@ -74,7 +72,7 @@ def listing(
     repo, revision, path = hub_client.parsed(artifact.source)
     _check_name(path or "-", artifact.source)
     hub = hub_client.Hub(endpoint, token, repo, client, timeout_s)
-    if COMMIT.fullmatch(pinned):
+    if repository.COMMIT.fullmatch(pinned):
         try:
             return _at(hub, artifact, pinned, path, headers)
         except hub_client.RevisionGone:
@@ -100,7 +98,7 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
 
     Raises Unusable.
     """
-    commit = revision if COMMIT.fullmatch(revision) else ""
+    commit = revision if repository.COMMIT.fullmatch(revision) else ""
     pieces = []
     for name in repository.shards(path):
         found = hub.head(commit or revision, name)
@@ -219,7 +217,7 @@ def _commit_of(cache: Path, revision: str) -> str:
             commit = file.read(64).strip()
     except (OSError, ValueError):
         return revision
-    return commit if COMMIT.fullmatch(commit) else revision
+    return commit if repository.COMMIT.fullmatch(commit) else revision
 
 
 def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:

@@ -22,7 +22,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-from metal_supervisor.models import repository, web
+from metal_supervisor.models import repository, web, web_answers
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.spec.sources import DEFAULT_REVISION, shown
@@ -32,7 +32,6 @@ ALTOGETHER = 6
 REDIRECTS = 5
 OWN_TOKEN_S = 10.0
 ALSO_THE_HUB = ("https", "huggingface.co", 443)
-COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -109,11 +108,11 @@ def _no_mirror(endpoint: str, trouble: str) -> Unusable:
     return Unusable("DownloadFailed", f"{shown(endpoint)} {trouble}; is it a mirror of Hugging Face?")
 
 
-def _failure(url: str, page: web.WholeAnswer) -> Unusable:
+def _failure(url: str, page: web_answers.WholeAnswer) -> Unusable:
     """Error for a server in trouble, with the wait that it asks for, in a header of either kind."""
-    error = web.refusal(url, page)
+    error = web_answers.refusal(url, page)
     if not error.after_s and (limit := parse_ratelimit_headers(page.headers)) and limit.remaining == 0:
-        error.after_s = min(web.LONGEST_WAIT_S, float(limit.reset_in_seconds))
+        error.after_s = min(web_answers.LONGEST_WAIT_S, float(limit.reset_in_seconds))
     return error
 
 
@@ -226,7 +225,7 @@ class Hub:
 
 
 def _commit(said: object) -> str:
-    return said if isinstance(said, str) and COMMIT.fullmatch(said) else ""
+    return said if isinstance(said, str) and repository.COMMIT.fullmatch(said) else ""
 
 
 def _size(said: object) -> int | None:

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.models.disk_space import nearest_existing
 from metal_supervisor.models.housekeeping import Item, Kind
 from metal_supervisor.models.model_directory import OURS, PARTIAL, Contents, ModelDirectory
+from metal_supervisor.models.places import SLOT
 from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical, shown, without_quantization
@@ -26,7 +28,6 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import downloads
 from metal_supervisor.state.reports import controller_report, read_object
 
-SLOT_NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 GOING = ".removed-"
 
 
@@ -122,7 +123,7 @@ def look(store: Path, state: StateDir, ollama: Path) -> Stock:
         ):
             entries.append(entry)
     once = {each.inode: each.size_bytes for entry in entries for each in entry.files}
-    free = shutil.disk_usage(_existing(store)).free
+    free = shutil.disk_usage(nearest_existing(store)).free
     return Stock(store, tuple(entries), others, sum(once.values()), free, unread)
 
 
@@ -133,7 +134,7 @@ def _entry(
     if path.name.startswith(GOING):  # it belongs to no service, and its files' times mean nothing
         return StoredModel(slot, Kind.PARTIAL, None, tuple(replace(each, mtime=0.0) for each in files), 0.0)
     users = _users(path, texts)
-    if not SLOT_NAME.fullmatch(path.name):
+    if not SLOT.fullmatch(path.name):
         return StoredModel(slot, Kind.LLMKUBE, None, files, slot.last_used(), users) if files else None
     contents = slot.note()
     if contents is None:
@@ -171,10 +172,6 @@ def frees_bytes(files: Iterable[StoredFile]) -> int:
 def _journal_bytes(part: Path) -> int:
     """Size of a file once it is complete, by its journal; 0 if the journal does not say."""
     return whole(read_object(part.with_name(f"{part.name}.json")), "size_bytes")
-
-
-def _existing(path: Path) -> Path:
-    return next(each for each in (path, *path.parents) if each.exists())
 
 
 # ── who uses it ──────────────────────────────────────────────────────────────────────────────────

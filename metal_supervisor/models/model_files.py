@@ -83,7 +83,7 @@ def check_directory(path: Path) -> int:
     except OSError as error:
         raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
     weights = sum(size for name, size in sizes.items() if name.endswith(repository.WEIGHTS))
-    lacks = repository.CONFIG if repository.CONFIG not in sizes else "" if weights else "*.safetensors"
+    lacks = repository.lacking(sizes) or ("" if weights else "*.safetensors")  # empty files are no weights
     if lacks:
         text = f"{named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
@@ -99,8 +99,7 @@ def check_content(path: Path) -> None:
     try:
         with path.open("rb") as file:
             text = file.read(MAGIC_BYTES if path.name not in repository.CONFIGS else repository.MOST_CONFIG_BYTES)
-        if repository.is_program(text):
-            raise Unusable("InvalidModelFile", f"{named(path)} is a program; no program of a model is ever run")
+        repository.refuse_program(text, named(path))
         if path.name in repository.CONFIGS:
             repository.check_config(text, named(path))
     except OSError as error:

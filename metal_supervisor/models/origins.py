@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.models import repository, web
+from metal_supervisor.models import repository, web, web_answers
 from metal_supervisor.models.listing import Listing, Piece, Unusable
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, hub_parts, shown
@@ -68,13 +68,13 @@ def _asked(client: web.Client, piece: Piece, secret: Mapping[str, str]) -> Piece
     """
     answer = client.get(piece.url, {"Range": "bytes=0-0"}, secret)
     try:
-        _, size = web.extent(answer)
+        _, size = web_answers.extent(answer)
         if answer.status == 416 and size == 0:
             raise Unusable("InvalidModelFile", f"{shown(piece.url)} is empty")
         if answer.status not in (200, 206):
-            raise web.refusal(piece.url, answer, bool(secret))
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise web_answers.refusal(piece.url, answer, bool(secret))
+        if web_answers.is_encoded(answer):
             size = None
-        return replace(piece, size_bytes=size, validator=web.validator(answer))
+        return replace(piece, size_bytes=size, validator=web_answers.validator(answer))
     finally:
         answer.close()

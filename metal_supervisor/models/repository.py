@@ -17,6 +17,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".npz")
 READ_BY_ENGINES = (".json", *WEIGHTS, ".model", ".tiktoken", ".txt", ".jinja", ".jsonl")
@@ -106,8 +107,7 @@ def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str,
     if strange := next((name for name in sorted(wanted) if not is_safe(name)), None):
         raise Unusable("InvalidModelFile", f"{of} has {strange!r:.120}, which is no name of a file on this Mac")
     top = {name for name in wanted if "/" not in name}
-    lacks = CONFIG if CONFIG not in top else "" if any(name.endswith(WEIGHTS) for name in top) else "*.safetensors"
-    if lacks:
+    if lacks := lacking(top):
         if files:
             raise Unusable("InvalidModelFile", f"spec.files leaves out {lacks} of {of}, which an engine needs; add it")
         text = f"{of} has no {lacks} at its top, so it is no MLX model"
@@ -117,6 +117,13 @@ def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str,
         raise Unusable("InvalidModelFile", f"{text}; name some in spec.files")
     _refuse_collisions(wanted, of)
     return tuple(sorted(wanted, key=lambda name: (name != CONFIG, name)))
+
+
+def lacking(names: Collection[str]) -> str:
+    """What the files of a directory lack of an MLX model, "" if nothing."""
+    if CONFIG not in names:
+        return CONFIG
+    return "" if any(name.endswith(WEIGHTS) for name in names) else "*.safetensors"
 
 
 def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:
@@ -137,9 +144,10 @@ def directory_name(artifact: Artifact) -> str:
     return plain[-96:].lstrip(".") or "model"
 
 
-def is_program(head: bytes) -> bool:
-    """True if a file with these first bytes is a program or a library."""
-    return head.startswith(PROGRAMS)
+def refuse_program(head: bytes, where: str) -> None:
+    """Raise Unusable if a file with these first bytes is a program or a library. `where`: its path or URL."""
+    if head.startswith(PROGRAMS):
+        raise Unusable("InvalidModelFile", f"{where} is a program; no program of a model is ever run")
 
 
 def check_config(text: bytes, where: str) -> None:

@@ -20,7 +20,7 @@ from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.s3_xml import Listed, document, fields, page
-from metal_supervisor.models.web import LONGEST_WAIT_S, WholeAnswer, extent
+from metal_supervisor.models.web_answers import LONGEST_WAIT_S, WholeAnswer, extent
 from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
@@ -102,15 +102,17 @@ def listing(artifact: Artifact, keys: Mapping[str, str], get: Get) -> Listing:
 
     `keys`: those of the Secret, as text; {} for anonymous requests.
     """
-    bucket = _bucket(artifact.source, keys)
-    try:
-        return _asked(artifact, bucket, get)
-    except _Elsewhere as moved:
-        bucket = replace(bucket, region=str(moved))
-    try:
-        return _asked(artifact, bucket, get)
-    except _Elsewhere:
-        raise Unusable("DownloadFailed", f"s3://{bucket.name}: no two answers agree on its region") from None
+    parts = bucket_key(artifact.source)
+    if parts is None:
+        raise Unusable("UnsupportedSource", "the source must look like s3://BUCKET/KEY", Retry.NEVER)
+    name, key = parts
+    bucket = _bucket(name, keys)
+    for _ in range(2):
+        try:
+            return _asked(artifact, bucket, key, get)
+        except _Elsewhere as moved:
+            bucket = replace(bucket, region=str(moved))
+    raise Unusable("DownloadFailed", f"s3://{name}: no two answers agree on its region")
 
 
 def presigned(
@@ -129,10 +131,7 @@ def presigned(
 # ── where it is ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _bucket(source: str, keys: Mapping[str, str]) -> Bucket:
-    parts = bucket_key(source)
-    if parts is None:
-        raise Unusable("UnsupportedSource", "the source must look like s3://BUCKET/KEY", Retry.NEVER)
+def _bucket(bucket: str, keys: Mapping[str, str]) -> Bucket:
     said = {name: value.strip() for name, value in keys.items() if value.strip()}
     region = next((said[name] for name in REGIONS if name in said), DEFAULT_REGION)
     for name, value in said.items():
@@ -143,9 +142,9 @@ def _bucket(source: str, keys: Mapping[str, str]) -> Bucket:
     credentials = None
     if not said.keys() <= {*REGIONS, *ENDPOINTS}:
         if lacking := [name for name in (ID, SECRET) if name not in said]:
-            raise Unusable("SourceUnauthorized", f"the Secret of s3://{parts[0]} lacks {' and '.join(lacking)}")
+            raise Unusable("SourceUnauthorized", f"the Secret of s3://{bucket} lacks {' and '.join(lacking)}")
         credentials = Credentials(said[ID], said[SECRET], said.get(TOKEN))
-    return Bucket(parts[0], region, _endpoint(said), credentials)
+    return Bucket(bucket, region, _endpoint(said), credentials)
 
 
 def _endpoint(said: Mapping[str, str]) -> str:
@@ -164,10 +163,7 @@ def _endpoint(said: Mapping[str, str]) -> str:
 # ── what is there ────────────────────────────────────────────────────────────────────────────────
 
 
-def _asked(artifact: Artifact, bucket: Bucket, get: Get) -> Listing:
-    parts = bucket_key(artifact.source)
-    assert parts is not None
-    key = parts[1]
+def _asked(artifact: Artifact, bucket: Bucket, key: str, get: Get) -> Listing:
     if any(part in (".", "..") for part in key.split("/")):
         message = f"{_place(bucket, key)}: a part of the key is {'. or ..'!r}, which HTTP clients take for a path"
         raise Unusable("InvalidModelFile", message, Retry.NEVER)

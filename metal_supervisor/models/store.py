@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
+from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.headers import state_of
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.store_context import StoreContext, Terms
 from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sources import Artifact, Keys, shown
@@ -89,14 +90,15 @@ class Store:
                 task.job.slot.touch()
         started = []
         for artifact, keys in wanted.items():
+            wanted_in = (namespaces or {}).get(artifact, frozenset())
             known = self._tasks.get(artifact)
-            if known is not None:
-                known.job.namespaces = (namespaces or {}).get(artifact, frozenset())
-                if known.job.keys != keys:
-                    known.job.keys = keys
-                    known.again.set()
+            if known is None:
+                started.append(self._start(artifact, keys, wanted_in))
                 continue
-            started.append(self._start(artifact, keys, (namespaces or {}).get(artifact, frozenset())))
+            known.job.namespaces = wanted_in
+            if known.job.keys != keys:
+                known.job.keys = keys
+                known.again.set()
         # A local file is looked at within milliseconds, 0.1 s if its header is large: a short wait saves a second pass.
         until = time.monotonic() + LOOK_WAIT_S
         for task in started:
@@ -154,7 +156,9 @@ class Store:
 
     def near(self, artifact: Artifact) -> bool | None:
         """True if an artifact is on this Mac, False if it would be fetched, None for a local path without a file."""
-        return self.here(artifact) is not None or (None if artifact.local else False)
+        if self.here(artifact) is not None:
+            return True
+        return None if artifact.local else False
 
     def here(self, artifact: Artifact) -> Path | None:
         """Path of an artifact on this Mac, whether or not it is wanted; None if it is not here, or not allowed."""
@@ -241,16 +245,16 @@ class Store:
         """Report a failed try. A connection that is cut now and then is not a failure of the model."""
         meter, text = task.job.meter, str(trouble)
         task.final = trouble.retry is Retry.NEVER
+        if trouble.retry is Retry.SOON:
+            text = f"{text}; tried again in {duration(wait_s)}"
         if trouble.retry is Retry.RUNG:
-            return self._say(task, ModelFile("Pending", reason=trouble.reason, message=text))
-        if trouble.retry is not Retry.SOON:
-            return self._say(task, ModelFile("Failed", reason=trouble.reason, message=text))
-        text = f"{text}; tried again in {duration(wait_s)}"
-        if not meter.got_bytes or task.fruitless >= PATIENT_TRIES:
-            return self._say(task, ModelFile("Failed", reason=trouble.reason, message=text))
-        counted = meter.got_bytes, meter.total_bytes
-        state = ModelFile("Downloading", message=f"{meter}; {text}", got_bytes=counted[0], total_bytes=counted[1])
-        return self._say(task, state)
+            state = ModelFile("Pending", reason=trouble.reason, message=text)
+        elif trouble.retry is not Retry.SOON or not meter.got_bytes or task.fruitless >= PATIENT_TRIES:
+            state = ModelFile("Failed", reason=trouble.reason, message=text)
+        else:
+            got, total = meter.got_bytes, meter.total_bytes
+            state = ModelFile("Downloading", message=f"{meter}; {text}", got_bytes=got, total_bytes=total)
+        self._say(task, state)
 
     def _wait(self, task: _Task, wait_s: float) -> None:
         """Wait for the next try. After a final failure, wait until `again` is set or the slot's note is removed."""

@@ -11,48 +11,34 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import math
-import re
 import socket
 import ssl
 import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from metal_supervisor.cluster.answers import line_trouble, retry_after_s
+from metal_supervisor.cluster.answers import line_trouble
 from metal_supervisor.host.addresses import networks_near
 from metal_supervisor.host.machine import interfaces
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web_answers import Answer, WholeAnswer, is_encoded, refusal
 from metal_supervisor.spec.sources import shown
 
-Answer: TypeAlias = urllib3.BaseHTTPResponse
 CONNECT_S, STALL_S = 10.0, 60.0
 REDIRECTS = 5
 MOVED = (301, 302, 303, 307, 308)
-LONGEST_WAIT_S = 300.0
 LONGEST_PAGE_BYTES = 16 << 20
-CONTENT_RANGE = re.compile(r"bytes +(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 
 
 class Stopped(Exception):
     """The request was stopped, because its model is no longer wanted."""
-
-
-@dataclass(frozen=True)
-class WholeAnswer:
-    """An answer whose body has been read."""
-
-    status: int
-    headers: Mapping[str, str] = field(repr=False)
-    """Headers, by names in any letter case."""
-    body: bytes = field(repr=False)
 
 
 class Client:
@@ -124,7 +110,7 @@ class Client:
         first, current = origin(url), url
         for _ in range(REDIRECTS + 1):
             own = secret if secret and origin(current) == first else {}
-            answer = self._once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **(own or {})})
+            answer = self._once("GET", current, {"Accept-Encoding": "identity", **(headers or {}), **own})
             where = answer.headers.get("Location")
             if answer.status not in MOVED or not where:
                 return answer
@@ -166,7 +152,7 @@ class Client:
         """
         answer = self._once(method, url, headers, wait_s)
         try:
-            if method != "HEAD" and answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+            if method != "HEAD" and is_encoded(answer):
                 unasked = Unusable("DownloadFailed", f"{shown(url)} answered compressed, unasked")
                 raise refusal(url, answer) if answer.status >= 400 else unasked
             found = bytearray()
@@ -337,38 +323,9 @@ def read_part(client: Client, url: str, answer: Answer, most_bytes: int) -> byte
     return part
 
 
-def refusal(url: str, answer: Answer | WholeAnswer, has_secret: bool = False) -> Unusable:
-    """Error for an answer whose status is not a success."""
-    status, what = answer.status, shown(url)
-    if status in (404, 410):
-        return Unusable("SourceNotFound", f"{what} answered {status}: there is no such file; check spec.source")
-    if status in (401, 403):
-        advice = "is what spec.sourceSecretRef holds right?" if has_secret else "it needs a key, or the link is too old"
-        return Unusable("SourceUnauthorized", f"{what} answered {status}; {advice}")
-    if status == 429 or status >= 500 or status == 408:
-        wait_s = retry_after_s(answer.headers, longest_s=LONGEST_WAIT_S)
-        return Unusable("DownloadFailed", f"{what} answered {status}", Retry.SOON, wait_s)
-    return Unusable("DownloadFailed", f"{what} answered {status}; check spec.source")
-
-
 def bearer(token: str) -> dict[str, str]:
     """Header for a token of the Hub, {} for none. Raises Unusable for one that no header can hold."""
     if not token.isascii() or not token.isprintable() or " " in token:
         text = "the token of spec.sourceSecretRef (key HF_TOKEN) has characters that none has; write it again"
         raise Unusable("SourceUnauthorized", text)
     return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def extent(answer: Answer | WholeAnswer) -> tuple[int | None, int | None]:
-    """(offset of an answer's first byte, size of the whole file), None for what it does not tell."""
-    if answer.status == 200:
-        said = answer.headers.get("Content-Length", "")
-        return 0, int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else None
-    found = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
-    start, size = found.groups() if found else (None, None)
-    return int(start) if start else None, int(size) if size and size != "*" else None
-
-
-def validator(answer: Answer) -> str:
-    """Value that changes with the file: an ETag, else a date; "" if there is none."""
-    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""

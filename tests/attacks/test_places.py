@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller.daemons import Daemons
-from metal_supervisor.models.download_job import DownloadJob, StoreContext, terms_of
+from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.store import Store
+from metal_supervisor.models.store_context import StoreContext, terms_of
 from metal_supervisor.runtimes import omlx
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.resources import Policy, interpret

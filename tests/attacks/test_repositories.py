@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.models.download_job import DownloadJob, StoreContext, Terms
+from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.repository import NAMES_CODE, READ_BY_ENGINES, directory
 from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.store_context import StoreContext, Terms
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile
 from tests.support import mlx

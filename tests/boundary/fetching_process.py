@@ -6,9 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
-from metal_supervisor.models.download_job import Terms
 from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
+from metal_supervisor.models.store_context import Terms
 from metal_supervisor.spec.sources import NO_KEYS, Artifact
 
 

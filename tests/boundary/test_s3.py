@@ -22,7 +22,7 @@ from urllib3 import HTTPHeaderDict
 from metal_supervisor.models import s3
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.s3_xml import page
-from metal_supervisor.models.web import WholeAnswer
+from metal_supervisor.models.web_answers import WholeAnswer
 from metal_supervisor.spec.sources import Artifact
 from tests.support.s3 import ID, REGION, SECRET, Server
 from tests.support.system import ROOT

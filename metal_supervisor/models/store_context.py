@@ -1,0 +1,55 @@
+"""What all downloads of a store have in common: this Mac's settings for them, and the state that they share."""
+
+from __future__ import annotations
+
+import threading
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metal_supervisor.models.disk_space import Space
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.models.places import Places, places_of
+from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.web import STALL_S
+from metal_supervisor.settings.loader import HUB, Settings
+from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.sources import Artifact
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Settings of this Mac for downloads."""
+
+    rules: SourcePolicy = field(default_factory=SourcePolicy)
+    places: Places = field(default_factory=Places)
+    """Allowed places of files that are named by their path."""
+    hub: str = HUB
+    """Base URL of the Hub or of a mirror, or the absolute path of a local mirror."""
+    at_once: int = 2
+    """Number of models fetched at the same time."""
+    stall_s: float = STALL_S
+    disk: Mapping[str, Amount] = field(default_factory=dict)
+    """Disk limits, by namespace."""
+
+
+def terms_of(settings: Settings) -> Terms:
+    """Terms from this Mac's settings."""
+    # A mirror that is configured is trusted, whatever its address.
+    parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
+    own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
+    rules, disk = SourcePolicy(settings.hosts, settings.private, own), settings.limits.disk
+    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
+
+
+class StoreContext:
+    """State shared by all jobs of a store: its directory, the terms, the download slots and the disk reservations."""
+
+    def __init__(self, directory: Path, terms: Terms) -> None:
+        self.directory, self.terms = directory, terms
+        self.turns = threading.Semaphore(terms.at_once)
+        self.space = Space(directory, limits=terms.disk)
+
+    def slot(self, artifact: Artifact) -> ModelDirectory:
+        return ModelDirectory(self.directory, artifact.slot)
