@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metal_supervisor.cluster.report import Report, confinement, last_known, report, rests
-from metal_supervisor.memory.ledger import over_limit
+from metal_supervisor.memory.refusals import over_limit
 from metal_supervisor.spec.document import mapping, string, whole
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.processes import Observed, RunNote

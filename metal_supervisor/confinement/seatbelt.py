@@ -8,7 +8,7 @@ denied after the import.
 from __future__ import annotations
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 from metal_supervisor.confinement.access import Access
 
@@ -50,6 +50,26 @@ PULLS = """(allow process-fork)
 """
 
 
+ABOVE = '(allow file-read-metadata (path-ancestors (param "{}")))'
+GRANTS: Mapping[str, tuple[str, ...]] = {
+    "BINARY": (
+        '(allow process-exec* (literal (param "{}")))',
+        '(allow file-read* file-map-executable (literal (param "{}")))',
+        ABOVE,
+    ),
+    # llama.cpp lists the directory that it is started from, and takes EACCES for an answer, but not Seatbelt's EPERM.
+    "BESIDE": ('(allow file-read-data (literal (param "{}")))',),
+    "APP": ('(allow process-exec* (subpath (param "{}")))',),
+    "LIBRARY": ('(allow file-read* file-map-executable (subpath (param "{}")))', ABOVE),
+    "READ": ('(allow file-read* (subpath (param "{}")))', ABOVE),
+    "LIST": ('(allow file-read-data (literal (param "{}")))',),
+    "WRITE": ('(allow file-read* file-write* (subpath (param "{}")))', ABOVE),
+    "BIND": ('(allow network-bind network-inbound (local ip (param "{}")))',),
+    "CONNECT": ('(allow network-outbound (remote ip (param "{}")))',),
+}
+"""Kind of a parameter -> the rules for each of that kind; `{}` stands for its name, the kind and its index."""
+
+
 def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, str]]:
     """(text, parameters, parameters to be resolved at the start) for `sandbox_init_with_parameters`.
 
@@ -61,35 +81,21 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
         rules.append(PYTHON)
     if access.pulls:
         rules.append(PULLS)
-
-    def named(prefix: str, paths: Sequence[str], into: dict[str, str]) -> list[str]:
-        names = [f"{prefix}_{index}" for index in range(len(paths))]
-        into.update(zip(names, paths, strict=True))
-        return names
-
-    for name in named("BINARY", access.execute, resolved):
-        rules.append(f'(allow process-exec* (literal (param "{name}")))')
-        rules.append(f'(allow file-read* file-map-executable (literal (param "{name}")))')
-        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
-    # llama.cpp lists the directory that it is started from, and takes EACCES for an answer, but not Seatbelt's EPERM.
-    for name in named("BESIDE", list(dict.fromkeys(map(os.path.dirname, access.execute))), resolved):
-        rules.append(f'(allow file-read-data (literal (param "{name}")))')
     frameworks = [each for each in access.libraries if access.python and FRAMEWORK in each]
-    for name in named("APP", [f"{each}/{APP}" for each in frameworks], resolved):
-        rules.append(f'(allow process-exec* (subpath (param "{name}")))')
-    for name in named("LIBRARY", access.libraries, resolved):
-        rules.append(f'(allow file-read* file-map-executable (subpath (param "{name}")))')
-        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
-    for name in named("READ", access.read, judged):
-        rules.append(f'(allow file-read* (subpath (param "{name}")))')
-        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
-    for name in named("LIST", access.list, resolved):
-        rules.append(f'(allow file-read-data (literal (param "{name}")))')
-    for name in named("WRITE", access.write, judged):
-        rules.append(f'(allow file-read* file-write* (subpath (param "{name}")))')
-        rules.append(f'(allow file-read-metadata (path-ancestors (param "{name}")))')
-    for name in named("BIND", [f"*:{port}" for port in access.bind], judged):
-        rules.append(f'(allow network-bind network-inbound (local ip (param "{name}")))')
-    for name in named("CONNECT", [f"localhost:{port}" for port in access.connect], judged):
-        rules.append(f'(allow network-outbound (remote ip (param "{name}")))')
+    values: tuple[tuple[str, Iterable[str], dict[str, str]], ...] = (
+        ("BINARY", access.execute, resolved),
+        ("BESIDE", dict.fromkeys(map(os.path.dirname, access.execute)), resolved),
+        ("APP", [f"{each}/{APP}" for each in frameworks], resolved),
+        ("LIBRARY", access.libraries, resolved),
+        ("READ", access.read, judged),
+        ("LIST", access.list, resolved),
+        ("WRITE", access.write, judged),
+        ("BIND", [f"*:{port}" for port in access.bind], judged),
+        ("CONNECT", [f"localhost:{port}" for port in access.connect], judged),
+    )
+    for kind, paths_or_ports, parameters in values:
+        for index, value in enumerate(paths_or_ports):
+            name = f"{kind}_{index}"
+            parameters[name] = value
+            rules += [rule.format(name) for rule in GRANTS[kind]]
     return "\n".join(rules) + "\n", judged, resolved

@@ -27,7 +27,8 @@ from metal_supervisor.cluster.report import EVICTED, UNLOADED
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.memory import ledger
-from metal_supervisor.memory.ledger import INSUFFICIENT, Decision, Entry, Ledger, LedgerPhase, Pool
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger, LedgerPhase, Pool
+from metal_supervisor.memory.refusals import CHECK_FAILED, INSUFFICIENT, over_limit
 from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation, Verdict
 from metal_supervisor.spec.resources import rank_of
@@ -237,7 +238,7 @@ def _running(proposal: Proposal, was: Record | None, now: float, **changes: Any)
 
 def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> Record:
     """Record of a service that keeps the memory it has."""
-    over = ledger.over_limit(proposal.reserved_bytes, proposal.limit_bytes, proposal.mapped_bytes)
+    over = over_limit(proposal.reserved_bytes, proposal.limit_bytes, proposal.mapped_bytes)
     if was is not None and was.queued_at is not None and not over and reconcile.leaves_as_it_is(proposal, RUNS, was):
         return was  # as nearly always; to make it anew takes ten times as long
     record = _running(proposal, was, now)
@@ -248,10 +249,10 @@ def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> 
         record = replace(record, reserved_bytes=max(record.reserved_bytes, was.reserved_bytes))
     if record.warning is not None:
         return record
-    over = ledger.over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
+    over = over_limit(record.reserved_bytes, record.limit_bytes, record.mapped_bytes)
     if over:
         return replace(record, warning=(INSUFFICIENT, f"{over}; {reconcile.keeps(up is not None)}"))
-    unknown = was is not None and was.warning and was.warning[0] == ledger.CHECK_FAILED and not record.reserved_bytes
+    unknown = was is not None and was.warning and was.warning[0] == CHECK_FAILED and not record.reserved_bytes
     return replace(record, warning=was.warning) if unknown and was is not None else record
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 
 from metal_supervisor.controller import on_demand
-from metal_supervisor.memory.ledger import INSUFFICIENT
+from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.placement import peers
 from metal_supervisor.placement.claims import NodeLease
 from metal_supervisor.runtimes import RUNTIMES

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import reconcile
-from metal_supervisor.memory.ledger import INSUFFICIENT, too_large
+from metal_supervisor.memory.refusals import INSUFFICIENT, too_large
 from metal_supervisor.spec.processes import UNUSED, EngineUse, Observed
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing

@@ -21,7 +21,7 @@ from metal_supervisor.controller.reconcile import Outlook, Running
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.host import machine
-from metal_supervisor.memory.ledger import over_pool, too_large
+from metal_supervisor.memory.refusals import over_pool, too_large
 from metal_supervisor.models.headers import Headers
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.models.store import Store

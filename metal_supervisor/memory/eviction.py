@@ -42,22 +42,19 @@ class EvictionChoice:
     """One sentence with the numbers."""
 
 
-def _name(key: Key) -> str:
-    return "/".join(key)
-
-
 def _because(chosen: Candidate, other: Candidate) -> str:
     """Reason why one candidate comes before the next in the order of eviction."""
+    name = "/".join(other.key)
     if chosen.priority != other.priority:
-        return f"its priority {chosen.priority} is below the {other.priority} of {_name(other.key)}"
+        return f"its priority {chosen.priority} is below the {other.priority} of {name}"
     if chosen.busy != other.busy:
-        return f"it is idle and {_name(other.key)} is busy"
+        return f"it is idle and {name} is busy"
     if chosen.charge_bytes != other.charge_bytes:
         size, less = amount(chosen.charge_bytes, "up"), amount(other.charge_bytes, "down")
-        return f"it takes {size} and {_name(other.key)} {less}"
+        return f"it takes {size} and {name} {less}"
     if chosen.started != other.started:
-        return f"it runs longer than {_name(other.key)}"
-    return f"its name comes before {_name(other.key)}"
+        return f"it runs longer than {name}"
+    return f"its name comes before {name}"
 
 
 def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, guard: float = 0.30) -> EvictionChoice:
@@ -77,15 +74,12 @@ def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, g
     held = sum(each.charge_bytes for each in candidates)
     shares = f"{amount(held)} of {amount(used_bytes)} used"
     if held < guard * used_bytes:
-        return EvictionChoice(
-            None, "below_guard", f"engines hold {shares}, less than {guard:.0%}: others are the cause"
-        )
+        text = f"engines hold {shares}, less than {guard:.0%}: others are the cause"
+        return EvictionChoice(None, "below_guard", text)
     able.sort(key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.started, each.key))
     why = _because(able[0], able[1]) if len(able) > 1 else "no other may be stopped"
-    freed = amount(able[0].charge_bytes)
-    return EvictionChoice(
-        able[0].key, "", f"{_name(able[0].key)} is stopped to free {freed}: {why}; engines hold {shares}"
-    )
+    name, freed = "/".join(able[0].key), amount(able[0].charge_bytes)
+    return EvictionChoice(able[0].key, "", f"{name} is stopped to free {freed}: {why}; engines hold {shares}")
 
 
 def may_evict(watch: Watch, last_exit_at: float | None, still_leaving: bool, now: float, pace: Pace = PACE) -> bool:

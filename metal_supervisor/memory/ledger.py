@@ -23,12 +23,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from metal_supervisor.memory.refusals import (
+    CHECK_FAILED,
+    INSUFFICIENT,
+    PRESSURE,
+    UNKNOWN_STARTED,
+    advice_for,
+    over_pool,
+    room_left,
+    too_large,
+)
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key
-
-INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
-"""Reasons why an engine waits; the first two are LLMKube's."""
-UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
 
 
 class LedgerPhase(str, Enum):
@@ -137,29 +143,6 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
     return -entry.priority, entry.asked, entry.key
 
 
-def _smaller(need: int, weights: int) -> tuple[str, ...]:
-    """Changes that reduce an engine's need. `weights`: bytes of its weights, 0 if unknown."""
-    if weights and 2 * weights < need:
-        return (f"a shorter context, as {amount(need - weights)} of that are not weights",)
-    share = f", as {amount(weights)} of that are weights" if weights else ""
-    return f"a smaller quantization{share}", "a shorter context"
-
-
-def _advice(need: int, weights: int, namespace: str = "") -> str:
-    """Advice for an engine that does not fit. `namespace`: whose limit it exceeds, "" for this Mac's memory."""
-    if namespace:
-        return f"try {' or '.join(_smaller(need, weights))}, or have the limit raised"
-    return f"try {', '.join(_smaller(need, weights))}, or --memory-fraction"
-
-
-def _arithmetic(need: int, left: int, budget: int, weights: int) -> str:
-    return f"needs {amount(need, 'up')}, {_room(left, budget)}, so it never fits here; {_advice(need, weights)}"
-
-
-def _room(left: int, budget: int) -> str:
-    return f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
-
-
 class _Book:
     """State of one pass over the queue, for the machine or for one namespace."""
 
@@ -191,7 +174,7 @@ class _Book:
 
     def room(self, entry: Entry) -> str:
         """Text about the memory that is left for an entry."""
-        room = _room(self.left + entry.holds_bytes, self.budget)
+        room = room_left(self.left + entry.holds_bytes, self.budget)
         return f"{room} to namespace {self.namespace} (--namespace-memory)" if self.namespace else room
 
     def admit(self, entry: Entry) -> None:
@@ -293,37 +276,6 @@ def _hopeless(entry: Entry, machine: _Book, own: _Book, mode: str) -> Decision |
     return Decision(False, *refusal) if refusal else None
 
 
-def over_pool(need: int | None, limit: int | None, namespace: str, weights: int = 0) -> tuple[str, str] | None:
-    """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
-    if need is None or limit is None or need <= limit:
-        return None
-    return INSUFFICIENT, (
-        f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
-        f"together (--namespace-memory); {_advice(need, weights, namespace)}"
-    )
-
-
-def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
-    """Message for an engine that needs more than its Model allows, "" if it does not. `weights`: part of `need`."""
-    if need is None or limit is None or need <= limit:
-        return ""
-    return (
-        f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} (spec.hardware.memoryBudget or "
-        f"memoryFraction); raise that, or try {' or '.join(_smaller(need, weights))}"
-    )
-
-
-def too_large(
-    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0
-) -> tuple[str, str] | None:
-    """(reason, message) for an engine that exceeds its Model's limit or the budget even alone; None if it does not."""
-    if over := over_limit(need, limit, weights):
-        return INSUFFICIENT, over
-    if need is not None and need > budget:
-        return INSUFFICIENT, _arithmetic(need, left, budget, weights)
-    return None
-
-
 def admit(
     budget_bytes: int,
     entries: Collection[Entry],
@@ -393,17 +345,17 @@ def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool)
 def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
     """Queue an entry in one book: choose the engines to stop for it, reserve memory, and compose the message."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
-    there, advice = book.room(entry), _advice(entry.charge_bytes, entry.weights_bytes, book.namespace)
+    there, advice = book.room(entry), advice_for(entry.charge_bytes, entry.weights_bytes, book.namespace)
     message = f"needs {amount(entry.charge_bytes, 'up')}, {there}; {advice}"
     if need <= left and held_up is not None:
         message = (
             f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
-            f"but {_named(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
+            f"but {'/'.join(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
         )
     victims = book.victims(entry, preemption) if held_up is None else []
     if victims:
         book.reserve(entry, victims)
-        message += f"; {', '.join(_named(each.key) for each in victims)} will be stopped for it"
+        message += f"; {', '.join('/'.join(each.key) for each in victims)} will be stopped for it"
     elif held_up is None and need <= left + book.coming:
         book.reserve(entry, ())
         message = (
@@ -414,7 +366,3 @@ def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decis
         book.block(entry)
     text = f"{message} (queue position {position})"
     return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims))
-
-
-def _named(key: Key) -> str:
-    return "/".join(key)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from metal_supervisor import launch
 from metal_supervisor.host import commands, darwin_memory, processes
@@ -20,6 +22,7 @@ from metal_supervisor.host import machine as host
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import KERNEL, MemorySample
 
+T = TypeVar("T")
 PROC = Path("/proc")
 KIB = 1024
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
@@ -56,32 +59,32 @@ def sample(procfs: Path = PROC) -> MemorySample:
 
 def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
     problems: list[str] = []
-    total, available, level, swap = total_bytes(), None, None, None
+    total, available = total_bytes(), None
     if not total:
         problems.append("hw.memsize cannot be read")
-    try:
-        percent = mac.number("kern.memorystatus_level")
-        if 0 <= percent <= 100 and total:
-            available = total * percent // 100
-        else:
-            problems.append(f"kern.memorystatus_level is {percent}")
-    except OSError as error:
-        problems.append(_text(error))
-    try:
-        level = mac.number("kern.memorystatus_vm_pressure_level")
-        if level not in KERNEL:
-            problems.append(f"kern.memorystatus_vm_pressure_level is {level}")
-            level = None
-    except OSError as error:
-        problems.append(_text(error))
-    try:
-        swap = mac.swap_used_bytes()
-    except OSError as error:
-        problems.append(_text(error))
+    percent = _told(lambda: mac.number("kern.memorystatus_level"), problems)
+    if percent is not None and 0 <= percent <= 100 and total:
+        available = total * percent // 100
+    elif percent is not None:
+        problems.append(f"kern.memorystatus_level is {percent}")
+    level = _told(lambda: mac.number("kern.memorystatus_vm_pressure_level"), problems)
+    if level is not None and level not in KERNEL:
+        problems.append(f"kern.memorystatus_vm_pressure_level is {level}")
+        level = None
+    swap = _told(mac.swap_used_bytes, problems)
     return MemorySample(
         at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=level, swap_used_bytes=swap,
         problems=tuple(problems), wired_bytes=mac.wired_bytes(),
     )  # fmt: skip
+
+
+def _told(read: Callable[[], T], problems: list[str]) -> T | None:
+    """A value that is read; None if it cannot be, with the reason among the problems."""
+    try:
+        return read()
+    except OSError as error:
+        problems.append(_text(error))
+        return None
 
 
 def _sample_linux(procfs: Path) -> MemorySample:
@@ -98,10 +101,8 @@ def _sample_linux(procfs: Path) -> MemorySample:
 
 def _meminfo(path: Path, problems: list[str]) -> dict[str, int]:
     """Values of meminfo in bytes, by their names there."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        problems.append(_text(error))
+    text = _told(path.read_bytes, problems)
+    if text is None:
         return {}
     known = _figures(text)
     missing = [name for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree") if name not in known]
@@ -136,12 +137,7 @@ def _text(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def used_bytes(
-    pid: int,
-    mapped_bytes: int = 0,
-    started: str = "",
-    procfs: Path = PROC,
-) -> Held | None:
+def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path = PROC) -> Held | None:
     """Measure the memory of a process and its descendants; None if it is gone, or cannot be measured.
 
     `mapped_bytes`: size of the model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.

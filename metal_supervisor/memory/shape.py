@@ -8,7 +8,7 @@ are missing, by the architectures that have a rule of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor.spec.gguf import MAX_LAYERS, BadGguf, Header, Value
@@ -218,6 +218,31 @@ def _recurrent(keys: _Keys, header: Header, layers: int, heads_kv: tuple[int, ..
     return (True,) * layers, True
 
 
+def _cached(keys: _Keys, recurrent: tuple[bool, ...], guessed: bool) -> tuple[bool, ...]:
+    """For each block, True if it has a KV cache. `guessed`: see `_recurrent`."""
+    layers, architecture = len(recurrent), keys.architecture
+    if architecture in CACHELESS:
+        return (False,) * layers
+    with_cache = layers - keys.number("attention.shared_kv_layers", 0)
+    if architecture == "gemma3n":
+        with_cache = GEMMA3N_LAYERS_WITH_KV
+    forward = keys.each("feed_forward_length", layers, 0) if architecture in NEMOTRON else (0,) * layers
+    both = guessed or architecture in BOTH  # a block with a state has a cache as well
+    return tuple(
+        index < with_cache and (both or not recurrent[index]) and not forward[index] for index in range(layers)
+    )
+
+
+def _assumptions(keys: _Keys, guessed: bool) -> Iterator[str]:
+    """What is assumed on the safe side. `guessed`: see `_recurrent`."""
+    if keys.ignored:
+        named = ", ".join(keys.ignored)
+        by = f"llama.cpp may not save memory by it for {keys.architecture:.80}"
+        yield f"charged in full despite {named}: {by}"
+    if guessed:
+        yield f"{keys.architecture} does not say which blocks attend: every one is charged for both"
+
+
 def _state(keys: _Keys, embedding: int, heads: int) -> int:
     """Numbers that one recurrent block keeps for one sequence: those of its convolution and of its state.
 
@@ -268,35 +293,23 @@ def shape_of(header: Header) -> Shape:
     windowed = _windowed(keys, layers, window)
     if keys.architecture == "lfm2" and window:
         windowed = tuple(not each for each in recurrent)
-    assumptions = list(header.assumptions)
-    if keys.ignored:
-        named = ", ".join(keys.ignored)
-        by = f"llama.cpp may not save memory by it for {keys.architecture:.80}"
-        assumptions.append(f"charged in full despite {named}: {by}")
-    if guessed:
-        assumptions.append(f"{keys.architecture} does not say which blocks attend: every one is charged for both")
     compressed = keys.has("attention.key_length_mla") and keys.has("attention.value_length_mla")
     dims = {
         False: (key, value),
         True: (keys.number("attention.key_length_swa", key), keys.number("attention.value_length_swa", value)),
     }
-    with_cache = layers - keys.number("attention.shared_kv_layers", 0)
-    if keys.architecture == "gemma3n":
-        with_cache = GEMMA3N_LAYERS_WITH_KV
+    cached = _cached(keys, recurrent, guessed)
     state, indexer = _state(keys, embedding, heads), keys.number("attention.indexer.key_length", 0)
-    forward = keys.each("feed_forward_length", layers, 0) if keys.architecture in NEMOTRON else (0,) * layers
     made = []
     for index in range(layers):
-        alone = recurrent[index] and not guessed and keys.architecture not in BOTH
-        keeps = index < with_cache and not alone and not forward[index] and keys.architecture not in CACHELESS
         wide_key, wide_value = dims[windowed[index]]
         made.append(
             Layer(
-                key=wide_key * heads_kv[index] if keeps else 0,
-                value=wide_value * heads_kv[index] if keeps and not compressed else 0,
+                key=wide_key * heads_kv[index] if cached[index] else 0,
+                value=wide_value * heads_kv[index] if cached[index] and not compressed else 0,
                 windowed=windowed[index],
                 state=state if recurrent[index] else 0,
-                indexer=indexer if keeps and heads_kv[index] else 0,
+                indexer=indexer if cached[index] and heads_kv[index] else 0,
             )
         )
     return Shape(
@@ -308,5 +321,5 @@ def shape_of(header: Header) -> Shape:
         heads=heads,
         attention=3 * embedding + heads * (2 * key + value),
         forward=max(_widest(keys, embedding), _scanning(keys, embedding)),
-        assumptions=tuple(assumptions),
+        assumptions=(*header.assumptions, *_assumptions(keys, guessed)),
     )

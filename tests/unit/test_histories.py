@@ -30,7 +30,7 @@ from model_supervisord import (
 )  # fmt: skip
 
 from metal_supervisor.controller.plan import LONGEST_RETRY_S
-from metal_supervisor.memory.ledger import INSUFFICIENT
+from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.spec.processes import State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Standing

@@ -14,8 +14,8 @@ import psutil
 
 from metal_supervisor.launch import MARK
 from metal_supervisor.memory.budget import Budget
-from metal_supervisor.memory.ledger import INSUFFICIENT
 from metal_supervisor.memory.machine_memory import host_budget
+from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demand, prompt_cache_mib
 from metal_supervisor.spec.gguf import Prefix, read_header

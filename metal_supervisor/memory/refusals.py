@@ -1,0 +1,61 @@
+"""Messages about engines that do not fit, with the arithmetic and advice; and refusals of those that never will."""
+
+from __future__ import annotations
+
+from metal_supervisor.spec.sizes import amount
+
+INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
+"""Reasons why an engine waits; the first two are LLMKube's."""
+UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
+
+
+def _smaller(need: int, weights: int) -> tuple[str, ...]:
+    """Changes that reduce an engine's need. `weights`: bytes of its weights, 0 if unknown."""
+    if weights and 2 * weights < need:
+        return (f"a shorter context, as {amount(need - weights)} of that are not weights",)
+    share = f", as {amount(weights)} of that are weights" if weights else ""
+    return f"a smaller quantization{share}", "a shorter context"
+
+
+def advice_for(need: int, weights: int, namespace: str = "") -> str:
+    """Advice for an engine that does not fit. `namespace`: whose limit it exceeds, "" for this Mac's memory."""
+    if namespace:
+        return f"try {' or '.join(_smaller(need, weights))}, or have the limit raised"
+    return f"try {', '.join(_smaller(need, weights))}, or --memory-fraction"
+
+
+def room_left(left: int, budget: int) -> str:
+    """Text about the memory that is left of a budget."""
+    return f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
+
+
+def over_pool(need: int | None, limit: int | None, namespace: str, weights: int = 0) -> tuple[str, str] | None:
+    """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
+    if need is None or limit is None or need <= limit:
+        return None
+    return INSUFFICIENT, (
+        f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
+        f"together (--namespace-memory); {advice_for(need, weights, namespace)}"
+    )
+
+
+def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
+    """Message for an engine that needs more than its Model allows, "" if it does not. `weights`: part of `need`."""
+    if need is None or limit is None or need <= limit:
+        return ""
+    return (
+        f"needs {amount(need, 'up')}, its Model allows {amount(limit, 'down')} (spec.hardware.memoryBudget or "
+        f"memoryFraction); raise that, or try {' or '.join(_smaller(need, weights))}"
+    )
+
+
+def too_large(
+    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0
+) -> tuple[str, str] | None:
+    """(reason, message) for an engine that exceeds its Model's limit or the budget even alone; None if it does not."""
+    if over := over_limit(need, limit, weights):
+        return INSUFFICIENT, over
+    if need is not None and need > budget:
+        text = f"needs {amount(need, 'up')}, {room_left(left, budget)}, so it never fits here"
+        return INSUFFICIENT, f"{text}; {advice_for(need, weights)}"
+    return None
