@@ -62,8 +62,8 @@ class TrialVerdict:
     works: bool
     why: str = ""
     """Reason of the failure, "" if it works."""
-    slow: bool = False
-    """True if the trial only timed out, which another may not: the verdict is not kept over a restart."""
+    passing: bool = False
+    """True if the trial timed out or could not be made: another may end otherwise, so it is not kept over a restart."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Trials:
             verdict = try_out(trial, self._launcher, self._state)
         except Exception as error:
             log.exception("confinement could not be tried")
-            verdict = TrialVerdict(False, f"it could not be tried: {error!r:.200}")
+            verdict = TrialVerdict(False, f"it could not be tried: {error!r:.200}", passing=True)
         if verdict.works:
             log.info("confinement works", extra={"engine": key})
         else:
@@ -147,7 +147,7 @@ class Trials:
             return {}
 
     def _keep(self) -> None:
-        latest = dict([item for item in self._verdicts.items() if not item[1].slow][-KEPT:])
+        latest = dict([item for item in self._verdicts.items() if not item[1].passing][-KEPT:])
         told = {key: {"works": each.works, "why": each.why} for key, each in latest.items()}
         with contextlib.suppress(OSError):  # it is tried again after the next start
             write_atomic(self._file, json.dumps(told), durable=False)
@@ -252,9 +252,8 @@ def _serves(base: Path, launcher: Path, trial: Trial, state: Path | None) -> Tri
         ended = engine.poll()
         how = f"ended with {ended}" if ended is not None else f"did not serve within {SERVE_S:g} s"
         lines = log_file.read_text("utf-8", "replace").strip().splitlines()
-        return TrialVerdict(
-            False, f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400], ended is None
-        )
+        why = f"the engine {how}: {lines[-1] if lines else 'it printed nothing'}"[:400]
+        return TrialVerdict(False, why, passing=ended is None)
 
 
 def _answers(trial: Trial) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host import launchd
-from metal_supervisor.host.launchctl import LAUNCHCTL, Launchctl, LaunchdError, LoadedJob
+from metal_supervisor.host.launchctl import EX_CONFIG, LAUNCHCTL, Launchctl, LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import INCUMBENT, LABEL
 
-EX_CONFIG = "78"
 NEVER_EXITED = ("(never exited)", "")
 INSTALL = "metal-supervisor install, as a LaunchDaemon: it starts with the Mac, and may reach the local network"
 RENEW = "then metal-supervisor install, which loads the file anew: launchd reads it only then"
@@ -20,7 +19,7 @@ def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
     """Findings about our job. `stop_s`: longest time to stop the system, by its settings."""
     where = f"{domain}/{LABEL}"
     found: list[Finding] = []
-    if job.last_exit.startswith(EX_CONFIG):
+    if job.last_exit.partition(":")[0] == EX_CONFIG:
         text = f"{where} cannot be started (78: EX_CONFIG): launchd could not open its log, or its user is unknown"
         found.append(fail(text, f"make the directory of its log, owned by that user; {RENEW}"))
     elif job.state != "running":
@@ -55,11 +54,9 @@ def judge_incumbent(domains: Sequence[str]) -> Finding:
     """Finding about LLMKube's own agent. `domains`: those in which it is loaded."""
     if not domains:
         return ok("no other agent is loaded")
-    text = f"LLMKube's metal-agent is loaded too ({', '.join(domains)}/{INCUMBENT}): both would run the same services"
-    stop = "; ".join(
-        f"{LAUNCHCTL} disable {each}/{INCUMBENT} && {LAUNCHCTL} bootout {each}/{INCUMBENT}"
-        for each in domains
-    )
+    jobs = [f"{each}/{INCUMBENT}" for each in domains]
+    text = f"LLMKube's metal-agent is loaded too ({', '.join(jobs)}): both would run the same services"
+    stop = "; ".join(f"{LAUNCHCTL} disable {job} && {LAUNCHCTL} bootout {job}" for job in jobs)
     return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
 
 

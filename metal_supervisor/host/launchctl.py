@@ -23,6 +23,8 @@ NO_SUCH_DOMAIN = 112
 """For a user who is not logged in at the screen, as NO_DOMAIN."""
 NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, NO_PROGRAM})
 """Exit codes that mean there is no such job; any other failure tells nothing about it."""
+EX_CONFIG = "78"
+"""Exit code with which launchd itself reports a job that it cannot start."""
 AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
 
 

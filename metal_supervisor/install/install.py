@@ -20,7 +20,7 @@ from metal_supervisor import __version__
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd, root_file
-from metal_supervisor.host.launchctl import Launchctl
+from metal_supervisor.host.launchctl import EX_CONFIG, Launchctl
 from metal_supervisor.host.launchd import INCUMBENT
 from metal_supervisor.install import upgrade
 from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, refuse_running
@@ -224,7 +224,7 @@ def _say_what_failed(found: InstallPlan, launchctl: Launchctl, say: Say) -> None
     log = found.places.state / "log" / "launchd.log"
     told = f"launchd says {job.state or 'nothing'}, last exit {job.last_exit}" if job else "launchd has no such job"
     say(f"it does not come up: {told}")
-    if job and "78" in job.last_exit.split(":")[0]:
+    if job and job.last_exit.partition(":")[0] == EX_CONFIG:
         say(f"exit code 78 is launchd's own: {log.parent} or its file cannot be written by the job's user")
     for line in read(log).decode("utf-8", "replace").splitlines()[-5:]:
         say(f"  {line}")

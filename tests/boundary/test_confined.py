@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -215,6 +216,17 @@ def test_a_real_engine_passes_its_trial_and_the_outcome_is_kept(tmp_path: Path) 
     verdict = eventually(lambda: trials.look("build", make), 60, "the outcome")
     assert verdict == TrialVerdict(True) and woken
     assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", make) == verdict
+
+
+def test_a_trial_that_could_not_be_carried_out_is_repeated_after_a_restart(tmp_path: Path) -> None:
+    def full(_scratch: Path, _port: int) -> Trial:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    trials = Trials(tmp_path, Path(launch.__file__), lambda: None)
+    trials.look("build", full)
+    verdict = eventually(lambda: trials.look("build", full), 20, "the outcome")
+    assert not verdict.works and "No space left" in verdict.why
+    assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", full) is None
 
 
 def test_a_real_engine_in_the_home_directory_serves_and_reads_nothing_else_there(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import metal_agent
@@ -25,7 +26,7 @@ from metal_supervisor.cluster.kubeconfig_copy import copy
 from metal_supervisor.controller import boot
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Done, run_here
-from metal_supervisor.host.launchctl import LaunchdError
+from metal_supervisor.host.launchctl import LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.host.power_meter import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
@@ -542,6 +543,15 @@ def test_what_did_not_come_up_is_no_success_and_is_tried_again(
     monkeypatch.setattr(upgrade, "upgrade", lambda state, _say: tried.append(state) or 1)
     assert [install.install(again, mac, print) for _ in range(2)] == [1, 1]
     assert tried == [tmp_path / "s"] * 2
+
+
+@pytest.mark.parametrize(("last_exit", "told"), [("78: EX_CONFIG", True), ("178", False), ("Killed: 9", False)])
+def test_only_launchds_own_exit_code_is_told_as_launchds(tmp_path: Path, last_exit: str, told: bool) -> None:
+    job = LoadedJob("spawn scheduled", 0, 3, last_exit, None, "", "")
+    found = SimpleNamespace(places=SimpleNamespace(label=LABEL, state=tmp_path))
+    said: list[str] = []
+    install._say_what_failed(cast(Any, found), cast(Any, SimpleNamespace(job=lambda _: job)), said.append)
+    assert any("launchd's own" in line for line in said) is told, said
 
 
 def test_the_fake_disk_is_never_the_real_one() -> None:

@@ -146,6 +146,8 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("launchd", "fail", launchd.judge_job("system", replace(JOB, spawn_type="daemon (3)"), 30), ("Interactive",)),
     ("other agent", "ok", launchd.judge_incumbent([]), ()),
     ("other agent", "fail", launchd.judge_incumbent(["gui/501"]), ("com.llmkube.metal-agent", "bootout gui/501/")),
+    ("other agent", "fail", launchd.judge_incumbent(["system", "gui/501"]),
+     ("system/com.llmkube.metal-agent, gui/501/com.llmkube.metal-agent", "bootout system/", "with sudo")),
     ("chip", "ok", machine.judge_chip("Apple M4 Max", "26.1", False), ("Apple M4 Max, macOS 26.1",)),
     ("chip", "fail", machine.judge_chip("Apple M4 Max", "26.1", True), ("Rosetta", "/opt/homebrew")),
     ("chip", "fail", machine.judge_chip("Intel(R) Core(TM) i9", "15.2", False), ("without an Apple chip",)),
