@@ -141,7 +141,7 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
 def _watch(around: Surroundings) -> Sequence[Finding]:
     if around.settings.embedded:
         return []
-    kube: Kube | None = around.link.kube
+    kube = around.link.kube
     if kube is None:
         return [unasked(around.link.problem)]
     space = around.settings.namespace

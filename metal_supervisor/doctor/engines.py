@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.settings.loader import flag_of
 from metal_supervisor.settings.schema import listed
 from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
@@ -48,7 +50,7 @@ class FoundEngine:
 
     @property
     def flag(self) -> str:
-        return "--" + self.executable.setting.replace("_", "-")
+        return flag_of(self.executable.setting)
 
 
 def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
@@ -284,9 +286,8 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
     url = around.settings.ollama_url
     if url == "off" or "ollama" not in offered(around.settings):
         return []
-    port = re.search(r":(\d+)/?$", url)
-    host_name = "::1" if "[::1]" in url else "127.0.0.1"
-    number = int(port[1]) if port else 80
+    parts = urllib.parse.urlsplit(url)
+    host_name, number = "::1" if parts.hostname == "::1" else "127.0.0.1", parts.port or 80
     version, problem = "", ""
     try:
         said = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S)

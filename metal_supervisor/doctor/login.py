@@ -6,6 +6,7 @@ login session gets "No route to host" for everything on the LAN, while the same 
 
 from __future__ import annotations
 
+import base64
 import errno
 import socket
 import time
@@ -105,8 +106,6 @@ def judge_user(chosen: Chosen, now: float) -> Finding:
 
 
 def _certificate(chosen: Chosen) -> bytes:
-    import base64
-
     data = chosen.user.get("client-certificate-data")
     if data:
         return base64.b64decode("".join(str(data).split()))

@@ -85,9 +85,9 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
     return (diff.added | diff.changed) & ours
 
 
-def _ended(supervisord: Supervisord, program: str) -> bool:
+def _ended(supervisord: Supervisord, program: str) -> None:
     """Wait until a program that is stopping has no process."""
-    return _waited(lambda: not _lives(supervisord, program))
+    _waited(lambda: not _lives(supervisord, program))
 
 
 def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes.place import Binary, Executable
+from metal_supervisor.settings.loader import flag_of
 
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
@@ -42,7 +43,7 @@ def find(settings: object, executables: Sequence[Executable]) -> tuple[Executabl
     missing = []
     for each in executables:
         try:
-            flag = "--" + each.setting.replace("_", "-") if each.setting else None
+            flag = flag_of(each.setting) if each.setting else None
             return each, machine.find_binary(getattr(settings, each.setting, ""), each.name, each.install, flag)
         except machine.NoBinary as error:
             missing.append(str(error))

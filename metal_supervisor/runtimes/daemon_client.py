@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Iterator
 from typing import IO, Any, TypeAlias
 
@@ -90,7 +89,7 @@ class Daemon:
             return connection, connection.getresponse()
         except BROKEN as error:
             connection.close()
-            what = "no answer in time" if isinstance(error, socket.timeout) else type(error).__name__
+            what = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
             raise Away(f"{path}: {what}") from None
 
 

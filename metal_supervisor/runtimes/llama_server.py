@@ -19,13 +19,7 @@ from typing import Any
 from metal_supervisor.memory.shape import shape_of
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
-from metal_supervisor.runtimes.llama_flags import (
-    LOAD_MODE,
-    Option,
-    accepted,
-    as_built,
-    options_of,
-)
+from metal_supervisor.runtimes.llama_flags import LOAD_MODE, Option, accepted, as_built, options_of
 from metal_supervisor.runtimes.llama_memory import checkpoints, demand, prompt_cache_mib
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime

@@ -16,7 +16,7 @@ from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.first_request import smallest
-from metal_supervisor.spec.types import Engine, Probe, Service
+from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service
 
 SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
 GATED = 0, 32, 2
@@ -119,8 +119,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     ]
     argv += [part for flag, value in wanted if flag in binary.flags for part in (flag, value)]
     argv = [binary.interpreter, "-E", f"{place.cwd}/current/mlx_engine.py", *own, *argv, *service.extra_args]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{place.cwd}/hub"}
-    env = tuple(sorted({**dict(service.env), **offline}.items()))
+    env = tuple(sorted({**dict(service.env), **place.offline}.items()))
     path, body = smallest(service.mode, service.name)
     probe = Probe(expects='"status"', identity=service.name, busy_path="", first_path=path, first_body=body)
     return Engine(tuple(argv), env, place.cwd, probe)
@@ -132,7 +131,7 @@ RUNTIME = Runtime(
         Executable(SWIFT, "mlx_server", "install it (github.com/defilantech/mlx-server)"),
         Executable(MLX_LM, "mlx_lm_server", "install it (pipx install mlx-lm)", True, package="mlx-lm"),
     ),
-    formats=frozenset({"mlx", "safetensors"}),
+    formats=DIRECTORY_FORMATS,
     refuse=refuse,
     engine=engine,
     demand=demand,

@@ -31,8 +31,6 @@ from metal_supervisor.state.doorbell import ring
 
 LOOPBACK = "127.0.0.1"
 LOOK_EVERY_S = 2.0
-AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
-AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0
 STAYED_S = 60.0
 """A model that is lost sooner was put out for another one: to load it again at once would put out that one."""
 LOAD_S = 3600.0
@@ -66,6 +64,10 @@ class Pause:
         return Pause(min(self.now_s * 2, self.longest_s), self.longest_s)
 
 
+AWAY, REFUSED = Pause(0.2, 2.0), Pause(2.0, 60.0)
+"""First pauses for a daemon that does not answer, and for one that refuses the model."""
+
+
 class ModelAttacher:
     """Keeps one model attached until `end` is called."""
 
@@ -83,15 +85,15 @@ class ModelAttacher:
 
     def run(self) -> None:
         """Attach the model, check every LOOK_EVERY_S that it still is, and attach it again if not."""
-        away, again = Pause(AWAY_S, LONGEST_AWAY_S), Pause(AGAIN_S, LONGEST_AGAIN_S)
+        away, again = AWAY, REFUSED
         since = 0.0  # monotonic time since which it has been attached, 0 while it is not
         while not self._over.is_set():
             try:
                 if self._model.attached(self._daemon(keyed=False)):
                     self._tell(Phase.ATTACHED, "")
-                    away, since = Pause(AWAY_S, LONGEST_AWAY_S), since or time.monotonic()
+                    away, since = AWAY, since or time.monotonic()
                     if time.monotonic() - since >= STAYED_S:
-                        again = Pause(AGAIN_S, LONGEST_AGAIN_S)
+                        again = REFUSED
                     self._over.wait(LOOK_EVERY_S)
                     continue
                 lost, since = since and time.monotonic() - since < STAYED_S, 0.0

@@ -17,11 +17,16 @@ from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
 from metal_supervisor.runtimes.mlx_server import meaningless
 from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime, Shared
-from metal_supervisor.spec.types import Engine, Probe, Service
+from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service
 
 NAME = "omlx"
 CACHE_DIRECTORY = "pagedSSDCacheDir"
 DAEMON_OPTIONS = ("hotCacheMaxSize", CACHE_DIRECTORY, "pagedSSDCacheMaxSize")
+CACHE_FLAGS = {
+    CACHE_DIRECTORY: "--paged-ssd-cache-dir",
+    "pagedSSDCacheMaxSize": "--paged-ssd-cache-max-size",
+    "hotCacheMaxSize": "--hot-cache-max-size",
+}
 KEY_FILE, BASE = "omlx.key", "omlx"
 SERVED, KEY = "served/omlx", "served/omlx/key"
 """Paths that a confined daemon may read: the models attached while it runs, and its key."""
@@ -40,13 +45,13 @@ def refuse(service: Service) -> tuple[str, str] | None:
     """(reason, message) if oMLX cannot honour the service's spec, else None."""
     if found := of_the_daemon(service, "oMLX") or meaningless(service, NOT_HERE, "oMLX"):
         return found
-    directory = service.options.get("pagedSSDCacheDir")
+    directory = service.options.get(CACHE_DIRECTORY)
     if directory is not None and (not directory.startswith("/") or ".." in directory.split("/")):
-        return "InvalidSpec", "spec.pagedSSDCacheDir must be an absolute path without .."
-    if "pagedSSDCacheDir" not in service.options:
-        for name in ("pagedSSDCacheMaxSize", "hotCacheMaxSize"):
+        return "InvalidSpec", f"spec.{CACHE_DIRECTORY} must be an absolute path without .."
+    if CACHE_DIRECTORY not in service.options:
+        for name in CACHE_FLAGS:
             if name in service.options:
-                return "InvalidSpec", f"spec.{name} needs spec.pagedSSDCacheDir, which is not set"
+                return "InvalidSpec", f"spec.{name} needs spec.{CACHE_DIRECTORY}, which is not set"
     return None
 
 
@@ -75,17 +80,8 @@ def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
     argv = [binary.interpreter, "-E", f"{home}/current/omlx_engine.py"]
     argv += ["--key-file", f"{home}/{KEY}", "--base-path", f"{home}/{BASE}", "--served", f"{home}/{MODELS}"]
     argv += ["--host", place.host, "--port", str(place.port)]
-    cache = [
-        (flag, str(options[name]))
-        for name, flag in (
-            ("pagedSSDCacheDir", "--paged-ssd-cache-dir"),
-            ("pagedSSDCacheMaxSize", "--paged-ssd-cache-max-size"),
-            ("hotCacheMaxSize", "--hot-cache-max-size"),
-        )
-        if name in options
-    ]
-    # By default it fills a tenth of the disk with caches.
-    argv += [part for pair in cache for part in pair] if cache else ["--no-cache"]
+    cache = [part for name, flag in CACHE_FLAGS.items() if name in options for part in (flag, str(options[name]))]
+    argv += cache or ["--no-cache"]  # by default it fills a tenth of the disk with caches
     base = f"{home}/{BASE}"
     env = (("HF_HUB_CACHE", f"{home}/hub"), ("HF_HUB_OFFLINE", "1"), ("HOME", base), ("TMPDIR", base))
     return Engine(tuple(argv), env, base, Probe(expects='"healthy"', busy_path=""))
@@ -119,7 +115,7 @@ def cache_bytes(said: str) -> int:
 RUNTIME = Runtime(
     name=NAME,
     executables=(Executable("omlx", "omlx", "install it (brew install jundot/omlx/omlx)", True, ("serve", "--help")),),
-    formats=frozenset({"mlx", "safetensors"}),
+    formats=DIRECTORY_FORMATS,
     refuse=refuse,
     engine=engine,
     demand=demand,

@@ -68,3 +68,8 @@ class Place:
     """Directory in which a supervised Ollama keeps its models."""
     judged: tuple[str, ...] = ()
     """Real paths of the model's files at the time they were judged."""
+
+    @property
+    def offline(self) -> Mapping[str, str]:
+        """Variables that keep Hugging Face's library off the network, and give it a cache of its own."""
+        return {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{self.cwd}/hub"}

@@ -19,7 +19,7 @@ from metal_supervisor.spec import first_request
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Probe
 
-TIMEOUT_S = 2.0
+TIMEOUT_S, CONNECT_S = 2.0, 1.0
 MOST_BYTES = 1 << 20
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of a socket whose close is a reset."""
@@ -269,10 +269,10 @@ def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = T
     return "", "key" if status in (401, 403) else "redirect" if 300 <= status < 400 else "status"
 
 
-def answers_at(host: str, port: int, timeout_s: float = 1.0) -> bool:
+def answers_at(host: str, port: int) -> bool:
     """True if a TCP connection can be opened from this Mac."""
     try:
-        _connected(host, port, timeout_s).close()
+        _connected(host, port, CONNECT_S).close()
     except OSError:
         return False
     return True

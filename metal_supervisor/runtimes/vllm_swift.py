@@ -18,7 +18,7 @@ from metal_supervisor.runtimes.place import Binary, Executable, Place
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.sizes import MIB
-from metal_supervisor.spec.types import Engine, Probe, Service
+from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service
 
 NAME = "vllm-swift"
 PYTHON_BYTES = 1536 * MIB
@@ -67,8 +67,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     if scheme := service.options.get("cacheTypeCustomK"):
         compressed = {"kv_bits": TURBO_BITS[scheme], "kv_scheme": scheme}
         argv += ["--additional-config", json.dumps(compressed, separators=(",", ":"))]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{place.cwd}/hub", "VLLM_NO_USAGE_STATS": "1"}
-    env = {**dict(service.env), **offline}
+    env = {**dict(service.env), **place.offline, "VLLM_NO_USAGE_STATS": "1"}
     identity = "" if env.get("VLLM_API_KEY") else service.name
     probe = Probe(identity=identity, busy_path="")
     return Engine((*argv, *service.extra_args), tuple(sorted(env.items())), place.cwd, probe)
@@ -105,7 +104,7 @@ def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Est
 RUNTIME = Runtime(
     name=NAME,
     executables=(Executable(NAME, "vllm_swift", "install it (brew install TheTom/tap/vllm-swift)"),),
-    formats=frozenset({"mlx", "safetensors"}),
+    formats=DIRECTORY_FORMATS,
     refuse=refuse,
     engine=engine,
     demand=demand,

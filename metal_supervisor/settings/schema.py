@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.settings.logging import FORMATS, LEVELS
 from metal_supervisor.spec import limits
 from metal_supervisor.spec.hosts import in_url, is_loopback, web_url
 from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
@@ -355,10 +356,10 @@ class Settings:
         "ClusterIP,NodePort,LoadBalancer", "Types of Services that spec.endpoint.type may ask for; another counts as "
         "ClusterIP.", limits.problem(limits.service_types),
     )
-    log_level: str = _setting("info", "debug, info, warning or error.", _one_of("debug", "info", "warning", "error"))
+    log_level: str = _setting("info", "debug, info, warning or error.", _one_of(*LEVELS))
     log_format: str = _setting(
         "auto", "Format of our programs' logs: auto (text on a terminal, else JSON, one object a line), text or json.",
-        _one_of("auto", "text", "json"),
+        _one_of(*FORMATS),
     )
 
     @property

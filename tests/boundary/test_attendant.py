@@ -15,7 +15,7 @@ from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.runtimes import model_attacher
 from metal_supervisor.runtimes.daemon_client import DaemonRefused
-from metal_supervisor.runtimes.model_attacher import ModelAttacher
+from metal_supervisor.runtimes.model_attacher import ModelAttacher, Pause
 from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
@@ -39,8 +39,9 @@ def stand() -> Iterator[Stand]:
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     """A state directory, and attendants that are in a hurry."""
-    for name in ("LOOK_EVERY_S", "AWAY_S", "AGAIN_S", "LONGEST_AWAY_S"):
-        monkeypatch.setattr(model_attacher, name, 0.02)
+    monkeypatch.setattr(model_attacher, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(model_attacher, "AWAY", Pause(0.02, 0.02))
+    monkeypatch.setattr(model_attacher, "REFUSED", Pause(0.02, 60.0))
     made = StateDir(tmp_path / "state")
     made.create()
     return made

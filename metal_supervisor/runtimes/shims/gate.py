@@ -15,6 +15,7 @@ LOCAL = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 << 20
 """Size limit of an inference request's body."""
+TOO_LONG = f"a request may have {MOST_BYTES} bytes"
 FOREIGN = "a web page of another host may not use this engine (Origin)"
 
 

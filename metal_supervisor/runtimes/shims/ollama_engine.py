@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
             while length := self._chunk_length():
                 size += length
                 if size > gate.MOST_BYTES:
-                    raise Refusal(413, f"a request may have {gate.MOST_BYTES} bytes")
+                    raise Refusal(413, gate.TOO_LONG)
                 parts.append(self._exactly(length))
                 self.rfile.readline(PART_BYTES)
             return b"".join(parts)
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise Refusal(400, "Content-Length is not a number")
         if int(text) > gate.MOST_BYTES:
-            raise Refusal(413, f"a request may have {gate.MOST_BYTES} bytes")
+            raise Refusal(413, gate.TOO_LONG)
         return self._exactly(int(text))
 
     def _chunk_length(self) -> int:

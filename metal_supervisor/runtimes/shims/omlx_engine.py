@@ -239,7 +239,7 @@ async def _body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         size, more = size + len(parts[-1]), message.get("more_body", False)
         if size > gate.MOST_BYTES:
-            raise Trouble(413, f"a request may have {gate.MOST_BYTES} bytes")
+            raise Trouble(413, gate.TOO_LONG)
     return b"".join(parts)
 
 
