@@ -46,7 +46,7 @@ def refuse(service: Service) -> tuple[str, str] | None:
         return problem
     if service.mode != "chat":
         return "UnsupportedField", f"spec.mode {service.mode} is not served by vllm-swift; use a GGUF model"
-    if found := meaningless(service, FIELDS):
+    if found := meaningless(service, FIELDS, NAME):
         return found
     kinds = service.options.get("cacheTypeCustomK"), service.options.get("cacheTypeCustomV")
     if kinds[0] not in (None, *TURBO_BITS) or kinds[1] not in (None, kinds[0]):

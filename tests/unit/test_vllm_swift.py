@@ -144,6 +144,7 @@ def test_what_means_nothing_for_it_is_refused_by_name(name: str) -> None:
     why, text = reason(service(**{name: said}))
     assert why == "UnsupportedField"
     assert ("idle-ttl" if name == "idleTtlS" else f"spec.{name} ") in text
+    assert " has no meaning for vllm-swift: " in text
     assert all(refuse(service(**{name: value})) is None for value in neutral)
 
 
