@@ -91,8 +91,8 @@ class PortChoice:
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
         reserved = self._settings.own_ports
         if wanted in reserved:
-            text = f"spec.containerPort {wanted} is this Mac's own (--port, --gateway); choose another"
-            return None, (PORT_IN_USE, text)
+            own = "--port, --gateway, --metrics-listen"
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own ({own}); choose another")
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
         bind = self._settings.bind_address
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever

@@ -118,8 +118,8 @@ class OllamaModel:
         Ollama loses a request to unload during a load, so it is repeated until the model is gone.
         """
         until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            _keep(daemon, self._job, NOT, timeout_s)
+        while (left_s := until - time.monotonic()) > 0:
+            _keep(daemon, self._job, NOT, left_s)
             if not any(each.get("digest") == self._made for each in _rows(daemon.call("GET", "/api/ps"))):
                 return
             time.sleep(UNLOAD_EVERY_S)

@@ -431,7 +431,12 @@ class Settings:
     @property
     def own_ports(self) -> frozenset[int]:
         """Ports that are our own: no engine gets one, and no service on demand."""
-        return frozenset({self.port, *((self.gateway_address[1],) if self.gateway_on else ())})
+        found = {self.port}
+        if self.gateway_on:
+            found.add(self.gateway_address[1])
+        if self.metrics_listen:
+            found.add(self.metrics_address[1])
+        return frozenset(found)
 
     @property
     def gateway_url(self) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,19 @@ class Library:
         yield {"status": "success"}
 
 
+class Answering(Library):
+    """Ollama while it finishes a long answer: a request to unload takes a while, and the model stays."""
+
+    waits: list[float]
+
+    def call(self, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> dict[str, Any]:
+        if path == "/api/generate" and not body["keep_alive"]:
+            self.waits.append(timeout_s)
+            time.sleep(0.3)
+            return {}
+        return super().call(method, path, body, timeout_s)
+
+
 def use(library: Any, job: dict[str, Any]) -> OllamaModel:
     """A model attached by a process of its own."""
     model = OllamaModel(job)
@@ -359,6 +373,15 @@ def test_a_model_of_the_users_is_neither_replaced_nor_unloaded(tmp_path: Path) -
         use(theirs, job)
     leave(OllamaModel(job), theirs)
     assert theirs.loaded == {"tiny"}, "what they have made since under that name"
+
+
+def test_an_unload_is_waited_for_as_long_as_it_may_take_and_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    library = Answering(ours=True)
+    library.waits = []
+    leave(use(library, ollama(path) | {"models": str(tmp_path)}), library)
+    assert len(library.waits) == 2 and library.waits[1] < 0.7, library.waits
 
 
 def test_a_service_may_be_named_as_the_model_of_the_library_that_it_runs(tmp_path: Path) -> None:

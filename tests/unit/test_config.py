@@ -327,6 +327,12 @@ def test_the_port_range_holds_both_its_ends() -> None:
     assert list(Settings(ports="2000-2000").port_range) == [2000]
 
 
+def test_no_engine_gets_a_port_of_our_own() -> None:
+    made = Settings(port=18100, gateway="127.0.0.1:18101", metrics_listen="0.0.0.0:18102")
+    assert made.own_ports == {18100, 18101, 18102}
+    assert Settings(kubeconfig="k").own_ports == {9090}
+
+
 def test_ports_from_1024_to_65535_may_be_given_and_none_beyond() -> None:
     assert read_env({"METAL_SUPERVISOR_PORTS": "1024-65535"}) == {"ports": "1024-65535"}
     for bad in ("1023-2000", "2000-65536"):
