@@ -23,7 +23,7 @@ from metal_supervisor.state import gateway_note
 
 KINDS = ("inferenceservices", "models")
 SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
-REAPER_SILENT_S = 300.0
+SILENT_S = 300.0
 MOST_OTHERS = 6
 
 
@@ -98,22 +98,25 @@ def _clock(around: Surroundings) -> Sequence[Finding]:
 # ── who watches over this Mac ────────────────────────────────────────────────────────────────────
 
 
-def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, fenced: bool = False) -> Finding:
-    """Finding about the withdrawal of this Mac's endpoints if it falls silent.
+def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, me: str, fenced: bool = False) -> Finding:
+    """Finding about the withdrawal of this Mac's endpoints if it falls silent. `me`: its name in the cluster.
 
     `leases`: of the watched namespaces; `server_now`: Unix time by the server's clock; `fenced`: see `is_fenced`.
     """
-    macs, reaper = set(), False
+    macs, awake, reaper = set(), set(), False
     for each in leases:
         metadata, spec = each.get("metadata") or {}, each.get("spec") or {}
+        renewed = age_s(str(spec.get("renewTime") or ""), server_now) < SILENT_S
         if (metadata.get("labels") or {}).get(KIND) == "node" and spec.get("holderIdentity"):
             macs.add(spec["holderIdentity"])
+            awake |= {spec["holderIdentity"]} if renewed else set()
         if metadata.get("name") == REAPER_LEASE:
-            reaper = age_s(str(spec.get("renewTime") or ""), server_now) < REAPER_SILENT_S
+            reaper = renewed
+    others = awake - {me}  # the Lease of a Mac that is off for good stays
     if reaper:
         return ok(f"the reaper runs, for {len(macs)} Macs")
-    if len(macs) > 1 and not fenced:
-        return ok(f"{len(macs)} Macs watch over each other")
+    if others and not fenced:
+        return ok(f"{len(others) + 1} Macs watch over each other")
     why = "the fence leaves their withdrawal to the reaper, and no reaper runs" if fenced else "no other Mac, no reaper"
     text = f"this Mac's endpoints would stay if it fell silent: {why}"
     where = shlex.quote(str(conf_dir() / "reaper" / "reaper.yaml"))
@@ -152,7 +155,17 @@ def _watch(around: Surroundings) -> Sequence[Finding]:
         fenced = is_fenced(kube, served)
     except KubeError as error:
         return [unknown(str(error))]
-    return [judge_watch(leases, around.clock() + kube.clock_offset_s, served, fenced)]
+    return [judge_watch(leases, around.clock() + kube.clock_offset_s, served, _own_name(around), fenced)]
+
+
+def _own_name(around: Surroundings) -> str:
+    """This Mac's name in the cluster, "" if none has been chosen yet."""
+    if around.settings.node_name:
+        return around.settings.node_name
+    try:
+        return (around.settings.state_path / "node").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 # ── this Mac's address ───────────────────────────────────────────────────────────────────────────

@@ -26,6 +26,7 @@ from metal_supervisor.doctor.rights import REVIEW, Right, bundles
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
+from metal_supervisor.spec.instants import utc
 from tests.support.system import free_ports
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
@@ -83,9 +84,12 @@ def asked(tmp_path: Path, cluster: Cluster, *names: str, behind_s: float = 0.0, 
 
 def test_a_cluster_that_is_in_order(tmp_path: Path) -> None:
     cluster = Cluster()
-    cluster.leases = [{"metadata": {"labels": {"metal-supervisor.io/kind": "node"}}, "spec": {"holderIdentity": name}}
-                      for name in ("a", "b")]  # fmt: skip
-    told = asked(tmp_path, cluster)
+    cluster.leases = [
+        {"metadata": {"labels": {"metal-supervisor.io/kind": "node"}},
+         "spec": {"holderIdentity": name, "renewTime": utc(time.time())}}
+        for name in ("a", "b")
+    ]  # fmt: skip
+    told = asked(tmp_path, cluster, settings={"node_name": "a"})
     assert all(each.startswith("ok ") for each in told.values()), told
     assert "context c of" in told["kubeconfig"] and "Kubernetes v1.36.0" in told["api"]
     assert "2 Macs watch over each other" in told["watch"] and "all 26 rights" in told["rights"]

@@ -85,6 +85,7 @@ INCOMING = {"models": {"llm/big": {"source": "s", "file": {
     "phase": "Downloading", "got_bytes": 10 * GIB, "total_bytes": 60 * GIB}}}}
 LEASE: dict[str, Any] = {"metadata": {"name": "metal-a", "labels": {cluster.KIND: "node"}}, "spec": {
     "holderIdentity": "mac-a", "renewTime": "2027-01-15T07:59:00.000000Z"}}
+PEER: dict[str, Any] = {**LEASE, "spec": {**LEASE["spec"], "holderIdentity": "mac-b"}}
 REAPER: dict[str, Any] = {**LEASE, "metadata": {"name": "metal-reaper", "labels": {cluster.KIND: "reaper"}}}
 NEEDED = rights.bundles(RBAC, "llm", ("llm", "metal-studio"), "studio", True)
 MAIN, OWN, VALUES = NEEDED
@@ -279,14 +280,15 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("clock", "ok", cluster.judge_clock(-9.0), ("agree",)),
     ("clock", "warn", cluster.judge_clock(12.0), ("12 s behind",)),
     ("clock", "fail", cluster.judge_clock(-3600.0), ("3600 s ahead", "Date & Time")),
-    ("watch", "ok", cluster.judge_watch([LEASE, {**LEASE, "spec": {"holderIdentity": "mac-b"}}], NOW, "llm"),
-     ("2 Macs",)),
-    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm"), ("the reaper runs",)),
-    ("watch", "warn", cluster.judge_watch([LEASE], NOW, "llm"), ("namespace: llm/", "reaper.yaml")),
-    ("watch", "warn", cluster.judge_watch([LEASE, {**LEASE, "spec": {"holderIdentity": "mac-b"}}], NOW, "llm", True),
+    ("watch", "ok", cluster.judge_watch([LEASE, PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
+    ("watch", "ok", cluster.judge_watch([PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
+    ("watch", "warn", cluster.judge_watch([LEASE, PEER], NOW + 3600, "llm", "mac-a"), ("no other Mac", "reaper.yaml")),
+    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", "mac-a"), ("the reaper runs",)),
+    ("watch", "warn", cluster.judge_watch([LEASE], NOW, "llm", "mac-a"), ("namespace: llm/", "reaper.yaml")),
+    ("watch", "warn", cluster.judge_watch([LEASE, PEER], NOW, "llm", "mac-a", True),
      ("the fence", "no reaper", "reaper.yaml")),
-    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", True), ("the reaper runs",)),
-    ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm"), ("no reaper",)),
+    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", "mac-a", True), ("the reaper runs",)),
+    ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm", "mac-a"), ("no reaper",)),
     ("address", "ok", cluster.judge_address(AddressChoice("192.168.1.20", "the route to api"),
      [Interface("lo0", "127.0.0.1", True), EN0, Interface("en7", "10.0.0.9", False),
       Interface("utun4", "100.64.0.3", True),
