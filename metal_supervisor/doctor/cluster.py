@@ -211,7 +211,8 @@ def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: i
     """Finding about the ports. `taken`: owner -> (port, other process that holds it); `wanted`: number of our ports."""
     if taken:
         told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
-        return fail(told, "end what holds it, or choose others: --port, --gateway, --ports, spec.containerPort")
+        others = "--port, --metrics-listen, --gateway, --ports, spec.containerPort"
+        return fail(told, f"end what holds it, or choose others: {others}")
     return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
 
 
@@ -226,7 +227,11 @@ def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
     settings, state = around.settings, around.directory
     table = around.table() or {}
     notes = state.run_notes()
-    owners = {"the sidecar": (settings.port, "127.0.0.1", [table["sidecar"].pid] if "sidecar" in table else [])}
+    sidecar = [table["sidecar"].pid] if "sidecar" in table else []
+    owners = {"the sidecar": (settings.port, "127.0.0.1", sidecar)}
+    if settings.metrics_listen:
+        address, port = settings.metrics_address
+        owners["the metrics"] = port, address, sidecar
     if settings.gateway_on:
         address, port = settings.gateway_address
         pids = [table[name].pid for name in gateway_note.PROGRAMS if name in table]

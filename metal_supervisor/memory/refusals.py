@@ -29,7 +29,7 @@ def room_left(left: int, budget: int) -> str:
     return f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
 
 
-def over_pool(need: int | None, limit: int | None, namespace: str, weights: int = 0) -> tuple[str, str] | None:
+def over_pool(need: int | None, limit: int | None, namespace: str, weights: int) -> tuple[str, str] | None:
     """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
     if need is None or limit is None or need <= limit:
         return None
@@ -39,7 +39,7 @@ def over_pool(need: int | None, limit: int | None, namespace: str, weights: int 
     )
 
 
-def over_limit(need: int | None, limit: int | None, weights: int = 0) -> str:
+def over_limit(need: int | None, limit: int | None, weights: int) -> str:
     """Message for an engine that needs more than its Model allows, "" if it does not. `weights`: part of `need`."""
     if need is None or limit is None or need <= limit:
         return ""

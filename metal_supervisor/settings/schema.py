@@ -114,6 +114,7 @@ _daemon_url = _web(
 )
 _mirror = _web(f"({_URL}/?)?", "look like https://registry.example.com")
 _hub = _web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
+_amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
 _directory_list = _each(_like("[/~].*", "be absolute directories, separated by commas"))
 
 
@@ -338,11 +339,11 @@ class Settings:
     namespace_memory: str = _setting(
         "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
         "models may use), separated by commas; * stands for all others; empty: no limits.",
-        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+        _amounts,
     )
     namespace_disk: str = _setting(
         "", "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
-        limits.problem(lambda text: limits.table(text, limits.amount_of)),
+        _amounts,
     )
     namespace_priority: str = _setting(
         "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",

@@ -207,6 +207,14 @@ def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:
     assert told.status == "ok"
 
 
+def test_the_port_where_the_cluster_asks_for_metrics_is_one_of_ours(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        settings = {"port": free_ports(1)[0], "metrics_listen": f"127.0.0.1:{port}"}
+        (told,) = found(surroundings(tmp_path, settings=settings), "ports")["ports"]
+    assert told.status == "fail" and f"{port} of the metrics is held by" in told.text and "--metrics-listen" in told.fix
+
+
 def test_the_port_of_another_system_of_ours_is_not_a_strangers(tmp_path: Path) -> None:
     with web(lambda path, body: (200, b'{"stateDirectory": "/Users/u/.run"}')) as url:
         told = found(surroundings(tmp_path, settings={"port": int(url.rpartition(":")[2])}), "ports")["ports"]
