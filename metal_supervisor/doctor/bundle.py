@@ -24,7 +24,7 @@ from typing import Any
 
 from metal_supervisor import __version__
 from metal_supervisor.cluster.credentials import BadKubeconfig
-from metal_supervisor.doctor.findings import Finding, summary
+from metal_supervisor.doctor.findings import Finding, report
 from metal_supervisor.doctor.redact import redact_json, redactor
 from metal_supervisor.doctor.software import version_of
 from metal_supervisor.doctor.surroundings import Surroundings
@@ -101,9 +101,8 @@ def files_of(
     around: Surroundings, findings: Sequence[Finding], redact: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """(name in the archive, redacted content) of all readable files."""
-    told = {"summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]}
     for name, value in (
-        ("doctor.json", told),
+        ("doctor.json", report(findings)),
         ("versions.json", versions()),
         ("settings.json", dataclasses.asdict(around.settings)),
     ):

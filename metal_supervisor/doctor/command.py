@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from metal_supervisor.doctor import bundle, registry
-from metal_supervisor.doctor.findings import Finding, sound, summary
+from metal_supervisor.doctor.findings import Finding, report, sound, summary
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import ConfigError, Overrides, Settings
@@ -86,10 +86,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 def body(findings: Sequence[Finding]) -> str:
     """The report as JSON."""
-    told = {
-        "ok": sound(findings), "summary": summary(findings), "findings": [dataclasses.asdict(each) for each in findings]
-    }  # fmt: skip
-    return json.dumps(told, indent=2)
+    return json.dumps({"ok": sound(findings), **report(findings)}, indent=2)
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:

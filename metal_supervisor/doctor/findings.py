@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
+
+from metal_supervisor.spec.types import Json
 
 if TYPE_CHECKING:
     from metal_supervisor.doctor.surroundings import Surroundings
@@ -77,6 +79,11 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(each.status == status for each in findings) for status in ("ok", "warn", "fail")}
     told = ", ".join(f"{counts[status]} {status}" for status in ("fail", "warn", "ok") if counts[status])
     return f"{len(findings)} findings: {told}" if findings else "nothing was asked"
+
+
+def report(findings: Sequence[Finding]) -> Json:
+    """The report as JSON: its summary, and all findings."""
+    return {"summary": summary(findings), "findings": [asdict(each) for each in findings]}
 
 
 def sound(findings: Sequence[Finding]) -> bool:

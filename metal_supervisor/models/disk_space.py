@@ -81,8 +81,8 @@ class Space:
         if not total_bytes:
             return f"{what}: its server does not tell its size, which --namespace-disk needs for namespace {namespace}"
         limit_bytes = limit.of(shutil.disk_usage(self._directory).total)
-        coming = {each: size for each, (name, size) in self._fetching.items() if name == namespace and each != id(who)}
-        used = sum(self._used(namespace, slot)) + sum(coming.values())
+        coming = [size for each, (name, size) in self._fetching.items() if name == namespace and each != id(who)]
+        used = self._used(namespace, slot) + sum(coming)
         if used + total_bytes <= limit_bytes:
             return ""
         return (
@@ -91,16 +91,16 @@ class Space:
             "metal-supervisor models rm, or have the limit raised"
         )
 
-    def _used(self, namespace: str, but: ModelDirectory) -> list[int]:
-        """Sizes of the files of other models that count towards a namespace, without those being fetched now."""
-        found = []
+    def _used(self, namespace: str, but: ModelDirectory) -> int:
+        """Bytes of the other models that count towards a namespace, without those being fetched now."""
+        used = 0
         for path in self._directory.iterdir():
             slot = ModelDirectory(self._directory, path.name)
             if path.name == but.name or slot.busy() or slot.fetched_for() != namespace:
                 continue
             with contextlib.suppress(OSError):
-                found += [each.lstat().st_size for each in path.rglob("*")]
-        return found
+                used += sum(each.lstat().st_size for each in path.rglob("*"))
+        return used
 
     def full(self, what: str, need_bytes: int) -> NoReturn:
         """Report that a write found no space. Always raises: Unusable, or OSError."""
