@@ -254,14 +254,21 @@ class Profile:
             raise ConfinementError(f"Seatbelt: {said:.300}")
 
 
+def _parameters(policy: dict[str, object], name: str) -> dict[str, str]:
+    found = policy.get(name)
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ConfinementError(f"policy: {name} must be texts by name")
+    return found
+
+
 def _prepare_darwin(policy: dict[str, object]) -> Profile:
-    text, parameters, resolved = (policy.get(name) for name in ("profile", "parameters", "resolved"))
-    if not isinstance(text, str) or not isinstance(parameters, dict) or not isinstance(resolved, dict):
+    text, parameters = policy.get("profile"), _parameters(policy, "parameters")
+    if not isinstance(text, str):
         raise ConfinementError("policy: no Seatbelt profile")
     for name, path in parameters.items():
         if name.startswith("WRITE_"):
             os.makedirs(path, 0o700, exist_ok=True)
-    return Profile(text, parameters, resolved)
+    return Profile(text, parameters, _parameters(policy, "resolved"))
 
 
 def prepare(policy: dict[str, object]) -> Ruleset | Profile:

@@ -400,6 +400,21 @@ def test_a_home_directory_that_a_link_leads_to_is_denied_by_its_real_path(
         enforce.prepare(made)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"profile": 1}, {"parameters": []}, {"parameters": {"HOME": 5}}, {"parameters": {"WRITE_0": None}},
+        {"resolved": {"BINARY_0": 5}}, {"resolved": None},
+    ],
+)  # fmt: skip
+def test_a_policy_of_a_mac_that_is_damaged_keeps_the_engine_from_being_started(
+    monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(enforce.ConfinementError, match="policy: "):
+        enforce.prepare({"profile": "", "parameters": {}, "resolved": {}, **odd})
+
+
 def test_the_code_that_python_engines_need_is_this_package() -> None:
     assert os.path.isfile(f"{CODE}/mlx_engine.py")
 
