@@ -21,8 +21,8 @@ from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import flag_of
-from metal_supervisor.settings.schema import listed
 from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
 

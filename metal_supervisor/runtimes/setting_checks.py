@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
-from metal_supervisor.settings.schema import RUNTIME_CHECKS, Settings, listed
+from metal_supervisor.settings.checks import RUNTIME_CHECKS, listed
+from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.arguments import NAMEABLE, FlagVerdict
 
 

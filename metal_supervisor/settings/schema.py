@@ -6,20 +6,18 @@ The names are those of LLMKube's own agent where it has them.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import pwd
-import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.settings import checks
 from metal_supervisor.settings.logging import FORMATS, LEVELS
 from metal_supervisor.spec import limits
-from metal_supervisor.spec.hosts import in_url, is_loopback, web_url
+from metal_supervisor.spec.hosts import in_url, is_loopback
 from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
@@ -28,116 +26,14 @@ SECRET_KEYS = "gateway.keys"
 """File of the state directory with a copy of `gateway_keys_secret`."""
 
 
-def _setting(default: Any, help_text: str, check: Callable[[Any], str | None] | None = None) -> Any:
+def _setting(default: Any, help_text: str, check: checks.SettingCheck | None = None) -> Any:
     return field(default=default, metadata={"help": help_text, "check": check})
 
 
-def _one_of(*words: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
-
-
-def _between(low: float, high: float) -> Callable[[Any], str | None]:
-    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
-
-
-def _address(value: str) -> str | None:
-    try:
-        ipaddress.ip_address(value or "127.0.0.1")
-    except ValueError:
-        return "must be an IP address"
-    return None
-
-
-def _like(pattern: str, wanted: str) -> Callable[[Any], str | None]:
-    """Check of a text that has to match a pattern as a whole."""
-    return lambda value: None if re.fullmatch(pattern, value, re.ASCII) else f"must {wanted}"
-
-
-def _each(check: Callable[[str], str | None]) -> Callable[[Any], str | None]:
-    """Check of each part of a comma-separated text."""
-    return lambda value: next(filter(None, map(check, listed(value))), None)
-
-
-def _web(pattern: str, wanted: str) -> Callable[[Any], str | None]:
-    """As `_like`, of a text that may be a URL: its port must be one that there is."""
-
-    def check(value: str) -> str | None:
-        problem = _like(pattern, wanted)(value)
-        if problem is None and value.startswith("http") and web_url(value) is None:
-            return "must have a port between 1 and 65535"
-        return problem
-
-    return check
-
-
-def _listen(value: str) -> str | None:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
-    if value and (found is None or _address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535):
-        return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
-    return None
-
-
-def _gateway(value: str) -> str | None:
-    if value == "off" or _listen(value) is None:
-        return None
-    return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
-
-
-def _node_name(value: str) -> str | None:
-    if value == "reaper":
-        return "must not be the name of the cluster's reaper"
-    return _like(r"([a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?)?",
-                 "be a name of lower-case letters, digits and dashes, at most 50")(value)
-
-
-def _port_range(value: str) -> str | None:
-    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", value, re.ASCII)
-    good = found is not None and 1024 <= int(found[1]) <= int(found[2]) <= 65535
-    return None if good else "must look like 18100-18999, within 1024-65535"
-
-
-def _host(value: str) -> str | None:
-    with suppress(ValueError):
-        ipaddress.ip_network(value, strict=False)
-        return None
-    return _like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
-                 "name hosts, without scheme or port, or networks, separated by commas")(value)
-
-
-_DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
-_URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
-_named = _like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
-_label_list = _each(_like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
-_daemon_url = _web(
-    r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
-    "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
-)
-_mirror = _web(f"({_URL}/?)?", "look like https://registry.example.com")
-_hub = _web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
-_amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
-_directory_list = _each(_like("[/~].*", "be absolute directories, separated by commas"))
-
-
-def listed(value: str) -> tuple[str, ...]:
-    """Parts of a comma-separated setting."""
-    return tuple(each.strip() for each in value.split(",") if each.strip())
-
-
 def _address_and_port(value: str) -> tuple[str, int]:
-    """(address, port) of a text that `_listen` lets pass."""
+    """(address, port) of a text that `checks.address_and_port` lets pass."""
     address, _, port = value.rpartition(":")
     return address.strip("[]"), int(port)
-
-
-RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
-"""Setting -> check of the runtimes, flags or variables that it names; `runtimes.setting_checks` fills it in."""
-
-
-def _by_runtimes(name: str) -> Callable[[str], str | None]:
-    def check(value: str) -> str | None:
-        return RUNTIME_CHECKS[name](value)
-
-    return check
 
 
 @dataclass(frozen=True)
@@ -149,18 +45,21 @@ class Settings:
     model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
     kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
     context: str = _setting("", "Context within the kubeconfig; empty: its current context.")
-    host_ip: str = _setting("", "Address to advertise in the cluster; empty: the one that routes to it.", _address)
-    bind: str = _setting(
-        "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", _address
+    host_ip: str = _setting(
+        "", "Address to advertise in the cluster; empty: the one that routes to it.",
+        checks.address,
     )
-    port: int = _setting(9090, "Port of health, metrics and status, on loopback.", _between(1, 65535))
+    bind: str = _setting(
+        "", "Address the engines listen on; empty: loopback with the embedded API, else all interfaces.", checks.address
+    )
+    port: int = _setting(9090, "Port of health, metrics and status, on loopback.", checks.between(1, 65535))
     metrics_listen: str = _setting(
         "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
-        "a password; empty: nowhere but on loopback.", _listen,
+        "a password; empty: nowhere but on loopback.", checks.address_and_port,
     )
     gateway: str = _setting(
         "", "ADDRESS:PORT of the gateway, one URL for all models of this Mac, or off; empty: 127.0.0.1:9100 with the "
-        "embedded API, else off.", _gateway,
+        "embedded API, else off.", checks.gateway_address,
     )
     gateway_keys: str = _setting(
         "", "File with the keys that the gateway asks for, made with `metal-supervisor key add`, read anew when it "
@@ -168,7 +67,7 @@ class Settings:
     )
     gateway_keys_secret: str = _setting(
         "", "NAMESPACE/NAME of a Secret whose `keys` is such a file, in place of gateway_keys; a change is seen within "
-        "30 s.", _named,
+        "30 s.", checks.namespaced,
     )
     gateway_tls_cert: str = _setting(
         "", "PEM file with the gateway's certificate and its chain, read anew when it changes; empty: no TLS."
@@ -183,71 +82,75 @@ class Settings:
     )
     idle_ttl: float = _setting(
         IDLE_TTL_S, "Seconds without a request after which the engine of an on-demand service is unloaded; 0: only to "
-        "make room for another.", _between(0, LONGEST_IDLE_S),
+        "make room for another.", checks.between(0, LONGEST_IDLE_S),
     )
     engine_metrics: bool = _setting(
         False, "Add the engines' own metrics, e.g. tokens per second, to /metrics, scraped every 15 s."
     )
     ports: str = _setting(
         "18100-18999", "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
-        _port_range,
+        checks.port_range,
     )
     runtime: str = _setting(
         "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
-        _by_runtimes("runtime"),
+        checks.by_runtimes("runtime"),
     )
     runtimes: str = _setting(
         "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
-        _by_runtimes("runtimes"),
+        checks.by_runtimes("runtimes"),
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
     mlx_server: str = _setting("", "Path of the Swift mlx-server; empty: PATH, then Homebrew's prefixes.")
     mlx_lm_server: str = _setting("", "Path of mlx_lm.server, used where there is no mlx-server; empty: as above.")
     vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
-    downloads: int = _setting(2, "Largest number of models that are downloaded at the same time.", _between(1, 64))
+    downloads: int = _setting(
+        2, "Largest number of models that are downloaded at the same time.",
+        checks.between(1, 64),
+    )
     stall_timeout: float = _setting(
-        60.0, "Seconds in which a server must send something of a model before it is asked anew.", _between(1, 3600)
+        60.0, "Seconds in which a server must send something of a model before it is asked anew.",
+        checks.between(1, 3600),
     )
     hf_endpoint: str = _setting(
         "", "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
-        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", _hub,
+        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", checks.hub,
     )
     allowed_roots: str = _setting(
         "", "Directories whose files a manifest may name, separated by commas; empty: /Users/Shared and /Volumes, and "
         "with the embedded API the home directory too. Hidden files and Library of the home directory have to be named "
-        "here themselves; the state directory and the store's models are never a manifest's.", _directory_list,
+        "here themselves; the state directory and the store's models are never a manifest's.", checks.directory_list,
     )
     allowed_hosts: str = _setting(
         "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
-        _each(_host),
+        checks.each_of(checks.host),
     )
     private_hosts: str = _setting(
         "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
-        "have such an address are refused, whatever their name.", _each(_host),
+        "have such an address are refused, whatever their name.", checks.each_of(checks.host),
     )
     ollama: str = _setting("", "Path of ollama, for a supervised daemon; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(
         "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
-        _daemon_url,
+        checks.daemon_url,
     )
     ollama_models: str = _setting(
         "", "Where a supervised Ollama keeps its models; default: ollama/ beside the downloaded model files."
     )
     ollama_registry: str = _setting(
-        "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", _mirror
+        "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", checks.mirror
     )
     allow_extra_args: str = _setting(
         "", "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
-        "or are not known, separated by commas; at your own risk.", _by_runtimes("allow_extra_args"),
+        "or are not known, separated by commas; at your own risk.", checks.by_runtimes("allow_extra_args"),
     )
     allow_env: str = _setting(
         "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
-        "own risk.", _by_runtimes("allow_env"),
+        "own risk.", checks.by_runtimes("allow_env"),
     )
     confinement: str = _setting(
         "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
-        "none starts that cannot be confined; off: none is confined.", _one_of("on", "off", "required"),
+        "none starts that cannot be confined; off: none is confined.", checks.one_of("on", "off", "required"),
     )
     shared_daemons: str = _setting(
         "", "Namespaces whose services may share one daemon (oMLX, Ollama), separated by commas; *: all; empty: a "
@@ -255,47 +158,49 @@ class Settings:
     )
     llama_server_startup_timeout: float = _setting(
         600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
-        _between(1, 86400),
+        checks.between(1, 86400),
     )
     parallel_starts: int = _setting(
         0, "Engines that may load at the same time; further ones wait for their turn, for 60 s at most behind each. "
-        "0: half as many as there are cores, at least 4.", _between(0, 1000),
+        "0: half as many as there are cores, at least 4.", checks.between(0, 1000),
     )
     hang_timeout: float = _setting(
         60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
-        _between(0, 86400),
+        checks.between(0, 86400),
     )
     drain_timeout: float = _setting(
-        300.0, "Seconds an engine that is to stop may finish what it answers.", _between(0, 86400)
+        300.0, "Seconds an engine that is to stop may finish what it answers.", checks.between(0, 86400)
     )
     stop_timeout: float = _setting(
-        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.", _between(0, 600)
+        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.",
+        checks.between(0, 600),
     )
-    log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", _between(1, 4096))
-    log_files: int = _setting(3, "Number of rotated logs that are kept for each engine.", _between(0, 100))
+    log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", checks.between(1, 4096))
+    log_files: int = _setting(3, "Number of rotated logs that are kept for each engine.", checks.between(0, 100))
     memory_fraction: float = _setting(
-        0.0, "Share of the memory that models may use; 0: by the size of the machine.", _between(0, 1)
+        0.0, "Share of the memory that models may use; 0: by the size of the machine.", checks.between(0, 1)
     )
     memory_check_mode: str = _setting(
         "enforce", "Models of unknown size: enforce (refused) or warn (started with a warning).",
-        _one_of("enforce", "warn"),
+        checks.one_of("enforce", "warn"),
     )
     preemption: bool = _setting(
         False, "Let a model stop ones of lower spec.priority when there is no room for it."
     )
     memory_watchdog_interval: float = _setting(
-        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.", _between(0, 3600)
+        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.",
+        checks.between(0, 3600),
     )
     memory_pressure_warning: float = _setting(
         0.20, "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
-        "free counts if that is less.", _between(0, 1)
+        "free counts if that is less.", checks.between(0, 1)
     )
     memory_pressure_critical: float = _setting(
-        0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", _between(0, 1)
+        0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", checks.between(0, 1)
     )
     memory_recovery: float = _setting(
         300.0, "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
-        _between(1, 86400),
+        checks.between(1, 86400),
     )
     eviction_enabled: bool = _setting(
         False, "Stop the least important model while memory is critical because of our models."
@@ -305,29 +210,29 @@ class Settings:
         "", "Comma-separated InferenceService names; empty: every metal service of the namespace."
     )
     node_name: str = _setting(
-        "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", _node_name
+        "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", checks.node_name
     )
     node_labels: str = _setting(
         "", "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
-        _label_list,
+        checks.label_list,
     )
     claims: str = _setting(
         "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
-        _one_of("auto", "off"),
+        checks.one_of("auto", "off"),
     )
     replicas_per_mac: int = _setting(
-        1, "Replicas of one service that this Mac may run; the others are left to other Macs.", _between(1, 64)
+        1, "Replicas of one service that this Mac may run; the others are left to other Macs.", checks.between(1, 64)
     )
     fleet_node: str = _setting(
         "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
-        _one_of("off", "on"),
+        checks.one_of("off", "on"),
     )
     lease_duration: float = _setting(
-        40.0, "Seconds of silence after which peers take this Mac's services over.", _between(2, 3600)
+        40.0, "Seconds of silence after which peers take this Mac's services over.", checks.between(2, 3600)
     )
     status_mode: str = _setting(
         "auto", "Writer of status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
-        _one_of("auto", "operator", "standalone"),
+        checks.one_of("auto", "operator", "standalone"),
     )
     caffeinate: str = _setting(
         "/usr/bin/caffeinate", "Program that keeps this Mac awake while a model is wanted on it; empty: it may sleep."
@@ -339,11 +244,11 @@ class Settings:
     namespace_memory: str = _setting(
         "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
         "models may use), separated by commas; * stands for all others; empty: no limits.",
-        _amounts,
+        checks.amounts,
     )
     namespace_disk: str = _setting(
         "", "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
-        _amounts,
+        checks.amounts,
     )
     namespace_priority: str = _setting(
         "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
@@ -357,16 +262,16 @@ class Settings:
         "ClusterIP,NodePort,LoadBalancer", "Types of Services that spec.endpoint.type may ask for; another counts as "
         "ClusterIP.", limits.problem(limits.service_types),
     )
-    log_level: str = _setting("info", "debug, info, warning or error.", _one_of(*LEVELS))
+    log_level: str = _setting("info", "debug, info, warning or error.", checks.one_of(*LEVELS))
     log_format: str = _setting(
         "auto", "Format of our programs' logs: auto (text on a terminal, else JSON, one object a line), text or json.",
-        _one_of(*FORMATS),
+        checks.one_of(*FORMATS),
     )
 
     @property
     def allowed_args(self) -> frozenset[str]:
         """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
-        return frozenset(listed(self.allow_extra_args))
+        return frozenset(checks.listed(self.allow_extra_args))
 
     @cached_property
     def limits(self) -> limits.Limits:
@@ -382,7 +287,7 @@ class Settings:
     @property
     def allowed_env(self) -> frozenset[str]:
         """Variables that `spec.env` may hold although they are refused elsewhere."""
-        return frozenset(listed(self.allow_env))
+        return frozenset(checks.listed(self.allow_env))
 
     @property
     def uses_claims(self) -> bool:
@@ -392,13 +297,13 @@ class Settings:
     @property
     def labels(self) -> dict[str, str]:
         """The configured labels of this Mac."""
-        pairs = (each.partition("=") for each in listed(self.node_labels))
+        pairs = (each.partition("=") for each in checks.listed(self.node_labels))
         return {name: value for name, _, value in pairs}
 
     @property
     def allowlist(self) -> frozenset[str]:
         """InferenceServices that this Mac is limited to, by name; empty means no limit."""
-        return frozenset(listed(self.inference_service_allowlist))
+        return frozenset(checks.listed(self.inference_service_allowlist))
 
     @property
     def port_range(self) -> range:
@@ -470,7 +375,7 @@ class Settings:
     def roots(self) -> tuple[Path, ...]:
         """The directories whose files a Model may name."""
         usual = (*(("~",) if self.embedded else ()), "/Users/Shared", "/Volumes")
-        found = (Path(each).expanduser() for each in listed(self.allowed_roots) or usual)
+        found = (Path(each).expanduser() for each in checks.listed(self.allowed_roots) or usual)
         return tuple(each.resolve() for each in found)
 
     @property
@@ -485,17 +390,17 @@ class Settings:
     def hub(self) -> str:
         """Base URL of Hugging Face or of a mirror, or the absolute path of a local one."""
         said = self.hf_endpoint or os.environ.get("HF_ENDPOINT", "")
-        return (said if said and _hub(said) is None else HUB).rstrip("/")
+        return (said if said and checks.hub(said) is None else HUB).rstrip("/")
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that models may be fetched from; empty: any."""
-        return listed(self.allowed_hosts)
+        return checks.listed(self.allowed_hosts)
 
     @property
     def private(self) -> tuple[str, ...]:
         """Hosts and networks whose addresses need not be public."""
-        return listed(self.private_hosts)
+        return checks.listed(self.private_hosts)
 
     @property
     def state_path(self) -> Path:

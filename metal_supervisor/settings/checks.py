@@ -1,0 +1,124 @@
+"""Checks of the values of settings: each gets a value of the setting's type, and returns what it must be, or None."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from metal_supervisor.spec import limits
+from metal_supervisor.spec.hosts import web_url
+
+SettingCheck: TypeAlias = Callable[[Any], str | None]
+
+
+def one_of(*words: str) -> SettingCheck:
+    """Check of one of several words."""
+    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
+
+
+def between(low: float, high: float) -> SettingCheck:
+    """Check of a number from `low` to `high`."""
+    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
+
+
+def address(value: str) -> str | None:
+    """Check of an IP address, or nothing."""
+    try:
+        ipaddress.ip_address(value or "127.0.0.1")
+    except ValueError:
+        return "must be an IP address"
+    return None
+
+
+def like(pattern: str, wanted: str) -> SettingCheck:
+    """Check of a text that has to match a pattern as a whole."""
+    return lambda value: None if re.fullmatch(pattern, value, re.ASCII) else f"must {wanted}"
+
+
+def each_of(check: Callable[[str], str | None]) -> SettingCheck:
+    """Check of each part of a comma-separated text."""
+    return lambda value: next(filter(None, map(check, listed(value))), None)
+
+
+def web(pattern: str, wanted: str) -> SettingCheck:
+    """As `like`, of a text that may be a URL: its port must be one that there is."""
+
+    def check(value: str) -> str | None:
+        problem = like(pattern, wanted)(value)
+        if problem is None and value.startswith("http") and web_url(value) is None:
+            return "must have a port between 1 and 65535"
+        return problem
+
+    return check
+
+
+def address_and_port(value: str) -> str | None:
+    """Check of an IP address and a port, or nothing."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[0-9.]+):([0-9]{1,5})", value, re.ASCII)
+    if value and (found is None or address(found[1].strip("[]")) or not 1 <= int(found[2]) <= 65535):
+        return "must look like 192.168.1.20:9091, or [fd00::1]:9091: an IP address of this Mac and a port"
+    return None
+
+
+def gateway_address(value: str) -> str | None:
+    """Check of where the gateway listens."""
+    if value == "off" or address_and_port(value) is None:
+        return None
+    return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
+
+
+def node_name(value: str) -> str | None:
+    """Check of a Mac's name in the cluster, or nothing."""
+    if value == "reaper":
+        return "must not be the name of the cluster's reaper"
+    return like(r"([a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?)?",
+                "be a name of lower-case letters, digits and dashes, at most 50")(value)
+
+
+def port_range(value: str) -> str | None:
+    """Check of the first and the last port of a range."""
+    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", value, re.ASCII)
+    good = found is not None and 1024 <= int(found[1]) <= int(found[2]) <= 65535
+    return None if good else "must look like 18100-18999, within 1024-65535"
+
+
+def host(value: str) -> str | None:
+    """Check of a host's name or a network."""
+    with suppress(ValueError):
+        ipaddress.ip_network(value, strict=False)
+        return None
+    return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
+                "name hosts, without scheme or port, or networks, separated by commas")(value)
+
+
+_DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
+_URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
+namespaced = like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
+label_list = each_of(like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
+daemon_url = web(
+    r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
+    "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
+)
+mirror = web(f"({_URL}/?)?", "look like https://registry.example.com")
+hub = web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
+amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
+directory_list = each_of(like("[/~].*", "be absolute directories, separated by commas"))
+
+
+def listed(value: str) -> tuple[str, ...]:
+    """Parts of a comma-separated setting."""
+    return tuple(each.strip() for each in value.split(",") if each.strip())
+
+
+RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
+"""Setting -> check of the runtimes, flags or variables that it names; `runtimes.setting_checks` fills it in."""
+
+
+def by_runtimes(name: str) -> Callable[[str], str | None]:
+    def check(value: str) -> str | None:
+        return RUNTIME_CHECKS[name](value)
+
+    return check
