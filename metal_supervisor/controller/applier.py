@@ -75,11 +75,12 @@ class Applier:
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
         """Write the specs that the records name, as far as they have been composed."""
         for record in records:
-            for spec_file in (record.spec_file, record.next_spec):
-                if spec_file and spec_file in specs:
-                    self.state.write_spec(spec_file, specs[spec_file])
-            if record.spec_file and record.spec_file not in specs:
-                self._mark(record, record.spec_file)
+            with self._forgiving(record.program):
+                for spec_file in (record.spec_file, record.next_spec):
+                    if spec_file and spec_file in specs:
+                        self.state.write_spec(spec_file, specs[spec_file])
+                if record.spec_file and record.spec_file not in specs:
+                    self._mark(record, record.spec_file)
 
     def _mark(self, record: Record, spec_file: str) -> None:
         """Keep a revocation in the spec itself: a reboot without a cluster goes by it too."""
@@ -129,7 +130,7 @@ class Applier:
 
     @contextlib.contextmanager
     def _forgiving(self, program: str) -> Iterator[None]:
-        """A section that cannot be written (full disk, read-only) delays its own program only; the next pass tries."""
+        """A file that cannot be written (full disk, read-only) delays its own program only; the next pass tries."""
         try:
             yield
         except OSError as error:
@@ -373,9 +374,10 @@ class Applier:
     def sweep(self, table: Mapping[str, ProgramState], notes: Mapping[str, RunNote]) -> None:
         """End the processes that a dead engine left behind, once per engine: its launcher may never run again."""
         for program, note in notes.items():
+            if not note.pid or self._swept.get(program) == note.pid:
+                continue
             gone = program not in table or table[program].state not in LIVE
-            ended = gone and note.pid and not launch.start_time(note.pid)
-            if ended and self._swept.get(program) != note.pid:
+            if gone and not launch.start_time(note.pid):
                 self._swept[program] = note.pid
                 if left := launch.sweep_group(note.pid, self.state.specs_of(program)):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})

@@ -25,7 +25,7 @@ class GatewayKeys:
         self._problem = ""
 
     def keep(self, found: Holding | None) -> None:
-        """Copy the keys of a Secret that could be read; else the last copy stays. Raises OSError."""
+        """Copy the keys of a Secret that could be read; else the last copy stays."""
         if self.source is None or found is None or not found.code:
             return
         text, problem = found.values.get(DATA_KEY), ""
@@ -34,7 +34,10 @@ class GatewayKeys:
         elif text is None:
             problem = f"it has no data.{DATA_KEY}, which is what a file of `metal-supervisor key add` holds"
         else:
-            write_atomic(self._path, text, durable=False)
+            try:
+                write_atomic(self._path, text, durable=False)
+            except OSError as error:  # a full disk must not keep engines from being stopped
+                problem = f"they cannot be copied: {error.strerror}"
         if problem and problem != self._problem:
             namespace, _, name = self.source
             log.error("the gateway's keys cannot be had", extra={"secret": f"{namespace}/{name}", "why": problem})

@@ -66,6 +66,9 @@ class Claimer(threading.Thread):
         with self._lock:
             if not moves:
                 self.error = ""  # without a request there is no refusal
+            asked = {move.slot[:2] for move in moves}
+            for key in self.foreign.keys() - asked:  # gone, or claimed by another Mac since
+                self.foreign.pop(key, None)
             now = time.monotonic()
             fresh = [move for move in moves if not self._tried_lately(move, now)]
             self._moves = fresh

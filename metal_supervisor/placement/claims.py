@@ -23,6 +23,8 @@ READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "
 ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
 LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0
+MOST_SLOTS = 1000
+"""Slots of one service that are looked at: more than any fleet has Macs for."""
 SlotId = tuple[str, str, int]
 """(namespace, InferenceService, index of the replica)."""
 
@@ -290,7 +292,7 @@ def decide(
         if not accepting or len(usable) >= most:
             continue
         wanted = 0
-        for index in range(ask.slots):
+        for index in range(min(ask.slots, MOST_SLOTS)):
             if len(usable) + wanted >= most:
                 break
             slot = (*key, index)

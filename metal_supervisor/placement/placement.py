@@ -207,10 +207,10 @@ class Placement:
         lives: Mapping[tuple[str, str], Life],
     ) -> bool:
         """True if this Mac could offer for a replica: an unclaimed one, or one of a Mac that is not live."""
-        found = [held.get((*key, slot)) for slot in range(max(1, item.replicas))]
+        slots = range(min(max(1, item.replicas), claims.MOST_SLOTS))
         return any(
             claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE)
-            for claim in found
+            for claim in (held.get((*key, slot)) for slot in slots)
         )
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:

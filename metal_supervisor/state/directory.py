@@ -90,7 +90,7 @@ class StateDir:
 
     def remove_unfinished(self) -> None:
         """Remove what writers that were killed left unfinished: that of a spec holds its service's environment."""
-        for path in self.path.glob("*/*.tmp"):
+        for path in (*self.path.glob("*.tmp"), *self.path.glob("*/*.tmp")):
             pid = path.name.removesuffix(".tmp").rpartition(".")[2]
             if pid.isascii() and pid.isdigit() and not launch.start_time(int(pid)):
                 with contextlib.suppress(OSError):

@@ -75,9 +75,12 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(tm
     directory.create()
     with subprocess.Popen(["true"]) as ended:
         pass
-    left = directory.path / "specs" / f".default.tiny.aaaaaaaaaaaa.json.{ended.pid}.tmp"
+    left = [
+        directory.path / "specs" / f".default.tiny.aaaaaaaaaaaa.json.{ended.pid}.tmp",
+        directory.path / f".omlx-key.{ended.pid}.tmp",
+    ]
     ours = directory.path / "runs" / f"default.tiny.json.{os.getpid()}.tmp"
-    for path in (left, ours):
+    for path in (*left, ours):
         path.write_text("secret")
     directory.remove_unfinished()
-    assert not left.exists() and ours.exists()
+    assert not any(path.exists() for path in left) and ours.exists()

@@ -11,8 +11,11 @@ import pytest
 from metal_supervisor.controller import controller_status
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.controller_status import ControllerStatus
+from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.settings.schema import SECRET_KEYS
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.spec.references import Holding
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
@@ -37,6 +40,41 @@ def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
         with pytest.raises(OSError, match="No space"):
             told(2)
     assert told(2) and state.report(CONTROLLER_REPORT)["memory"] == {"left": 2}
+
+
+def test_a_spec_that_cannot_be_written_delays_no_other_engine(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, supervisord = state.write_spec, SimpleNamespace()
+
+    def no_space_for_p(spec_file: str, text: str) -> bool:
+        if spec_file.startswith("p."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(spec_file, text)
+
+    monkeypatch.setattr(state, "write_spec", no_space_for_p)
+    applier = Applier(state, supervisord, Settings(state_dir=str(state.path)))  # type: ignore[arg-type]
+    records: Any = [
+        SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="", revoked="") for name in ("p", "q")
+    ]
+    applier.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
+    assert state.specs_on_file() == ["q.a.json"]
+    monkeypatch.undo()
+    applier.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
+    assert sorted(state.specs_on_file()) == ["p.a.json", "q.a.json"]
+
+
+def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(
+    state: StateDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(state_dir=str(state.path), gateway="127.0.0.1:9443", gateway_keys_secret="ops/keys")
+    keys, found = GatewayKeys(settings), Holding(200, {"keys": "one"})
+    (state.path / SECRET_KEYS).mkdir()  # in its way, as a full disk would be
+    keys.keep(found)
+    assert "the gateway's keys cannot be had" in caplog.text
+    (state.path / SECRET_KEYS).rmdir()
+    keys.keep(found)
+    assert (state.path / SECRET_KEYS).read_text() == "one"
 
 
 def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:

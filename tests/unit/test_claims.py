@@ -52,6 +52,13 @@ def test_a_mac_that_is_alone_claims_at_once() -> None:
     assert found.mine == {}, "a claim is ours only once it is on the server"
 
 
+def test_far_more_replicas_than_there_are_macs_are_not_all_looked_at() -> None:
+    """A cluster whose CRD has no maximum takes 2147483647 of them."""
+    found = decide(asked=ask(slots=100_000, delay_s=8.0))
+    assert len(found.waiting) == claims.MOST_SLOTS
+    assert kinds(decide(asked=ask(slots=100_000), waiting={(*KEY, 0): NOW - 60})) == [(ClaimAction.CLAIM, 0)]
+
+
 def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> None:
     """With a namespace's first services no Mac has a Lease there: each would claim them all, room or not."""
     found = decide(lives={}, asked=ask(delay_s=8.0))

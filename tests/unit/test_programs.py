@@ -186,7 +186,9 @@ def test_a_missing_field_is_unreadable(read: Callable[[str], Any], good: str) ->
 
 
 @EACH_READER
-@pytest.mark.parametrize("value", [{"a": 1}, [[1]], float("inf")], ids=["object", "list", "infinity"])
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, [[1]], float("inf"), 10**400], ids=["object", "list", "infinity", "beyond a float"]
+)
 def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
     read: Callable[[str], Any], good: str, value: Any
 ) -> None:
