@@ -279,7 +279,7 @@ class Foreground:
         with contextlib.suppress(Unavailable, Refused):
             table = self._supervisord.table().items()
             found = [(name, row.pid, launch.start_time(row.pid)) for name, row in table if row.pid]
-        found += boot.left_over(self._directory)
+        found += own_processes.left_over(self._directory)
         return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
 
 

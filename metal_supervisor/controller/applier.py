@@ -107,7 +107,7 @@ class Applier:
                 wanted[record.program] = record
         # Delete sections before adding new ones, so that a boot in between cannot start both.
         on_file = self.state.sections_on_file()
-        for name in [file.removesuffix(".conf") for file in on_file]:
+        for name in on_file:
             if name not in wanted and (complete or name in known) and self.state.section_spec(name):
                 self._ours.add(name)
                 if name in table and table[name].state in LIVE:
@@ -118,7 +118,7 @@ class Applier:
         for name, record in wanted.items():
             assert record.spec_file is not None
             spec_file = record.next_spec or record.spec_file
-            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), on_file.get(f"{name}.conf")
+            basis = spec_file, record.next_spec, self._autostart(record, table.get(name)), on_file.get(name)
             if before.get(name) == basis:
                 self._in_place[name] = basis
                 continue
@@ -190,7 +190,7 @@ class Applier:
             name for name, state in table.items()
             if state.state in LIVE and plan.live_note(notes.get(name), state) is None
         }  # fmt: skip
-        used |= {self.state.section_spec(file.removesuffix(".conf")) for file in self.state.sections_on_file()}
+        used |= {self.state.section_spec(program) for program in self.state.sections_on_file()}
         waiting = (self.state.path / "pending").glob("*.conf")
         used |= {self.state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
         for name in unused:
@@ -205,7 +205,7 @@ class Applier:
         """
         self.lacks = False
         on_file = self.state.sections_on_file()
-        changed = {file.removesuffix(".conf") for file, _ in on_file.items() ^ (self._read or {}).items()}
+        changed = {program for program, _ in on_file.items() ^ (self._read or {}).items()}
         late = self._diff.added & self._late
         again, found = self._unread | (self._diff.names - late) | changed, None
         if self._read is not None and not again:

@@ -13,23 +13,24 @@ import json
 import os
 import secrets
 import shlex
-import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from metal_supervisor import launch
+from metal_supervisor.controller import leftovers
 from metal_supervisor.controller.applier import put_aside_refused
 from metal_supervisor.controller.confinement_policies import complete_specs
+from metal_supervisor.controller.leftovers import Say
 from metal_supervisor.host import processes
-from metal_supervisor.runtimes import metal_device, metal_state
+from metal_supervisor.runtimes import metal_device
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
-from metal_supervisor.state import own_processes, programs
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.own_processes import CannotBoot
@@ -60,7 +61,6 @@ done
 exec {python} -I -m supervisor.supervisorctl -c {conf} "$@"
 """
 """supervisorctl for this system, unless the reader says which; it takes no option twice."""
-Say = Callable[[str], None]
 
 
 def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
@@ -73,11 +73,11 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     save_overrides(directory.path, overrides)
     complete_specs(directory, settings.confinement)
     link_current(directory)
-    _sweep(directory, say)
-    _take_up_pending(directory)
+    leftovers.sweep(directory, say)
+    leftovers.take_up_pending(directory)
     for name, reason in put_aside_refused(directory):
         say(f"put {name} aside: {reason}")
-    _hold_without_metal(directory, metal_device.question_of(settings), say)
+    leftovers.hold_without_metal(directory, metal_device.question_of(settings), say)
     if settings.embedded:
         embedded_access(directory)  # after the sweep, which frees the port that its predecessor held
     write_conf(directory, settings)
@@ -241,116 +241,3 @@ def kubeconfig(server: str) -> str:
         "current-context": "embedded",
     }
     return json.dumps(content, indent=1) + "\n"
-
-
-# ── processes ────────────────────────────────────────────────────────────────────────────────────
-
-
-def left_over(directory: StateDir) -> list[tuple[str, int, str]]:
-    """Processes of a system that outlived its supervisord: (program, pid, start identity)."""
-    notes = [
-        (program, note.pid, note.started)
-        for program, note in directory.run_notes().items()
-        if note.pid and launch.start_time(note.pid) == note.started
-    ]
-    return [*own_processes.live(directory), *own_processes.outliving(directory), *notes]
-
-
-def _sweep(directory: StateDir, say: Say) -> None:
-    """End or adopt the processes that a killed supervisord left behind, and forget the crashes of dead engines."""
-    doomed = own_processes.live(directory) + _note_unknown(directory)
-    for path in sorted((directory.path / "runs").glob("*.json")):
-        program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
-        if not own_processes.is_alive(found):
-            pid = found.get("pid")
-            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
-                say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
-            # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
-            launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
-            continue
-        pid = int(str(found["pid"]))
-        if _adoptable(directory, program, found):
-            say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
-            # It runs, so a stop by hand was followed by a start: its section must start the stand-in.
-            with contextlib.suppress(OSError):
-                section = programs.with_autostart(directory.section_text(program))
-                write_atomic(directory.section_path(program), section)
-            # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
-            _end_stand_in(found, pid)
-        else:
-            say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
-            doomed.append((program, pid, str(found["started"])))
-    own_processes.end_all(doomed)
-
-
-def _take_up_pending(directory: StateDir) -> None:
-    """Put pending sections in place whose engines have ended; an engine that still runs keeps its section."""
-    for path in (directory.path / "pending").glob("*.conf"):
-        program = path.name.removesuffix(".conf")
-        if not directory.section_path(program).exists():
-            path.unlink()
-        elif not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
-            path.replace(directory.section_path(program))
-
-
-def _hold_without_metal(directory: StateDir, question: metal_device.Question | None, say: Say) -> None:
-    """Turn autostart off where there is no Metal device; the controller starts the engines once there is one.
-
-    This process runs in the same context as the engines would. An engine that outlived the last supervisord keeps
-    autostart, for its stand-in.
-    """
-    if question is None or question() is not False:
-        return
-    say(metal_state.WHY)
-    for path in sorted((directory.path / "models.d").glob("*.conf")):
-        program = path.name.removesuffix(".conf")
-        if not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
-            write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
-
-
-def _note_unknown(directory: StateDir) -> list[tuple[str, int, str]]:
-    """Write a new note for each engine whose note was lost: without one, a second engine would be started beside it.
-
-    Returns engines that are such duplicates already: (program, pid, start identity).
-    """
-    second = []
-    for pid, spec_path in sorted(processes.marked(launch.MARK, directory.specs_of("")).items()):
-        if not _is_engine(pid, spec_path):
-            continue  # a helper of one, in a session of its own
-        note, started = launch.note_path(spec_path), launch.start_time(pid)
-        found = launch.read_note(note)
-        if not own_processes.is_alive(found):
-            known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
-            fine = {"refused": "", "refused_message": ""}
-            launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
-        elif found["pid"] != pid:
-            second.append((Path(note).stem, pid, started))
-    return second
-
-
-def _is_engine(pid: int, spec_path: str) -> bool:
-    """True if a process has the arguments of a spec, or if the spec cannot be read."""
-    try:
-        argv = launch.read_spec(spec_path)["argv"]
-    except launch.BadSpec:
-        return True
-    assert isinstance(argv, list)
-    # Without the first, because a script is run by its interpreter.
-    return len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
-
-
-def _adoptable(directory: StateDir, program: str, note: dict[str, object]) -> bool:
-    """True if the launcher of this program's section would stand in for its engine.
-
-    The pid and start time in the note are the launcher's own from before its exec: it is that engine, though
-    perhaps of a spec that has been edited since, which the controller handles.
-    """
-    return bool(directory.section_spec(program) and note.get("spec"))
-
-
-def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
-    pid = note.get("launcher_pid")
-    arguments = processes.command_line(pid) if isinstance(pid, int) and pid not in (0, engine_pid) else None
-    if arguments and any(part.endswith("/launch.py") for part in arguments) and isinstance(pid, int):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

@@ -18,7 +18,6 @@ from pathlib import Path
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.confinement import probe
-from metal_supervisor.controller import boot
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.power_meter import FRAGMENT
@@ -120,7 +119,7 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
             say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
             where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
-    own_processes.end_all(boot.left_over(directory))
+    own_processes.end_all(own_processes.left_over(directory))
     probe.end_left(directory.path)
     for line in _leave_cluster(directory, settings):
         say(line)

@@ -14,9 +14,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
@@ -26,6 +26,7 @@ from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import programs
 from metal_supervisor.state.kept_files import KeptFiles, write_atomic
 
+T = TypeVar("T")
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
     "scratch",
@@ -150,8 +151,9 @@ class StateDir:
         return _text_of(self.section_path(program))
 
     def sections_on_file(self) -> Mapping[str, object]:
-        """File name -> edition of each section, which is another once it was replaced or edited."""
-        return self._files.listed("models.d", ".conf")
+        """Program -> edition of its section, which is another once it was replaced or edited."""
+        files = self._files.listed("models.d", ".conf")
+        return {name.removesuffix(".conf"): edition for name, edition in files.items()}
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""
@@ -172,11 +174,7 @@ class StateDir:
         """A spec as it is on file, {} if it cannot be read."""
         if not spec_file:
             return {}
-        try:
-            found = self._files.parsed(self.spec_path(spec_file), json.loads)
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return self._object(self.spec_path(spec_file))
 
     def write_spec(self, spec_file: str, text: str) -> bool:
         """Write a spec; False if the file held that already."""
@@ -208,17 +206,11 @@ class StateDir:
 
     def record_of(self, program: str) -> Record | None:
         """The record of one program, None if there is none that can be read."""
-        try:
-            return self._files.parsed(self.record_path(program), programs.read_record)
-        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
-            return None
+        return self._readable(self.record_path(program), programs.read_record)
 
     def attachment(self, program: str) -> Attachment | None:
         """The note of a model's attacher, None if there is none that can be read."""
-        try:
-            return self._files.parsed(self.attached_path(program), programs.read_attached)
-        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
-            return None
+        return self._readable(self.attached_path(program), programs.read_attached)
 
     def attachments(self) -> list[Attachment]:
         """All notes of attachers."""
@@ -236,18 +228,22 @@ class StateDir:
 
     def run_note(self, program: str) -> RunNote | None:
         """The launcher's note of a program, None if there is none that can be read."""
-        try:
-            return self._files.parsed(self.note_path(program), programs.read_run)
-        except (OSError, UnicodeDecodeError, programs.UnreadableRecord):
-            return None
+        return self._readable(self.note_path(program), programs.read_run)
 
     def report(self, name: str) -> dict[str, Any]:
         """A JSON object that another process keeps, {} if it cannot be read; the same until it is replaced."""
-        try:
-            found = self._files.parsed(self.path / name, json.loads)
-        except (OSError, ValueError, RecursionError):
-            return {}
+        return self._object(self.path / name)
+
+    def _object(self, path: Path) -> dict[str, Any]:
+        found = self._readable(path, json.loads)
         return found if isinstance(found, dict) else {}
+
+    def _readable(self, path: Path, parse: Callable[[str], T]) -> T | None:
+        """Parsed content of a file, None if it cannot be read; the same until it is replaced."""
+        try:
+            return self._files.parsed(path, parse)
+        except (OSError, ValueError, RecursionError, programs.UnreadableRecord):
+            return None
 
     def run_notes(self) -> dict[str, RunNote]:
         """All notes of launchers, by program."""

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from metal_supervisor import launch
 from metal_supervisor.spec.user_error import UserError
@@ -19,6 +19,8 @@ from metal_supervisor.state.directory import StateDir
 OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
 OUTLIVING = ".outlives"
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+Noted: TypeAlias = tuple[str, int, str]
+"""A process by its note: (program, pid, start identity)."""
 
 
 class CannotBoot(UserError):
@@ -77,8 +79,8 @@ def outlive(directory: StateDir, program: str) -> None:
     launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
 
 
-def outliving(directory: StateDir) -> list[tuple[str, int, str]]:
-    """The live processes that `outlive` noted, as `live` has them; forgets those that ended."""
+def outliving(directory: StateDir) -> list[Noted]:
+    """The live processes that `outlive` noted; forgets those that ended."""
     found = []
     for path in (directory.path / "runs").glob(f"*{OUTLIVING}"):
         if live := _noted(path.name.partition(".")[0], path):
@@ -92,34 +94,46 @@ def _this_process() -> dict[str, object]:
     return {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
 
 
-def _noted(program: str, path: Path) -> list[tuple[str, int, str]]:
-    """The live process that last registered as the program, in the form that `end_all` takes."""
+def _noted(program: str, path: Path) -> list[Noted]:
+    """The process of a note, if it lives."""
     found = launch.read_note(str(path))
     return [(program, int(str(found["pid"])), str(found["started"]))] if is_alive(found) else []
 
 
-def _holder(directory: StateDir, program: str) -> list[tuple[str, int, str]]:
+def _holder(directory: StateDir, program: str) -> list[Noted]:
     return _noted(program, directory.path / "runs" / f"{program}.own")
 
 
-def live(directory: StateDir) -> list[tuple[str, int, str]]:
-    """The live processes of our own programs that end with their supervisord: (program, pid, start identity)."""
+def live(directory: StateDir) -> list[Noted]:
+    """The live processes of our own programs that end with their supervisord."""
     return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
 
 
+def left_over(directory: StateDir) -> list[Noted]:
+    """The live processes of a system that outlived its supervisord: our own programs, and the engines."""
+    notes = (directory.path / "runs").glob("*.json")
+    engines = [each for path in notes for each in _noted(path.name.removesuffix(".json"), path)]
+    return [*live(directory), *outliving(directory), *engines]
+
+
 def is_alive(note: dict[str, object]) -> bool:
+    """True if the process lives that a note with its `pid` and `started` is of."""
     pid, started = note.get("pid"), note.get("started")
     return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
 
 
-def end_all(doomed: list[tuple[str, int, str]]) -> None:
-    """TERM to all at once, a bounded wait, KILL to those that are left. Entries: program, pid, start identity."""
+def _alive(noted: list[Noted]) -> list[Noted]:
+    return [(program, pid, started) for program, pid, started in noted if launch.start_time(pid) == started]
+
+
+def end_all(doomed: list[Noted]) -> None:
+    """TERM to all at once, a bounded wait, KILL to those that are left."""
     for signum, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
-        doomed = [(program, pid, started) for program, pid, started in doomed if launch.start_time(pid) == started]
+        doomed = _alive(doomed)
         for _, pid, _ in doomed:
             with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
                 os.kill(pid, signum)
         until = time.monotonic() + wait_s
         while doomed and time.monotonic() < until:
             time.sleep(0.02)
-            doomed = [item for item in doomed if launch.start_time(item[1]) == item[2]]
+            doomed = _alive(doomed)

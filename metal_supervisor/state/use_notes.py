@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from metal_supervisor import launch
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import UNUSED, EngineUse
-from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.own_processes import is_alive
 from metal_supervisor.state.programs import UnreadableRecord, built
 from metal_supervisor.state.reports import read_object
 
@@ -69,17 +70,12 @@ def _live(state: Path) -> list[dict[str, EngineUse]]:
     live = []
     for path in (state / FOLDER).glob("*.json"):
         note = read_object(path)
-        pid, started = note.get("pid"), note.get("started")
-        if isinstance(pid, int) and started and launch.start_time(pid) == started:
-            live.append({name: use for name, each in _programs(note).items() if (use := _use(each)) is not None})
+        if is_alive(note):
+            told = mapping(note, "programs").items()
+            live.append({name: use for name, each in told if (use := _use(each)) is not None})
         elif note or not (path.stem.isdecimal() and launch.start_time(int(path.stem))):  # else it is read again later
             path.unlink(missing_ok=True)
     return live
-
-
-def _programs(note: Json) -> Json:
-    found = note.get("programs")
-    return found if isinstance(found, dict) else {}
 
 
 def _use(told: object) -> EngineUse | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.controller import boot
+from metal_supervisor.controller import leftovers
 from metal_supervisor.spec.types import Engine, Probe
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
@@ -43,7 +43,7 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     }  # fmt: skip
     (directory.path / "runs" / f"{PROGRAM}.json").write_text(json.dumps(note))
     said: list[str] = []
-    boot._sweep(directory, said.append)
+    leftovers.sweep(directory, said.append)
     assert "keeps serving" in said[0] and engine.poll() is None
     expected = programs.section(PROGRAM, made.spec_file, directory.home, True)
     # Its first line says that somebody edited it, so the controller writes it anew.
@@ -62,11 +62,11 @@ def test_without_metal_nothing_is_started_by_supervisord_but_the_stand_in_of_wha
         note = {"format": launch.FORMAT, "pid": pid, "started": launch.start_time(pid) if pid else ""}
         directory.note_path(program).write_text(json.dumps(note))
     said: list[str] = []
-    boot._hold_without_metal(directory, lambda: answer, said.append)
+    leftovers.hold_without_metal(directory, lambda: answer, said.append)
     held = {name for name in ("dead", "lives") if "autostart=false" in directory.section_text(f"default.{name}")}
     assert held == ({"dead"} if answer is False else set())
     assert len(said) == len(held) and all("no Metal device" in each for each in said)
-    boot._hold_without_metal(directory, None, said.append)
+    leftovers.hold_without_metal(directory, None, said.append)
     assert all(programs.is_unedited(directory.section_text(f"default.{name}")) for name in ("dead", "lives"))
 
 

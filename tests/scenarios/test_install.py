@@ -77,7 +77,7 @@ def mac(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
     home.mac.close()
-    own_processes.end_all(boot.left_over(home.system.files))
+    own_processes.end_all(own_processes.left_over(home.system.files))
     home.system.close()
 
 
@@ -248,5 +248,5 @@ def test_a_mac_leaves_its_cluster_for_the_embedded_api_without_a_new_supervisord
         assert own_processes.saved_access(there.files) == access, "an API that lives is not moved"
     finally:
         home.mac.close()
-        own_processes.end_all(boot.left_over(there.files))
+        own_processes.end_all(own_processes.left_over(there.files))
         there.close()

@@ -36,7 +36,7 @@ from supervisor.states import ProcessStates, SupervisorStates
 from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
-from metal_supervisor.controller import applier, boot, loop, plan, prerequisites, reconcile
+from metal_supervisor.controller import applier, leftovers, loop, plan, prerequisites, reconcile
 from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
@@ -327,7 +327,7 @@ class Files:
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
     def sections_on_file(self) -> dict[str, object]:
-        return dict(self.sections)
+        return {name.removesuffix(".conf"): text for name, text in self.sections.items()}
 
     def specs_on_file(self) -> list[str]:
         return list(self.specs)
@@ -748,8 +748,8 @@ class Mac:
 
     def boot(self) -> None:
         """A supervisord starts after boot's own sweep of what its predecessor left."""
-        boot._sweep(self.files, self.tell)  # type: ignore[arg-type]
-        boot._take_up_pending(self.files)  # type: ignore[arg-type]
+        leftovers.sweep(self.files, self.tell)  # type: ignore[arg-type]
+        leftovers.take_up_pending(self.files)  # type: ignore[arg-type]
         self._generation += 1
         self.booted_at = self.clock.now
         options = Options(self, self._generation)
@@ -1009,12 +1009,12 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         file.files[file.name] = text
         return True
 
-    patch.setattr(boot, "write_atomic", put)
+    patch.setattr(leftovers, "write_atomic", put)
     patch.setattr(own_processes, "end_all", end_all)
-    patch.setattr(boot, "_note_unknown", lambda _: [])  # no note is ever lost here
+    patch.setattr(leftovers, "_note_unknown", lambda _: [])  # no note is ever lost here
     patch.setattr(own_processes, "live", lambda _: [])
-    patch.setattr(boot, "processes", SimpleNamespace(command_line=command_line))
-    patch.setattr(boot, "os", SimpleNamespace(kill=kill))
+    patch.setattr(leftovers, "processes", SimpleNamespace(command_line=command_line))
+    patch.setattr(leftovers, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)
     patch.setattr(use_probe.probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
     for name in ("section", "section_spec", "is_unedited"):  # the same few texts, again and again

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metal_supervisor.controller import boot
 from metal_supervisor.host.commands import Done, Feeder
 from metal_supervisor.host.launchctl import NO_DOMAIN, Launchctl, LaunchdError
 from metal_supervisor.host.launchd import STOPPING_S
@@ -113,7 +112,7 @@ class Trial:
         domain = self.launchctl
         if domain.job(TRIAL) is not None:
             domain.unload(TRIAL, STOP_S + STOPPING_S)
-        own_processes.end_all(boot.left_over(self.system.files))
+        own_processes.end_all(own_processes.left_over(self.system.files))
         self.system.close()
 
 

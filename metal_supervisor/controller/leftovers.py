@@ -1,0 +1,115 @@
+"""What a killed supervisord left behind: ended, or left to their launchers, before the next one starts.
+
+A launcher that finds its engine alive stands in for it. Every finding is printed on a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from metal_supervisor import launch
+from metal_supervisor.host import processes
+from metal_supervisor.runtimes import metal_device, metal_state
+from metal_supervisor.state import own_processes, programs
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.own_processes import Noted
+
+Say = Callable[[str], None]
+
+
+def sweep(directory: StateDir, say: Say) -> None:
+    """End or adopt the processes that a killed supervisord left behind, and forget the crashes of dead engines."""
+    doomed = [*own_processes.live(directory), *_note_unknown(directory)]
+    for path in sorted((directory.path / "runs").glob("*.json")):
+        program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
+        if not own_processes.is_alive(found):
+            pid = found.get("pid")
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
+                say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
+            # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
+            launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
+            continue
+        pid = int(str(found["pid"]))
+        # The launcher noted its own pid before it became the engine: this is that engine, if perhaps of an older spec.
+        if directory.section_spec(program) and found.get("spec"):
+            say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
+            # It runs, so a stop by hand was followed by a start: its section must start the stand-in.
+            with contextlib.suppress(OSError):
+                section = programs.with_autostart(directory.section_text(program))
+                write_atomic(directory.section_path(program), section)
+            # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
+            _end_stand_in(found, pid)
+        else:
+            say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
+            doomed.append((program, pid, str(found["started"])))
+    own_processes.end_all(doomed)
+
+
+def take_up_pending(directory: StateDir) -> None:
+    """Put pending sections in place whose engines have ended; an engine that still runs keeps its section."""
+    for path in (directory.path / "pending").glob("*.conf"):
+        program = path.name.removesuffix(".conf")
+        if not directory.section_path(program).exists():
+            path.unlink()
+        elif not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
+            path.replace(directory.section_path(program))
+
+
+def hold_without_metal(directory: StateDir, question: metal_device.Question | None, say: Say) -> None:
+    """Turn autostart off where there is no Metal device; the controller starts the engines once there is one.
+
+    This process runs in the same context as the engines would. An engine that outlived the last supervisord keeps
+    autostart, for its stand-in.
+    """
+    if question is None or question() is not False:
+        return
+    say(metal_state.WHY)
+    for path in sorted((directory.path / "models.d").glob("*.conf")):
+        program = path.name.removesuffix(".conf")
+        if not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
+            write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
+
+
+def _note_unknown(directory: StateDir) -> list[Noted]:
+    """Write a new note for each engine whose note was lost: without one, a second engine would be started beside it.
+
+    Returns engines that are such duplicates already.
+    """
+    second = []
+    for pid, spec_path in sorted(processes.marked(launch.MARK, directory.specs_of("")).items()):
+        if not _is_engine(pid, spec_path):
+            continue  # a helper of one, in a session of its own
+        note, started = launch.note_path(spec_path), launch.start_time(pid)
+        found = launch.read_note(note)
+        if not own_processes.is_alive(found):
+            known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
+            fine = {"refused": "", "refused_message": ""}
+            launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
+        elif found["pid"] != pid:
+            second.append((Path(note).stem, pid, started))
+    return second
+
+
+def _is_engine(pid: int, spec_path: str) -> bool:
+    """True if a process has the arguments of a spec, or if the spec cannot be read."""
+    try:
+        argv = launch.read_spec(spec_path)["argv"]
+    except launch.BadSpec:
+        return True
+    assert isinstance(argv, list)
+    # Without the first, because a script is run by its interpreter.
+    return len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+
+
+def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
+    pid = note.get("launcher_pid")
+    if not isinstance(pid, int) or pid in (0, engine_pid):
+        return
+    if any(part.endswith("/launch.py") for part in processes.command_line(pid) or ()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
