@@ -22,12 +22,13 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import histogram, model_resource, resources
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
-from metal_supervisor.state.reports import CONTROLLER_REPORT
+from metal_supervisor.state.reports import CONTROLLER_REPORT, controller_report
 
 FORMAT = 1
 MOST_NOTICES = 20
@@ -71,10 +72,7 @@ class ControllerStatus:
 
     def _believed_before(self) -> bool | None:
         """`operator` of the previous controller, None if unknown: a restart must not change who writes what."""
-        try:
-            told = json.loads((self._state.path / CONTROLLER_REPORT).read_text("utf-8"))["cluster"]["operator"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
+        told = mapping(controller_report(self._state.path), "cluster").get("operator")
         return told if isinstance(told, bool) else None
 
     def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> bool | None:
@@ -183,8 +181,7 @@ def _model_row(item: Json, file: ModelFile) -> Json:
 
 def source_of(item: Json) -> str:
     """`spec.source` of a Model, "" if it has none that can be read."""
-    spec = item.get("spec")
-    source = spec.get("source") if isinstance(spec, dict) else ""
+    source = mapping(item, "spec").get("source")
     return source.strip() if isinstance(source, str) else ""
 
 

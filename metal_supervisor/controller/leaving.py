@@ -15,6 +15,7 @@ from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.placement import peers
 from metal_supervisor.placement.claims import NodeLease
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Standing
 
@@ -34,8 +35,7 @@ def _waits_for_memory(record: Record) -> bool:
 
 def _is_pinned(written: Json) -> bool:
     """True if `spec.nodeSelector` says which Macs may run a service; the labels of other Macs are not known here."""
-    spec = written.get("spec")
-    return isinstance(spec, dict) and bool(spec.get("nodeSelector"))
+    return bool(mapping(written, "spec").get("nodeSelector"))
 
 
 class Leaving:

@@ -26,6 +26,7 @@ from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.runtimes.use_probe import Asked
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import rank_of
@@ -129,7 +130,7 @@ class Memory:
         # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
         spec_file = note.spec_file if note else self._state.section_spec(each.program)
         pid = note.pid if note else pid
-        said = _whole(self._state.read_spec(spec_file).get("reserved_bytes"))
+        said = whole(self._state.read_spec(spec_file), "reserved_bytes")
         started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
         ours = record.reserved_bytes if record is not None and started else 0
         # Specs of an older release do not have it, and records change.
@@ -311,10 +312,6 @@ def _ends_soon(record: Record, now: float) -> bool:
         return False
     since = requested_at(record.withdraw) if record.withdraw else now
     return abs(now - since) < EVICTED_DRAIN_S + ENDS_WITHIN_S
-
-
-def _whole(found: object) -> int:
-    return found if isinstance(found, int) else 0
 
 
 def _forgiven(record: Record, now: float) -> Record:

@@ -30,6 +30,7 @@ from metal_supervisor.runtimes.builds import Broken, Builds
 from metal_supervisor.runtimes.metal_state import ASKED
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.limits import limit_of
 from metal_supervisor.spec.processes import RunNote
 from metal_supervisor.spec.record import Record
@@ -363,7 +364,7 @@ class Prerequisites:
             spec = self._spec_on_file(name)
             if up.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
                 return None
-            reserved, mapped = (_whole(spec.get(name)) for name in ("reserved_bytes", "mapped_bytes"))
+            reserved, mapped = whole(spec, "reserved_bytes"), whole(spec, "mapped_bytes")
             demand = Demand(reserved or None, mapped)
             return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], demand)
         if up.spec_file != record.spec_file or record.port is None:
@@ -422,6 +423,3 @@ class Prerequisites:
         """The spec that the section of a program without a record names: its record was lost, its engine may run."""
         return self._state.read_spec(self._state.section_spec(program))
 
-
-def _whole(found: object) -> int:
-    return found if isinstance(found, int) and found > 0 else 0

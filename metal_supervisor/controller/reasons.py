@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from metal_supervisor.controller.plan import Step
 from metal_supervisor.spec import resources
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
@@ -60,8 +61,7 @@ def _why_runtime(record: Record, written: Json, model: Json, default_runtime: st
         named = resources.named_runtime(written, model, record.model)
     except Bad:
         return ""
-    spec = model.get("spec")
-    said = spec if isinstance(spec, dict) else {}
+    said = mapping(model, "spec")
     source, kind = said.get("source"), said.get("format") or "gguf"
     if not record.runtime:
         return ""

@@ -23,6 +23,7 @@ from metal_supervisor.placement.claimer import Claimer
 from metal_supervisor.placement.claims import Ask, Claim, Life, NodeLease, SlotId
 from metal_supervisor.placement.peers import Sighting
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact, library_model
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
@@ -226,8 +227,7 @@ class Placement:
             return models
         shared, speakers = claims.shared_namespaces(placed.lives, self._node), dict[Key, str]()
         for key in sorted(services):
-            spec = services[key].get("spec")
-            name = spec.get("modelRef") if isinstance(spec, dict) else None
+            name = mapping(services[key], "spec").get("modelRef")
             if isinstance(name, str) and (claim := placed.claims.get((*key, 0))):
                 speakers.setdefault((key[0], name), claim.holder)
         return {key for key in models if (speakers[key] == self._node if key in speakers else key[0] not in shared)}
@@ -317,5 +317,4 @@ def node_labels(settings: Settings, node: str, system: str, machine: str, chip: 
 
 def unplaced(written: Json, labels: Mapping[str, str]) -> str:
     """Reason why a service is not for this Mac, "" if it may be."""
-    spec = written.get("spec")
-    return claims.misfit(spec.get("nodeSelector") if isinstance(spec, dict) else None, labels)
+    return claims.misfit(mapping(written, "spec").get("nodeSelector"), labels)

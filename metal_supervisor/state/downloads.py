@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from metal_supervisor.spec.document import mapping, whole
 from metal_supervisor.spec.types import Json
 
 AGAIN = "; tried again in "
@@ -51,20 +52,15 @@ def counts(got_bytes: int, total_bytes: int, message: str) -> bool:
 
 def downloads(told: Json) -> tuple[Download, ...]:
     """All downloads in a report (`controller.json`), sorted by name."""
-    rows = told.get("models")
-    found = (_download(name, row) for name, row in sorted(rows.items())) if isinstance(rows, dict) else ()
+    found = (_download(name, row) for name, row in sorted(mapping(told, "models").items()))
     return tuple(each for each in found if each is not None)
 
 
 def _download(name: str, row: Any) -> Download | None:
-    file = row.get("file") if isinstance(row, dict) else None
-    if not isinstance(file, dict) or file.get("phase") not in ("Downloading", "Pending", "Failed"):
+    file = mapping(row, "file")
+    if file.get("phase") not in ("Downloading", "Pending", "Failed"):
         return None
     namespace, _, model = name.partition("/")
-    got, total = _bytes(file.get("got_bytes")), _bytes(file.get("total_bytes"))
+    got, total = whole(file, "got_bytes"), whole(file, "total_bytes")
     source = str(row.get("source") or "")
     return Download(namespace, model, source, file["phase"], got, total, str(file.get("message") or ""))
-
-
-def _bytes(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
