@@ -18,7 +18,7 @@ from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
-from metal_supervisor.controller.plan import live_note, runs_as_wanted
+from metal_supervisor.controller.plan import runs_as_wanted
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.prerequisites import CANNOT_S, Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -307,13 +307,12 @@ class Assignment:
         """True if a service without a record waits to be known, and its engine runs: to wait would end it."""
         if proposal.verdict is None or proposal.verdict.standing is not Standing.WAIT:
             return False
-        up = live_note(snapshot.notes.get(proposal.program), snapshot.table.get(proposal.program))
+        up = snapshot.live_note(proposal.program)
         return up is not None and time.monotonic() < self._unsure_until
 
     def _is_up(self, record: Record | None, snapshot: Snapshot) -> bool:
         """True if the engine of a record has a process; a launcher that refuses its start is none."""
-        name = record.program if record is not None else ""
-        note = live_note(snapshot.notes.get(name), snapshot.table.get(name))
+        note = snapshot.live_note(record.program) if record is not None else None
         return note is not None and bool(note.pid)
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:

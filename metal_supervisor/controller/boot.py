@@ -23,9 +23,9 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.controller import leftovers
-from metal_supervisor.controller.applier import put_aside_refused
 from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.controller.leftovers import Say
+from metal_supervisor.controller.program_files import put_aside_refused
 from metal_supervisor.host import processes
 from metal_supervisor.runtimes import metal_device
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine

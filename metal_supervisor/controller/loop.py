@@ -190,19 +190,19 @@ class Controller:
         self.records = self._admitted(proposals, before, ups, snapshot)
         moving = self._moving(before, torn)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
-        self.applier.write_specs(moving.values(), self.prerequisites.specs)
+        files = self.applier.files
+        files.write_specs(moving.values(), self.prerequisites.specs)
         written = self._keep_records(moving.values())
         if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
             self._tell_readers()
         complete = snapshot.complete and not self.assignment.unsure
-        self.applier.write_sections(self.records.values(), complete, snapshot.table, snapshot.notes)
-        diff = self.applier.reload(self.controller_status.quarantined)
+        files.write_sections(self.records.values(), complete, snapshot)
+        self.applier.reload(self.controller_status.quarantined)
         at_rest = {record.program for key, record in self.records.items() if key not in moving}
-        world = snapshot.table, diff, snapshot.notes, snapshot.observed, snapshot.uses
-        steps = self.applier.plan(self.records.values(), at_rest, *world, snapshot.now, self._held(snapshot))
+        steps = self.applier.plan(self.records.values(), at_rest, snapshot, self._held(snapshot))
         done = [step for step in steps if self._tried(step, snapshot)]
         self._settle(moving, snapshot, steps)
-        self.applier.sweep(snapshot.table, snapshot.notes)
+        self.applier.sweep(snapshot)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
@@ -226,7 +226,7 @@ class Controller:
         """Seconds after which another pass is worthwhile without a wake."""
         if self.applier.lacks or any(step.do not in TELLING for step in done):
             return SOONEST_S
-        self.applier.collect(self.records.values(), snapshot.table, snapshot.notes)
+        self.applier.files.collect(self.records.values(), snapshot)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
         later += [ACKNOWLEDGED_S if step.do is Action.WITHDRAW else STARTED_S for step in done]
         if any(self._stopped_just_now(record, snapshot) for record in moving.values()):
@@ -360,7 +360,7 @@ class Controller:
             return True
         if step.do is Action.STOP:
             self._change_record(step.program, stop_sent=True)
-        self.applier.perform(step, snapshot.table.get(step.program), snapshot.notes.get(step.program))
+        self.applier.perform(step, snapshot)
         return True
 
     def _change_record(self, program: str, **changes: Any) -> None:
@@ -393,7 +393,7 @@ class Controller:
         """Pids of the processes whose exit wakes the controller."""
         table = snapshot.table
         # The note of an engine that ended stays: its pid would wake each pass for the next.
-        noted = (plan.live_note(note, table.get(name)) for name, note in snapshot.notes.items())
+        noted = map(snapshot.live_note, snapshot.notes)
         return {row.pid for row in table.values() if row.state in LIVE} | {note.pid for note in noted if note}
 
     def _publish(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> None:

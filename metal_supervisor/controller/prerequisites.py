@@ -15,7 +15,6 @@ from metal_supervisor.controller.composer import Composer, EngineParts
 from metal_supervisor.controller.confinement_policies import Confined, Confinement
 from metal_supervisor.controller.context_choice import Composition
 from metal_supervisor.controller.daemons import Daemons
-from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.ports import PortChoice, Ports, front_key
 from metal_supervisor.controller.reconcile import Outlook, Running
 from metal_supervisor.controller.remembered import Remembered, nothing
@@ -122,7 +121,7 @@ class Prerequisites:
     ) -> Outlook:
         """The service's prerequisites on this Mac, as of now."""
         name = programs.program_name(service.key)
-        up = live_note(snapshot.notes.get(name), snapshot.table.get(name))
+        up = snapshot.live_note(name)
         if RUNTIMES[service.runtime].shared is None:
             found = self._found(service, record, self.ports.of(service, record, ports, snapshot.notes), up, snapshot)
             front = self.ports.front(service, record, found.port, ports)
@@ -139,8 +138,7 @@ class Prerequisites:
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
         """All that the outlook of an engine depends on that runs from its spec, or waits for its turn; else None."""
-        note = snapshot.notes.get(record.program)
-        up = live_note(note, snapshot.table.get(record.program))
+        note, up = snapshot.notes.get(record.program), snapshot.live_note(record.program)
         steady = record.runs and not record.withdraw and (up is None or up.spec_file == record.spec_file)
         if not steady or not reconcile.same_request(record.asked, service.asked):
             return None

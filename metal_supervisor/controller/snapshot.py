@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from metal_supervisor.controller.plan import live_note
 from metal_supervisor.runtimes.metal_state import MetalState
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote
 from metal_supervisor.spec.types import Json, Key
@@ -50,3 +51,7 @@ class Snapshot:
     """Memory as the last pass left it."""
     news: object = None
     """Another one once anything else has changed: model files, builds, trials, references, the budget."""
+
+    def live_note(self, program: str) -> RunNote | None:
+        """The launcher's note of a program, as `plan.live_note`."""
+        return live_note(self.notes.get(program), self.table.get(program))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller import controller_status
-from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.gateway_keys import GatewayKeys
+from metal_supervisor.controller.program_files import ProgramFiles
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.settings.schema import SECRET_KEYS
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
@@ -45,7 +46,7 @@ def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
 def test_a_spec_that_cannot_be_written_delays_no_other_engine(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, supervisord = state.write_spec, SimpleNamespace()
+    write = state.write_spec
 
     def no_space_for_p(spec_file: str, text: str) -> bool:
         if spec_file.startswith("p."):
@@ -53,14 +54,14 @@ def test_a_spec_that_cannot_be_written_delays_no_other_engine(
         return write(spec_file, text)
 
     monkeypatch.setattr(state, "write_spec", no_space_for_p)
-    applier = Applier(state, supervisord, Settings(state_dir=str(state.path)))  # type: ignore[arg-type]
+    files = ProgramFiles(state, Settings(state_dir=str(state.path)))
     records: Any = [
         SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="", revoked="") for name in ("p", "q")
     ]
-    applier.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
+    files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
     assert state.specs_on_file() == ["q.a.json"]
     monkeypatch.undo()
-    applier.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
+    files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
     assert sorted(state.specs_on_file()) == ["p.a.json", "q.a.json"]
 
 
@@ -78,15 +79,14 @@ def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(
 
 
 def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:
-    supervisord: Any = None
-    applier = Applier(state, supervisord, Settings(state_dir=str(state.path)))
+    files = ProgramFiles(state, Settings(state_dir=str(state.path)))
     record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="")
     edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="", revoked="")
-    world = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0)}, {
-        "p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")
-    }
-    applier.write_specs([record], {"p.a.json": "{}"})
-    applier.collect([record], *world)
-    applier.write_specs([edited], {"p.b.json": '{"env": {"KEY": "secret"}}'})
-    applier.collect([record], *world)
+    table = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0)}
+    notes = {"p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")}
+    snapshot = Snapshot(2.0, {}, True, {}, table, notes, {})
+    files.write_specs([record], {"p.a.json": "{}"})
+    files.collect([record], snapshot)
+    files.write_specs([edited], {"p.b.json": '{"env": {"KEY": "secret"}}'})
+    files.collect([record], snapshot)
     assert state.specs_on_file() == ["p.a.json"]

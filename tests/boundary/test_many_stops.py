@@ -15,6 +15,7 @@ import pytest
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.runtimes import use_probe
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Diff, Observed, ProgramState, RunNote, State
@@ -80,11 +81,11 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
         spec = each.spec_file or ""
         table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0)
         notes[each.program] = RunNote(1000 + number, 1000 + number, "t", spec, (), 0.0, "", "")
-        applier._ours.add(each.program)
+        applier.files.ours.add(each.program)
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
-    diff = Diff(removed=frozenset(table))
+    applier._diff = Diff(removed=frozenset(table))
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
-                         (), table, diff, notes, {}, {}, now, lambda _: "")
+                         (), Snapshot(now, {}, True, {}, table, notes, {}), lambda _: "")
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 
@@ -95,8 +96,8 @@ def test_one_that_was_told_to_end_and_serves_again_is_no_longer_told(tmp_path: P
     note = RunNote(1000, 1000, "t", each.spec_file or "", (1.0,), 0.0, "", "")
     seen = Observed(each.program, 1000, True, 1.0, "RUNNING")
     applier._told[each.program] = 1000, Hung("it hangs", 1.0)
-    world = {each.program: row}, Diff(), {each.program: note}, {each.program: seen}
-    assert applier.plan([each], {each.program}, *world, {}, 100.0, lambda _: "") == []
+    snapshot = Snapshot(100.0, {}, True, {}, {each.program: row}, {each.program: note}, {each.program: seen})
+    assert applier.plan([each], {each.program}, snapshot, lambda _: "") == []
     assert not applier._told
 
 

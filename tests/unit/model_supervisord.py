@@ -36,7 +36,7 @@ from supervisor.states import ProcessStates, SupervisorStates
 from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
-from metal_supervisor.controller import applier, leftovers, loop, plan, prerequisites, reconcile
+from metal_supervisor.controller import applier, leftovers, loop, plan, prerequisites, program_files, reconcile
 from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
@@ -336,7 +336,7 @@ class Files:
         self.specs.pop(spec_file, None)
 
     def write_spec(self, spec_file: str, text: str) -> bool:
-        written: bool = applier.write_atomic(self.spec_path(spec_file), text)
+        written: bool = program_files.write_atomic(self.spec_path(spec_file), text)
         return written
 
     def read_spec(self, spec_file: str) -> dict[str, Any]:
@@ -985,7 +985,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         file.files[file.name] = text
         return True
 
-    patch.setattr(applier, "write_atomic", write_atomic)
+    patch.setattr(program_files, "write_atomic", write_atomic)
     patch.setattr(loop, "ring", lambda *_: None)
     for module in (loop, reconcile, applier):
         patch.setattr(module, "replace", replaced_quickly)
