@@ -26,7 +26,6 @@ from metal_supervisor.spec.types import (
     Service,
     Standing,
 )
-from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.programs import program_name
 
 NOTHING_KNOWN = Demand(None)
@@ -77,6 +76,12 @@ class Outlook:
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
 
 
+CARRIED = ("withdraw", "stop_sent", "probe", "daemon", "evicted_at", "evicted_why", "evictions")
+"""Fields that every proposal has from the last record: its engine is stopped and probed as it was started."""
+CARRIED_IF_ACCEPTED = (*CARRIED, "slot_context", "retry_at", "queued_at", "admitted_at", "displaced_by", "pressure")
+CARRIED_IF_REFUSED = (
+    *CARRIED, "runtime", "mode", "priority", "port", "front_port", "slot_context", "idle_s", "host", "slot"
+)  # fmt: skip
 CHECKING = "Checking"
 UNSAFE = frozenset({"SourceNotAllowed"})
 """Reasons of `Outlook` that concern what a manifest may ask for, not the present state of this Mac."""
@@ -115,6 +120,25 @@ def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
     return Record(**{**vars(proposal), "verdict": decided, **changes})
 
 
+def _carried(record: Record | None, names: Sequence[str]) -> dict[str, Any]:
+    """These fields of a record; without one there are none, and a proposal has its defaults."""
+    return {name: getattr(record, name) for name in names} if record is not None else {}
+
+
+def _of(item: Service | Rejected) -> dict[str, Any]:
+    """The fields of a proposal that an accepted and a rejected service have alike."""
+    return {
+        "namespace": item.namespace,
+        "name": item.name,
+        "uid": item.uid,
+        "generation": item.generation,
+        "program": program_name(item.key),
+        "replicas": item.replicas,
+        "endpoint": item.endpoint,
+        "ordinal": item.ordinal,
+    }
+
+
 def refuse(
     rejected: Rejected, record: Record | None, now: float, start_refused: bool = False, up: bool = True
 ) -> Proposal:
@@ -127,41 +151,24 @@ def refuse(
     if record is not None and record.runs and rejected.keeps_running and not start_refused:
         said = rejected.reason, rejected.message
         if record.rules < RULES:
-            return _revoked(record, rejected.uid, rejected.generation, *said)
-        return _warned(record, rejected.uid, rejected.generation, *said, up)
+            return _revoked(record, rejected, *said)
+        return _warned(record, rejected, *said, up)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
     if off:  # switching off must work even if the rest of the manifest is invalid
         decided = _off(rejected.suspended, before, now)
-    return Proposal(
-        namespace=rejected.namespace,
-        name=rejected.name,
-        uid=rejected.uid,
-        generation=rejected.generation,
-        program=program_name(rejected.key),
-        model=rejected.model_name,
-        runtime=record.runtime if record else "",
-        replicas=rejected.replicas,
-        mode=record.mode if record else "chat",
-        priority=record.priority if record else "normal",
-        verdict=decided,
-        endpoint=rejected.endpoint,
-        port=record.port if record else None,
-        front_port=record.front_port if record else None,
-        slot_context=record.slot_context if record else 0,
-        idle_s=record.idle_s if record else None,
-        host=record.host if record else "",
-        withdraw=record.withdraw if record else NO_WITHDRAWAL,
-        stop_sent=bool(record and record.stop_sent),
-        warning=(rejected.reason, rejected.message) if off else None,
-        slot=record.slot if record else 0,
-        ordinal=rejected.ordinal,
-        probe=record.probe if record else Probe(),
-        daemon=record.daemon if record else "",
-        evicted_at=record.evicted_at if record and not off else None,
-        evicted_why=record.evicted_why if record else "",
-        evictions=record.evictions if record else 0,
-    )
+    fields = {
+        "runtime": "",
+        "mode": "chat",
+        "priority": "normal",
+        **_of(rejected),
+        **_carried(record, CARRIED_IF_REFUSED),
+        "model": rejected.model_name,
+        "verdict": decided,
+    }
+    if off:
+        fields |= {"warning": (rejected.reason, rejected.message), "evicted_at": None}
+    return Proposal(**fields)
 
 
 def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
@@ -175,15 +182,15 @@ def keeps(up: bool) -> str:
     return f"the engine {'keeps running' if up else 'starts again'} as it last could"
 
 
-def _warned(record: Record, uid: str, generation: int, reason: str, message: str, up: bool) -> Proposal:
+def _warned(record: Record, item: Service | Rejected, reason: str, message: str, up: bool) -> Proposal:
     warning = reason, f"{message}; {keeps(up)}"
-    return replace(unchanged(record), uid=uid, generation=generation, warning=warning)
+    return replace(unchanged(record), uid=item.uid, generation=item.generation, warning=warning)
 
 
-def _revoked(record: Record, uid: str, generation: int, reason: str, message: str) -> Proposal:
+def _revoked(record: Record, item: Service | Rejected, reason: str, message: str) -> Proposal:
     """Let an engine of an older release finish, and keep anything of that release from being started again."""
     why = f"{message}; an older release allowed it: the engine runs until its next start, which is refused"
-    kept = replace(unchanged(record), uid=uid, generation=generation, warning=(reason, why))
+    kept = replace(unchanged(record), uid=item.uid, generation=item.generation, warning=(reason, why))
     return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
 
 
@@ -229,41 +236,24 @@ def accept(
     before = record.verdict if record else None
     # Until it has exited, the running engine is probed, drained and published at its own address.
     host, port = outlook.live or (outlook.host, outlook.port)
+    carried = _carried(record, CARRIED_IF_ACCEPTED)
+    if outlook.slot_context:
+        carried["slot_context"] = outlook.slot_context
     fresh = Proposal(
-        namespace=service.namespace,
-        name=service.name,
-        uid=service.uid,
-        generation=service.generation,
-        program=program_name(service.key),
+        **_of(service),
+        **carried,
         model=service.model.name,
+        model_uid=service.model.uid,
         runtime=service.runtime,
-        replicas=service.replicas,
         mode=service.mode,
         priority=service.priority,
-        endpoint=service.endpoint,
         port=port,
         front_port=outlook.front_port,
-        slot_context=outlook.slot_context or (record.slot_context if record else 0),
         host=host,
-        model_uid=service.model.uid,
-        withdraw=record.withdraw if record else NO_WITHDRAWAL,
-        retry_at=record.retry_at if record else None,
-        stop_sent=bool(record and record.stop_sent),
         drain_s=service.drain_s,
-        ordinal=service.ordinal,
         protected=service.protected,
         aliases=service.aliases,
         idle_s=service.idle_s,
-        queued_at=record.queued_at if record else None,
-        admitted_at=record.admitted_at if record else 0.0,
-        displaced_by=record.displaced_by if record else "",
-        evicted_at=record.evicted_at if record else None,
-        evicted_why=record.evicted_why if record else "",
-        evictions=record.evictions if record else 0,
-        pressure=record.pressure if record else None,
-        # Until it has exited, it is probed as configured at its start.
-        probe=record.probe if record else Probe(),
-        daemon=record.daemon if record else "",
         warning=outlook.warning or _left_out(service.ignored),
     )
     if service.suspended or service.replicas == 0:
@@ -273,10 +263,10 @@ def accept(
         standing, reason, message = hindrance
         if record is not None and record.runs and not start_refused:
             if reason in UNSAFE and record.rules < RULES:
-                return _revoked(record, service.uid, service.generation, reason, message)
+                return _revoked(record, service, reason, message)
             if reason == CHECKING and (record.uid, record.generation) == (service.uid, service.generation):
                 return unchanged(record)  # a controller that has just started looks at everything anew
-            return _warned(replace(record, warning=None), service.uid, service.generation, reason, message, up)
+            return _warned(record, service, reason, message, up)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
     now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
