@@ -18,9 +18,10 @@ from metal_supervisor.cluster.reference_reader import References
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
+from metal_supervisor.controller.offers import CANNOT_S
 from metal_supervisor.controller.plan import runs_as_wanted
 from metal_supervisor.controller.ports import Ports
-from metal_supervisor.controller.prerequisites import CANNOT_S, Prerequisites
+from metal_supervisor.controller.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import sleep_note
@@ -147,7 +148,7 @@ class Assignment:
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
             found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
-            lambda item: CANNOT_S if item.key in replaced else self._prerequisites.delay_s(item, snapshot),
+            lambda item: CANNOT_S if item.key in replaced else self._prerequisites.offers.delay_s(item, snapshot),
             _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed.open),
         )  # fmt: skip
         ports = Ports(before.values())
@@ -255,7 +256,7 @@ class Assignment:
             return False
         if not runs_as_wanted(record, snapshot.table.get(record.program), note, snapshot.observed.get(record.program)):
             return False
-        self._prerequisites.still_reads(record.files)
+        self._prerequisites.readings.still_wanted(record.files)
         return True
 
     def _settle(

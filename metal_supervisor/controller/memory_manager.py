@@ -88,7 +88,10 @@ class Memory:
     @property
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
-        return Room(self.budget.total_bytes, self.budget.bytes, self.ledger.left_bytes, self.ledger.charged)
+        budget, ledger = self.budget, self.ledger
+        return Room(
+            budget.total_bytes, budget.bytes, ledger.left_bytes, ledger.charged, self._settings.limits.memory
+        )
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 

@@ -436,7 +436,7 @@ EDITION = {
 SETTINGS: Any = SimpleNamespace(
     limits=Limits(), confinement="off", uses_claims=False,
     log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
-    memory_check_mode="enforce", preemption=False, eviction_enabled=False, parallel_starts=0,
+    memory_check_mode="enforce", preemption=False, eviction_enabled=False, parallel_starts=0, ollama_registry="",
 )  # fmt: skip
 
 

@@ -1,0 +1,46 @@
+"""Metadata of the model files that a pass asks for, read in the background (see `models.headers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from metal_supervisor.models.headers import Headers
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.store import Store
+
+FOREIGN = Reading(None, problem="a manifest may not name it")
+
+
+class Readings:
+    """Looks files up, and notes which ones a pass has asked for: no other header is kept."""
+
+    def __init__(self, headers: Headers, store: Store, home: str, ollama_registry: str) -> None:
+        """`home`: directory that relative paths in a command line start from."""
+        self._headers, self._store, self._home, self._registry = headers, store, home, ollama_registry
+        self._wanted: set[str] = set()
+        """Files, and models of Ollama's library, that were asked for in this pass."""
+
+    def look(self, path: str) -> Reading | None:
+        """Metadata of a file; None while it is being read."""
+        self._wanted.add(path)
+        return self._headers.look(path)
+
+    def look_from_home(self, path: str) -> Reading | None:
+        """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
+        whole = Path(self._home, path)
+        return self.look(str(whole)) if self._store.may_open(whole) else FOREIGN
+
+    def library(self, source: str) -> Reading | None:
+        """Metadata of a model of Ollama's library, from its registry; None while the request is under way."""
+        self._wanted.add(source)
+        return self._headers.library(source, self._registry)
+
+    def still_wanted(self, paths: Collection[str]) -> None:
+        """Keep the headers of files for another pass without a look at them."""
+        self._wanted.update(paths)
+
+    def forget_others(self) -> None:
+        """Drop the headers that this pass has not asked for; the next one begins."""
+        self._headers.keep(self._wanted)
+        self._wanted = set()
