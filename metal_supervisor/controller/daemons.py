@@ -131,10 +131,8 @@ class Daemons:
         if service.ordinal:
             text = f"spec.replicas: the shared {service.runtime} daemon of a Mac serves a service once; each further"
             return "ServedNameConflict", f"{text} replica takes a Mac of its own"
-        if misplaced := self._misplaced(service):
-            return misplaced
-        if foreign := self.foreign(service):
-            return foreign
+        if refusal := self._misplaced(service) or self.foreign(service):
+            return refusal
         others = self._services.get(service.runtime, [])
         before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
         for other in before:
@@ -225,9 +223,9 @@ class Daemons:
             return known
         place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
         services = self._services.get(program, ())
-        said = (_said(each, DAEMONS[program].options) for each in services)
-        options = next(filter(None, said), {})
-        engine = DAEMONS[program].engine(binary, place, options)
+        row = DAEMONS[program]
+        options = next(filter(None, (_said(each, row.options) for each in services)), {})
+        engine = row.engine(binary, place, options)
         if program == OMLX:
             self._make_key()
         own, base = (str(self._state.path / each) for each in (f"served/{program}", program))
@@ -239,12 +237,11 @@ class Daemons:
             return known  # its build is being tried
         if confined.problem:
             return known if known is None or up is not None else reconcile.dismiss(known, now, confined.problem)
-        made = programs.compose(
-            program, engine, where[1], where[0], self._state.home, confinement=confined.policy
-        )
+        host, port = where
+        made = programs.compose(program, engine, port, host, self._state.home, confinement=confined.policy)
         self._keep_spec(made.spec_file, made.spec)
-        record = replace(_record(program, known, where, engine.probe, now), spec_file=made.spec_file)
-        record = replace(record, unconfined=confined.why)
+        record = _record(program, known, where, engine.probe, now)
+        record = replace(record, spec_file=made.spec_file, unconfined=confined.why)
         if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
             record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
         return record

@@ -401,11 +401,12 @@ class Controller:
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
             log.info("pass", extra={"did": sentence})
-        watches, placing = (self.services, self.models), (self.placement, self.assignment.placed)
-        found = snapshot.services or {}, snapshot.models
-        said, slots = self.memory.said(), self.store.slots()
-        why = self.reasons.told(self.records.values(), *found, steps)
-        files = partial(self.model_files.state, used={(each.namespace, each.model) for each in self.records.values()})
-        self.model_files.keep(snapshot.models.keys())
-        told = said, slots, why, snapshot.metal.word
-        self._untold |= self.controller_status.publish(snapshot.now, sentence, watches, found, files, placing, *told)
+        services, models = snapshot.services or {}, snapshot.models
+        used = {(each.namespace, each.model) for each in self.records.values()}
+        self.model_files.keep(models.keys())
+        self._untold |= self.controller_status.publish(
+            snapshot.now, sentence, (self.services, self.models), (services, models),
+            partial(self.model_files.state, used=used), (self.placement, self.assignment.placed),
+            self.memory.said(), self.store.slots(),
+            self.reasons.told(self.records.values(), services, models, steps), snapshot.metal.word,
+        )  # fmt: skip

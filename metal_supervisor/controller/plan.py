@@ -168,15 +168,12 @@ def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> 
     return known is not None and known.spec_file != wanted.spec_file
 
 
-def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, wall: float) -> Step:
-    """Next step of a process that has to stop: withdraw, drain, stop, wait, and finally `then`.
-
-    `wall` is Unix time.
-    """
+def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, now: float) -> Step:
+    """Next step of a process that has to stop: withdraw, drain, stop, wait, and finally `then`."""
     if state.state in (State.STARTING, State.RUNNING):
         if not stopping.asked_at:
             return Step(Action.WITHDRAW, name, then.why)
-        waited = wall - stopping.asked_at
+        waited = now - stopping.asked_at
         told = stopping.withdrawn and (stopping.drained or stopping.busy)
         if not told and 0 <= waited < WITHDRAW_WAIT_S:
             return Step(Action.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
@@ -187,7 +184,7 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
     if state.state is State.BACKOFF:
         return Step(Action.STOP, name, then.why)
     if state.state is State.STOPPING:
-        waited = wall - stopping.told_at
+        waited = now - stopping.told_at
         if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
             return Step(Action.TERM, name, "the first TERM may have come too early")
         # llama-server waits for its clients until a second TERM, which would be a drain that nothing asked for.
@@ -199,29 +196,29 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, w
     return then
 
 
-def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, wall: float) -> Step | None:
+def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, now: float) -> Step | None:
     """Next step of a program whose section is the wanted one; None if it is in the desired state."""
     if state.state is State.STOPPED and not wanted.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
-    if state.state is State.EXITED and wall - state.stop > EXITED_GRACE_S:
+    if state.state is State.EXITED and now - state.stop > EXITED_GRACE_S:
         return Step(Action.START, name, "exited and was not restarted")
     if state.state is State.UNKNOWN:
         return Step(Action.ALARM, name, LOST)
     if state.state in (State.STARTING, State.RUNNING) and wanted.hung:
-        return _revive(name, wanted.hung, wall)
+        return _revive(name, wanted.hung, now)
     if state.state is State.FATAL:
-        due = retry_at(note, state, wall)
-        if wall >= due or due - wall > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
+        due = retry_at(note, state, now)
+        if now >= due or due - now > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
             return Step(Action.START, name, "its pause after a crash is over")
-        return Step(Action.WAIT, name, "held after crashes", due - wall)
+        return Step(Action.WAIT, name, "held after crashes", due - now)
     return None
 
 
-def _revive(name: str, hung: Hung, wall: float) -> Step:
+def _revive(name: str, hung: Hung, now: float) -> Step:
     """Next step of a hung engine. It serves no request, so there is nothing to drain."""
     if not hung.told_at:
         return Step(Action.RESTART, name, hung.why)
-    waited = wall - hung.told_at
+    waited = now - hung.told_at
     if 0 <= waited < KILL_AFTER_S:
         return Step(Action.WAIT, name, "a hung engine was told to end", KILL_AFTER_S - waited)
     return Step(Action.KILL, name, "it hangs, and does not heed TERM")

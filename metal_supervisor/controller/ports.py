@@ -5,7 +5,7 @@ A service keeps its port for as long as it can: clients, and slices in other cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from metal_supervisor.cluster.report import PORT_IN_USE
@@ -94,31 +94,28 @@ class PortChoice:
             own = "--port, --gateway, --metrics-listen"
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own ({own}); choose another")
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
-        bind = self._settings.bind_address
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
-
-        def is_free(port: int) -> bool:
-            if port in barred or port in reserved or ports.holder(port, service.key) is not None:
-                return False
-            return port in kept or processes.port_free(port, bind)
-
-        port = choose_port(wanted, kept, allowed, is_free)
+        port = self._chosen(wanted, kept, reserved.union(barred), service.key, ports)
         return (None, self.none_free()) if port is None else (port, None)
 
-    def front(
-        self, service: Service, record: Record | None, own: int | None, ports: Ports
-    ) -> int | None:
+    def front(self, service: Service, record: Record | None, own: int | None, ports: Ports) -> int | None:
         """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
         if service.idle_s is None or own is None:
             return None
-        kept, reserved = record.front_port if record is not None else None, {own, *self._settings.own_ports}
+        kept = (record.front_port,) if record is not None and record.front_port is not None else ()
+        return self._chosen(None, kept, {own, *self._settings.own_ports}, front_key(service.key), ports)
+
+    def _chosen(
+        self, wanted: int | None, kept: Sequence[int], barred: Collection[int], key: Key, ports: Ports
+    ) -> int | None:
+        """As `choose_port`; a port is free if it is not `barred`, no engine but that of `key` has it, nor a process."""
 
         def is_free(port: int) -> bool:
-            if port in reserved or ports.holder(port, front_key(service.key)) is not None:
+            if port in barred or ports.holder(port, key) is not None:
                 return False
-            return port == kept or processes.port_free(port, self._settings.bind_address)
+            return port in kept or processes.port_free(port, self._settings.bind_address)
 
-        return choose_port(None, () if kept is None else (kept,), self._settings.port_range, is_free)
+        return choose_port(wanted, kept, self._settings.port_range, is_free)
 
     def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
         """Ports of a service: of its record, and of specs that it is about to start from."""

@@ -242,6 +242,25 @@ def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me:
     return claim.holder != me and life is not Life.LIVE
 
 
+def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list[Claim], list[Move]]:
+    """(the claims on a service that this Mac keeps of those it holds, requests that release or change some of them)."""
+    kept: list[Claim] = []
+    moves: list[Move] = []
+    for claim in sorted(held, key=lambda each: each.slot[2]):
+        if claim.slot[2] < ask.slots and len(kept) < most and (alone or not ask.leave):
+            kept.append(claim)
+        else:
+            moves.append(Move(ClaimAction.RELEASE, claim.slot, ask.uid, claim.version))
+    for claim in kept:
+        # Worth a write only if another Mac may read it.
+        told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
+        if claim.owner_uid != ask.uid:
+            moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told))
+        elif told != claim.ready:
+            moves.append(Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told))
+    return kept, moves
+
+
 def decide(
     asks: Mapping[Key, Ask],
     claims: Mapping[SlotId, Claim],
@@ -274,21 +293,10 @@ def decide(
     for key, ask in sorted(asks.items(), key=lambda each: digest(me, *each[0])):
         # Until this Mac's own node Lease is seen in a namespace, those of its peers may be missing as well.
         alone = (key[0], me) in lives and key[0] not in shared
-        usable: list[Claim] = []
-        for claim in sorted(held.get(key, []), key=lambda each: each.slot[2]):
-            if claim.slot[2] < ask.slots and len(usable) < most and (alone or not ask.leave):
-                usable.append(claim)
-            else:
-                moves.append(Move(ClaimAction.RELEASE, claim.slot, ask.uid, claim.version))
+        usable, changes = _keep(held.get(key, []), ask, alone, most)
+        moves += changes
         if usable:
             mine[key] = tuple(claim.slot[2] for claim in usable)
-        for claim in usable:
-            # Worth a write only if another Mac may read it.
-            told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
-            if claim.owner_uid != ask.uid:
-                moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told))
-            elif told != claim.ready:
-                moves.append(Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told))
         if not accepting or len(usable) >= most:
             continue
         wanted = 0

@@ -18,6 +18,7 @@ from metal_supervisor import launch
 from metal_supervisor.cluster.report import CRASH_LOOP, last_known, report
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.spec.hosts import in_url
+from metal_supervisor.spec.names import aliases
 from metal_supervisor.spec.processes import Observed, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
@@ -69,8 +70,8 @@ def row(record: Record, observed: Observed | None, reached: str, now: float, up:
 
 def meant(record: Record, names: Iterable[str]) -> set[str]:
     """Which of these names mean the service."""
-    own = {record.program, ".".join(record.key), "/".join(record.key), ".".join(record.owner), "/".join(record.owner)}
-    return own.intersection(names)
+    engine, service, *_ = aliases(record)
+    return {*engine, *service}.intersection(names)
 
 
 def still_so(observed: Observed | None) -> Observed | None:
