@@ -122,7 +122,14 @@ class Claimer(threading.Thread):
                 time.sleep(PAUSE_S)
 
     def _perform(self, move: Move) -> bool:
-        """Make one request; False if the API could not be reached."""
+        """Make one request; False if the API could not be reached, or if what answered is no API."""
+        try:
+            return self._request(move)
+        except (LookupError, TypeError, AttributeError) as error:  # as of a proxy that asks for a login
+            self._failed(KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}"))
+            return False
+
+    def _request(self, move: Move) -> bool:
         namespace, service, index = move.slot
         name = claims.claim_name(service, index)
         answer: Json | None = None

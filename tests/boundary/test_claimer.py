@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,3 +214,12 @@ def test_a_right_that_is_missing_is_named_with_what_to_do(kubeconfig: Path, monk
     mac.do(Move(ClaimAction.CLAIM, SLOT, "u2"))
     eventually(lambda: not mac.claimer.error, what="the trouble to pass")
     kube.close()
+
+
+def test_an_answer_that_no_api_gives_ends_no_claimer() -> None:
+    """A proxy that asks for a login answers 200, and with an object at times."""
+    kube: Any = SimpleNamespace(request=lambda *_: {"login": "required"}, clock_offset_s=0.0)
+    mac = Asked(kube, "mac-a")
+    mac.do(Move(ClaimAction.CLAIM, SLOT, "u1"))
+    assert mac.claimer.is_alive() and "metadata" in mac.claimer.error
+    eventually(lambda: not mac.claimer.busy, what="the watch to wake passes again")
