@@ -26,6 +26,7 @@ from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.runtimes.shims import mlx_engine, ollama_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.arguments import is_opened, parse
+from metal_supervisor.spec.document import items
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact
@@ -203,8 +204,8 @@ def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
     vocabulary = RUNTIMES[service.runtime].vocabulary
     if not service.allowed_args or vocabulary is None:
         return (), ()
-    items = parse(service.extra_args, vocabulary.grammar).items
-    opened = [item for item in items if is_opened(item, item.flag, service.allowed_args)]
+    given = parse(service.extra_args, vocabulary.grammar).items
+    opened = [item for item in given if is_opened(item, item.flag, service.allowed_args)]
     named = [os.path.realpath(each) for item in opened for each in item.values if each.startswith("/")]
     files = tuple(each for each in named if Path(each).is_file())
     return files, tuple(each for each in named if Path(each).is_dir())
@@ -242,7 +243,7 @@ def complete_specs(directory: StateDir, mode: str) -> None:
 
 def _older_access(directory: StateDir, spec: Json) -> Access:
     """The access that an older spec's command line needs, by the paths in it."""
-    program, *arguments = map(str, spec.get("argv") or [""])
+    program, *arguments = map(str, items(spec, "argv") or [""])
     python = Path(program).name.startswith("python")
     code = (CODE,) if python else ()
     named = [each for each in arguments if each.startswith("/") and Path(each).exists()]

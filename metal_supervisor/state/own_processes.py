@@ -31,8 +31,11 @@ def saved_access(directory: StateDir) -> tuple[int, str]:
     """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
     try:
         kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
-        return int(kept["port"]), str(kept["prefix"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        port, prefix = int(kept["port"]), str(kept["prefix"])
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"port {port}")
+        return port, prefix
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CannotBoot(f"apiserver.json: {error!r:.100}; start the system with `metal-supervisor run`") from None
 
 

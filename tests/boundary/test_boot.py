@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.controller import leftovers
+from metal_supervisor.controller import boot, leftovers
+from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.spec.types import Engine, Probe
-from metal_supervisor.state import programs
+from metal_supervisor.state import own_processes, programs
 from metal_supervisor.state.directory import StateDir
 
 PROGRAM = "default.tiny"
@@ -84,3 +85,20 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(tm
         path.write_text("secret")
     directory.remove_unfinished()
     assert not any(path.exists() for path in left) and ours.exists()
+
+
+@pytest.mark.parametrize("text", ['{"port": 99999, "prefix": "/k-1"}', '{"port": -1, "prefix": "/k-1"}', "[" * 100_000])
+def test_a_damaged_address_of_the_embedded_api_is_chosen_anew(tmp_path: Path, text: str) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    (directory.path / "apiserver.json").write_text(text)
+    assert boot.embedded_access(directory) == own_processes.saved_access(directory)
+
+
+@pytest.mark.parametrize("argv", [5, {}, None, "x"])
+def test_a_damaged_spec_of_an_older_release_keeps_nothing_from_starting(tmp_path: Path, argv: object) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.create()
+    directory.write_spec("default.a.0123456789ab.json", json.dumps({"program": "default.a", "argv": argv}))
+    complete_specs(directory, "on")
+    assert "confinement" in directory.read_spec("default.a.0123456789ab.json")
