@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.manifests import node_lease_name
-from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, claim_name, digest, parse
+from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, digest, parse
 from metal_supervisor.spec.types import Json, Key
 
 OVERDUE_AGAIN_S = 1.0
@@ -44,15 +44,34 @@ def is_renewal(before: Json, now: Json) -> bool:
     return old is None and new is None
 
 
+def without_lease(
+    claims: Mapping[SlotId, Claim], nodes: Mapping[tuple[str, str], NodeLease]
+) -> frozenset[tuple[str, str]]:
+    """(namespace, node) of the Macs that hold claims and have no node Lease: not yet, or it was deleted."""
+    holders = {(slot[0], claim.holder) for slot, claim in claims.items() if claim.holder}
+    return frozenset(holders - nodes.keys())
+
+
 def sight(
-    before: Mapping[Key, Sighting], leases: Mapping[Key, Json], now: float, renewals: Mapping[Key, Sighting] = {}
+    before: Mapping[Key, Sighting],
+    leases: Mapping[Key, Json],
+    now: float,
+    renewals: Mapping[Key, Sighting] = {},
+    missing: Collection[tuple[str, str]] = (),
 ) -> dict[Key, Sighting]:
-    """First sighting of each Lease in its present version. `renewals`: those that the watch noted as they came."""
+    """First sighting of each Lease in its present version, and of the lack of those in `missing`.
+
+    `renewals`: sightings that the watch noted as they came. `missing`: (namespace, node) of Macs without a node Lease.
+    """
     result = {}
     for key, lease in leases.items():
         version = str(lease["metadata"].get("resourceVersion", ""))
         found = (known for known in (before.get(key), renewals.get(key)) if known and known.version == version)
         result[key] = next(found, None) or Sighting(version, now)
+    for namespace, node in missing:
+        key = namespace, node_lease_name(node)
+        known = before.get(key)
+        result[key] = known if known and not known.version else Sighting("", now)
     return result
 
 
@@ -92,10 +111,9 @@ def judge(
         elif node != me and age(namespace, node_lease_name(node), node) >= lease.duration_s:
             life = Life.SILENT
         result[namespace, node] = life
-    for (namespace, service, index), claim in claims.items():
-        if claim.holder and (namespace, claim.holder) not in nodes:
-            quiet = age(namespace, claim_name(service, index), claim.holder) >= duration_s and claim.holder != me
-            result[namespace, claim.holder] = Life.SILENT if quiet else Life.LIVE
+    for namespace, node in without_lease(claims, nodes):  # its claims may be old, and a deleted Lease is renewed soon
+        quiet = age(namespace, node_lease_name(node), node) >= duration_s and node != me
+        result[namespace, node] = Life.SILENT if quiet else Life.LIVE
     return result
 
 

@@ -142,10 +142,11 @@ class Placement:
             return Placed({}, known=False)
         now = time.monotonic()
         leases = self._claimer.seen(self._leases.seen.items)
-        self._sightings = peers.sight(self._sightings, leases, now, self._renewals)
+        held, nodes = claims.read(leases.values())
+        missing = peers.without_lease(held, nodes)
+        self._sightings = peers.sight(self._sightings, leases, now, self._renewals, missing)
         for key in [key for key in list(self._renewals) if key not in leases]:
             del self._renewals[key]
-        held, nodes = claims.read(leases.values())
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
         lives = peers.judge(

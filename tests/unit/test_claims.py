@@ -250,12 +250,34 @@ def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
 
     def life(own_at: float) -> Life:
         seen = {
-            (NS, claims.claim_name("tiny", 0)): Sighting("7", 100.0),
+            (NS, claims.node_lease_name("ghost")): Sighting("", 100.0),
             (NS, claims.node_lease_name(ME)): Sighting("9", own_at),
         }
         return peers.judge(held, {(NS, ME): lease(ME)}, seen, ME, 0.0, 40.0)[NS, "ghost"]
 
     assert (life(139.0), life(140.0)) == (Life.LIVE, Life.SILENT)
+
+
+def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_its_claims_are() -> None:
+    def written(lease: dict[str, Any], version: int) -> dict[str, Any]:
+        lease["metadata"]["resourceVersion"] = str(version)
+        return lease
+
+    theirs = written(claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t"), 7)
+    own, peer = (claims.node_lease_object(NS, name, 40.0, {}, "t") for name in (ME, PEER))
+    seen: dict[tuple[str, str], Sighting] = {}
+
+    def life(at: float, *leases: dict[str, Any]) -> Life:
+        nonlocal seen
+        found = {(NS, each["metadata"]["name"]): each for each in (theirs, written(own, int(at)), *leases)}
+        held, nodes = claims.read(found.values())
+        seen = peers.sight(seen, found, at, missing=peers.without_lease(held, nodes))
+        return peers.judge(held, nodes, seen, ME, 1.0, 40.0)[NS, PEER]
+
+    assert [life(at, written(peer, int(at))) for at in (10.0, 500.0)] == [Life.LIVE] * 2
+    assert [life(at) for at in (501.0, 540.0, 541.0)] == [Life.LIVE, Life.LIVE, Life.SILENT]
+    assert life(542.0, written(peer, 542)) is Life.LIVE
+    assert life(543.0) is Life.LIVE, "another term"
 
 
 # ── to and from Leases ───────────────────────────────────────────────────────────────────────────
