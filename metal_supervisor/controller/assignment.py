@@ -231,7 +231,7 @@ class Assignment:
                 ordinals[slot] = next(each for each in count() if each not in ordinals.values())
         for slot, ordinal in sorted(ordinals.items()):
             engine = replace(item, ordinal=ordinal) if ordinal != item.ordinal else item
-            others = peers + len(ready - {slot})
+            others = peers + len(ready.intersection(slots) - {slot})
             record = next((each for each in ours if each.ordinal == ordinal), None)
             proposal = self.take(engine, record, ports, snapshot)
             ports.hold(proposal)
@@ -336,6 +336,6 @@ class Assignment:
         found: dict[Key, frozenset[int]] = {}
         for record in records.values():
             seen = observed.get(record.program)
-            if seen is not None and seen.ready and record.claimed and record.verdict.standing is Standing.RUN:
+            if seen is not None and seen.ready and record.verdict.standing is Standing.RUN:
                 found[record.owner] = found.get(record.owner, frozenset()) | {record.slot}
         return found

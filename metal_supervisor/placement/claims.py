@@ -22,7 +22,8 @@ REAPER_LEASE = "metal-reaper"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
 ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
-LOAD_S, JITTER_S, ANOTHER_S = 0.05, 0.05, 3.0
+LOAD_S, JITTER_S, ANOTHER_S, BACK_S = 0.05, 0.05, 3.0, 5.0
+"""BACK_S: until a Mac takes a slot back that it serves, and another one holds and does not serve."""
 MOST_SLOTS = 1000
 """Slots of one service that are looked at: more than any fleet has Macs for."""
 SlotId = tuple[str, str, int]
@@ -85,7 +86,7 @@ class Ask:
     delay_s: float
     """0 for a Mac that has the model at hand; more for one that would have to fetch it, or cannot run it."""
     ready: frozenset[int] = frozenset()
-    """The slots that are served here."""
+    """The slots that are served here, also those that another Mac has taken over."""
     leave: bool = False
     """Give its slots to another Mac, if there is one."""
 
@@ -305,11 +306,15 @@ def decide(
                 break
             slot = (*key, index)
             found = claims.get(slot)
-            if found is not None and (found.holder == me or not _takeable(found, ask, lives, me)):
+            taken = found is not None and not _takeable(found, ask, lives, me)
+            serves = index in ask.ready and (found is None or not found.ready)
+            if found is not None and (found.holder == me or (taken and not serves)):
                 continue
             since[slot] = waiting.get(slot, now)
             more_s = ANOTHER_S * (len(usable) + wanted)  # prefer one on each Mac over several on one
             delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
+            if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
+                delay_s = BACK_S if taken else 0.0
             left_s = since[slot] + delay_s - now
             if left_s > 0:
                 again.append(left_s)
@@ -318,7 +323,7 @@ def decide(
             if found is None:
                 moves.append(Move(ClaimAction.CLAIM, slot, ask.uid))
             else:
-                moves.append(Move(ClaimAction.TAKE, slot, ask.uid, found.version))
+                moves.append(Move(ClaimAction.TAKE, slot, ask.uid, found.version, ready=serves))
             wanted += 1
     return ClaimDecision(mine, tuple(moves), since, min(again, default=None))
 

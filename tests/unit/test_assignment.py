@@ -16,7 +16,7 @@ from metal_supervisor.controller.assignment import Assignment, _charged
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
-from metal_supervisor.spec.processes import ProgramState, RunNote, State
+from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.programs import program_name
@@ -130,3 +130,13 @@ def test_a_service_that_is_still_being_checked_is_not_counted_as_charged() -> No
     admitted = replace(record(reason="InsufficientMemory"), namespace="a", name="one")
     checking = replace(record(Standing.WAIT, "Checking"), namespace="a", name="two")
     assert _charged([admitted, checking]) == {("a", "one")}
+
+
+def test_an_engine_serves_whoever_holds_its_slot() -> None:
+    """Its Mac takes the slot back from one that does not serve it."""
+    assignment: Any = Assignment.__new__(Assignment)
+    assignment._placement, assignment._sleep = SimpleNamespace(on=True), SimpleNamespace(look=lambda: None)
+    lost = replace(running(0), claimed=False)
+    seen = Observed(lost.program, 7, True, 1.0, "RUNNING")
+    assert assignment._ready({lost.key: lost}, {lost.program: seen}) == {lost.owner: frozenset({0})}
+    assert assignment._ready({lost.key: lost}, {lost.program: replace(seen, ready=False)}) == {}

@@ -99,6 +99,19 @@ def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life
     assert [(move.do, move.version) for move in found.moves] == [(ClaimAction.TAKE, "7")]
 
 
+def test_a_mac_takes_back_what_it_serves_and_its_holder_does_not() -> None:
+    """It was away for a while, and the other Mac has no room: else it would serve for ever what another one holds."""
+    serving, waited = ask(ready=frozenset({0}), delay_s=8.0), {(*KEY, 0): NOW - claims.BACK_S}
+    assert decide(claim(PEER), asked=serving).moves == (), "its holder may be about to serve it"
+    (move,) = decide(claim(PEER), asked=serving, waiting=waited).moves
+    assert (move.do, move.version, move.ready) == (ClaimAction.TAKE, "7", True)
+    assert decide(claim(PEER, ready=True), asked=serving, waiting=waited).moves == ()
+    assert decide(claim(PEER), asked=serving, waiting=waited, accepting=False).moves == ()
+    assert kinds(decide(asked=serving)) == [(ClaimAction.CLAIM, 0)], "its claim was deleted"
+    dead = {(NS, ME): Life.LIVE, (NS, PEER): Life.SILENT, (NS, "third"): Life.LIVE}
+    assert kinds(decide(claim(PEER), asked=serving, lives=dead)) == [(ClaimAction.TAKE, 0)]
+
+
 def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
     found = decide(claim(PEER, owner_uid="u0"), waiting={(*KEY, 0): NOW - 1})
     assert kinds(found) == [(ClaimAction.TAKE, 0)]
