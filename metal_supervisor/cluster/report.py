@@ -150,6 +150,13 @@ def _held(record: Record, phase: str) -> bool:
     return record.verdict.standing is Standing.RUN or rests(record) or comes_back
 
 
+def holds_requests(record: Record, observed: Observed | None) -> bool:
+    """True if requests for an on-demand service are taken here, and wait for its engine."""
+    if record.idle_s is None or record.front_port is None:
+        return False
+    return _held(record, _standing(record, observed)[0])
+
+
 def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
     """(confined, reason, message) of a running engine."""
     if observed.confined:

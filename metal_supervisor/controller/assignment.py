@@ -15,6 +15,7 @@ from typing import TypeAlias
 from metal_supervisor import launch
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
+from metal_supervisor.cluster.report import holds_requests
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
@@ -30,7 +31,7 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
-from metal_supervisor.spec.processes import Observed, RunNote
+from metal_supervisor.spec.processes import UNUSED, Observed, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
@@ -245,7 +246,7 @@ class Assignment:
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
-                result[record.key] = self._let_go(record, max(1, item.replicas), snapshot.now)
+                result[record.key] = self._let_go(record, max(1, item.replicas), snapshot)
 
     def _still_holds(
         self, known: _SteadyEngine, item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot
@@ -321,14 +322,21 @@ class Assignment:
         note = snapshot.notes.get(record.program) if record is not None else None
         return bool(note and record and note.refused == launch.REVOKED and note.spec_file == record.spec_file)
 
-    def _let_go(self, record: Record, slots: int, now: float) -> Proposal:
-        """Proposal after its claim was lost or released: dismissed once handed over, kept running here until then."""
-        if self._placement.handed_over(self.placed, record, slots):
-            record = reconcile.dismiss(record, now, reconcile.MOVED)
+    def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Proposal:
+        """Proposal after its claim was lost or released: dismissed once handed over, kept running here until then.
+
+        One that is being loaded first answers the requests that wait for it here.
+        """
+        awaited = record.runs and snapshot.uses.get(record.program, UNUSED).waiting
+        if not awaited and self._placement.handed_over(self.placed, record, slots):
+            record = reconcile.dismiss(record, snapshot.now, reconcile.MOVED)
         return replace(reconcile.unchanged(record), claimed=False)
 
     def _ready(self, records: Mapping[Key, Record], observed: Mapping[str, Observed]) -> dict[Key, frozenset[int]]:
-        """The slots of each service that the sidecar saw serving here; none if this Mac is about to sleep."""
+        """The slots of each service that take requests here; none if this Mac is about to sleep.
+
+        Either the sidecar saw an engine serving, or the gateway holds requests until one of an on-demand service does.
+        """
         if not self._placement.on and self._settings.replicas_per_mac == 1:
             return {}  # no use for it without claims
         if self._sleep.look() is not None:
@@ -336,6 +344,7 @@ class Assignment:
         found: dict[Key, frozenset[int]] = {}
         for record in records.values():
             seen = observed.get(record.program)
-            if seen is not None and seen.ready and record.verdict.standing is Standing.RUN:
+            serves = seen is not None and seen.ready and record.verdict.standing is Standing.RUN
+            if serves or (record.claimed and holds_requests(record, seen)):
                 found[record.owner] = found.get(record.owner, frozenset()) | {record.slot}
         return found

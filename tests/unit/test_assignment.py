@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.assignment import Assignment, _charged
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
-from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
+from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.programs import program_name
@@ -140,3 +141,25 @@ def test_an_engine_serves_whoever_holds_its_slot() -> None:
     seen = Observed(lost.program, 7, True, 1.0, "RUNNING")
     assert assignment._ready({lost.key: lost}, {lost.program: seen}) == {lost.owner: frozenset({0})}
     assert assignment._ready({lost.key: lost}, {lost.program: replace(seen, ready=False)}) == {}
+
+
+def test_an_on_demand_service_at_rest_counts_as_served_where_the_gateway_holds_its_requests() -> None:
+    """Of two replicas that nobody asks for both are ready, as their endpoints are."""
+    assignment: Any = Assignment.__new__(Assignment)
+    assignment._placement, assignment._sleep = SimpleNamespace(on=True), SimpleNamespace(look=lambda: None)
+    rests = replace(record(Standing.WAIT, UNLOADED), idle_s=60.0, front_port=18200, claimed=True)
+    wakes = replace(rests, verdict=replace(rests.verdict, standing=Standing.RUN))
+    for each in (rests, wakes):
+        assert assignment._ready({each.key: each}, {}) == {each.owner: frozenset({each.slot})}
+    failed = Observed(wakes.program, 0, False, 1.0, "FATAL")
+    assert assignment._ready({wakes.key: wakes}, {wakes.program: failed}) == {}
+    for changes in ({"claimed": False}, {"front_port": None}, {"idle_s": None}):
+        assert assignment._ready({rests.key: replace(rests, **changes)}, {}) == {}
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_an_engine_whose_slot_moved_first_answers_those_who_wait_for_it(waiting: int) -> None:
+    sharing, lost = Sharing(()), running(0)
+    sharing._placement = peers(1)
+    snapshot = Snapshot(100.0, {}, True, {}, {}, {}, {}, {lost.program: EngineUse(waiting)})
+    assert (sharing._let_go(lost, 2, snapshot).verdict is None) is bool(waiting)
