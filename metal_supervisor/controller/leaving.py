@@ -1,7 +1,8 @@
-"""Services that this Mac holds and has no room for, which are left to another one.
+"""Services that this Mac holds and cannot run, which are left to another one.
 
 An on-demand service that never fits is left once a request has shown that. One that waits for memory is left to a Mac
-that says in its Lease that it has some: that one may have come later, as after a power cut, or been emptied.
+that says in its Lease that it has some: that one may have come later, as after a power cut, or been emptied. What fails
+for something that this Mac lacks is left to one with an engine for it: who has the rest offers itself first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 
+from metal_supervisor.cluster.report import NO_METAL
 from metal_supervisor.controller import on_demand
 from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.placement import peers
@@ -23,6 +25,14 @@ LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S = 5.0, 60.0, 300.0
 """Seconds in which a service is left; until others are left to Macs with room, whose Leases then say what is left of
 that; and until the same one is again, as they may not want it.
 """
+LACKING = frozenset({"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing", "InsufficientDisk", NO_METAL})
+"""Reasons of failures that another Mac may not have."""
+
+
+def _lacks_something(record: Record) -> bool:
+    """True if a service cannot run for lack of something that another Mac may have."""
+    verdict = record.verdict
+    return verdict.standing is Standing.FAILED and verdict.reason in LACKING and record.runtime in RUNTIMES
 
 
 def _waits_for_memory(record: Record) -> bool:
@@ -54,7 +64,10 @@ class Leaving:
         self._offered = {key: at for key, at in self._offered.items() if now - at < OFFER_AGAIN_S}
         if macs and now - max(self._offered.values(), default=-OFFERS_EVERY_S) >= OFFERS_EVERY_S:
             engines = Counter(each.owner for each in records)  # of several, one may run
-            waiting = sorted(filter(_waits_for_memory, records), key=lambda each: each.queue_position)
+            waiting = sorted(
+                (each for each in records if _waits_for_memory(each) or _lacks_something(each)),
+                key=lambda each: each.queue_position,
+            )
             wanted = (
                 (each.owner, each.room_bytes, {program.name for program in RUNTIMES[each.runtime].executables})
                 for each in waiting

@@ -47,6 +47,15 @@ def test_what_lacks_something_else_or_runs_stays(changes: dict[str, Any]) -> Non
     assert left(waiting(**changes)) == set()
 
 
+@pytest.mark.parametrize(("reason", "goes"), [("RuntimeBinaryMissing", True), ("ModelFileMissing", True),
+                                               ("InvalidSpec", False), ("SourceNotFound", False)])  # fmt: skip
+def test_what_fails_for_something_that_this_mac_lacks_is_left_to_one_with_an_engine(reason: str, goes: bool) -> None:
+    """The first Mac after a power cut claims all services, also those that only another one can run."""
+    failed = replace(record(Standing.FAILED, reason), namespace="default", runtime="llama-server", reserved_bytes=0)
+    assert left(failed) == ({failed.name} if goes else set())
+    assert left(failed, macs=(replace(PEER, engines=frozenset({"omlx"})),)) == set()
+
+
 def test_a_pinned_service_stays_and_so_does_one_with_another_engine_here() -> None:
     assert left(waiting(), written={"spec": {"nodeSelector": {"a": "b"}}}) == set()
     assert left(waiting(), written={"spec": ["no", "object"]}) == {waiting().name}
