@@ -204,6 +204,7 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     if labels.get(KIND) != "claim":
         return None
     service, uid = _owner(metadata)
+    service = service or labels.get(SERVICE, "")  # one without an owner is void: its holder, or another Mac, mends it
     index = metadata["name"].rpartition("-")[2]
     if not (service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index))):
         return None

@@ -337,6 +337,15 @@ def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
     assert nodes == {} and all(each.holder == "" for each in found.values())
 
 
+def test_a_claim_that_lost_its_owner_is_mended_by_its_holder() -> None:
+    """Nobody could ask for its slot: the Lease exists."""
+    body = claims.claim_object(Move(ClaimAction.CLAIM, (*KEY, 0), "u1"), ME, "t")
+    del body["metadata"]["ownerReferences"]
+    (found,) = claims.read([body])[0].values()
+    assert (found.slot, found.holder, found.owner_uid) == ((*KEY, 0), ME, "")
+    assert kinds(decide(found)) == [(ClaimAction.TAKE, 0)]
+
+
 def test_a_renewal_is_told_from_what_a_mac_has_to_say() -> None:
     def at(time: str, version: str, duration_s: float = 40.0, **notes: str) -> dict[str, Any]:
         body = claims.node_lease_object(NS, PEER, duration_s, {claims.SESSION: "s", **notes}, time)
