@@ -15,7 +15,8 @@ from metal_supervisor.cluster.report import NO_METAL
 from metal_supervisor.controller import on_demand
 from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.placement import peers
-from metal_supervisor.placement.claims import NodeLease
+from metal_supervisor.placement.peers import PlacementRequest
+from metal_supervisor.placement.placement import Placed
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
@@ -56,25 +57,30 @@ class Leaving:
         self._offered: dict[Key, float] = {}
         """Both: InferenceService -> monotonic time at which it was."""
 
-    def keys(self, records: Collection[Record], services: Mapping[Key, Json], macs: Collection[NodeLease]) -> Set[Key]:
-        """The services that another Mac should have. `macs`: the other ones that take new services."""
+    def keys(self, records: Collection[Record], services: Mapping[Key, Json], placed: Placed) -> Set[Key]:
+        """The services that another Mac should have. `placed`: as of the last pass."""
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
         self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
         self._offered = {key: at for key, at in self._offered.items() if now - at < OFFER_AGAIN_S}
-        if macs and now - max(self._offered.values(), default=-OFFERS_EVERY_S) >= OFFERS_EVERY_S:
+        if placed.open and now - max(self._offered.values(), default=-OFFERS_EVERY_S) >= OFFERS_EVERY_S:
             engines = Counter(each.owner for each in records)  # of several, one may run
             waiting = sorted(
                 (each for each in records if _waits_for_memory(each) or _lacks_something(each)),
                 key=lambda each: each.queue_position,
             )
             wanted = (
-                (each.owner, each.room_bytes, {program.name for program in RUNTIMES[each.runtime].executables})
+                PlacementRequest(
+                    each.owner,
+                    each.room_bytes,
+                    frozenset(program.name for program in RUNTIMES[each.runtime].executables),
+                    frozenset(claim.holder for claim in placed.by_service.get(each.owner, ())),
+                )
                 for each in waiting
                 if engines[each.owner] == 1 and each.owner not in self._offered
                 and not _is_pinned(services.get(each.owner, {}))
             )  # fmt: skip
-            offered = dict.fromkeys(peers.have_room(wanted, macs), now)
+            offered = dict.fromkeys(peers.have_room(wanted, placed.open), now)
             self._offered |= offered
             self._left |= offered
         return self._left.keys()

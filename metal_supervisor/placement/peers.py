@@ -25,14 +25,27 @@ class Sighting:
     """Monotonic time."""
 
 
-def have_room(waiting: Iterable[tuple[Key, int, Collection[str]]], macs: Collection[NodeLease]) -> Iterator[Key]:
-    """The services that other Macs have room for together. `waiting`: (service, bytes, programs that can serve it)."""
+@dataclass(frozen=True)
+class PlacementRequest:
+    """What a service wants of the Mac that is to run it."""
+
+    key: Key
+    bytes: int
+    programs: Collection[str]
+    """Any one of these can serve it."""
+    holders: Collection[str] = ()
+    """Macs that hold a replica of it, and mostly may hold no more."""
+
+
+def have_room(waiting: Iterable[PlacementRequest], macs: Collection[NodeLease]) -> Iterator[Key]:
+    """The services that other Macs have room for together."""
     left = {mac.node: mac.left_bytes for mac in macs}
-    for key, need, programs in waiting:
+    for each in waiting:
         for mac in macs:
-            if mac.namespace == key[0] and left[mac.node] >= need and not mac.engines.isdisjoint(programs):
-                left[mac.node] -= need
-                yield key
+            fits = left[mac.node] >= each.bytes and mac.node not in each.holders
+            if fits and mac.namespace == each.key[0] and not mac.engines.isdisjoint(each.programs):
+                left[mac.node] -= each.bytes
+                yield each.key
                 break
 
 

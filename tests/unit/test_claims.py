@@ -445,7 +445,8 @@ def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_en
     roomy = lease(PEER, left_bytes=10, engines=frozenset({"llama-server"}))
 
     def offered(*waiting: tuple[str, int], programs: tuple[str, ...] = ("llama-server",), where: str = NS) -> list[str]:
-        return [key[1] for key in peers.have_room([((where, name), need, programs) for name, need in waiting], [roomy])]
+        wanted = [peers.PlacementRequest((where, name), need, programs) for name, need in waiting]
+        return [key[1] for key in peers.have_room(wanted, [roomy])]
 
     assert offered(("a", 6), ("b", 5), ("c", 4)) == ["a", "c"], "together they have to fit"
     assert offered(("a", 11)) == offered(("a", 1), programs=("omlx",)) == offered(("a", 1), where="elsewhere") == []

@@ -9,7 +9,8 @@ import pytest
 
 from metal_supervisor.controller import leaving
 from metal_supervisor.controller.leaving import LEAVE_S, OFFER_AGAIN_S, OFFERS_EVERY_S, Leaving
-from metal_supervisor.placement.claims import NodeLease
+from metal_supervisor.placement.claims import Claim, NodeLease, SlotId
+from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Standing
 from tests.unit.test_report import record
@@ -22,14 +23,24 @@ def waiting(**changes: Any) -> Record:
     return replace(found, **{"namespace": "default", "runtime": "llama-server", "reserved_bytes": 60, **changes})
 
 
-def left(*records: Record, written: Json | None = None, macs: tuple[NodeLease, ...] = (PEER,)) -> set[str]:
+def left(
+    *records: Record, written: Json | None = None, macs: tuple[NodeLease, ...] = (PEER,),
+    held: dict[SlotId, Claim] | None = None,
+) -> set[str]:
     services = {each.owner: written or {} for each in records}
-    return {key[1] for key in Leaving().keys(records, services, macs)}
+    return {key[1] for key in Leaving().keys(records, services, Placed({}, claims=held or {}, open=macs))}
 
 
 def test_what_waits_is_left_to_a_mac_with_room() -> None:
     assert left(waiting()) == {waiting().name}
     assert left(waiting(), macs=()) == left(waiting(reserved_bytes=101)) == set()
+
+
+def test_what_waits_is_not_left_to_a_mac_that_holds_another_replica_of_it() -> None:
+    slot = (*waiting().owner, 0)
+    held = {slot: Claim(slot, PEER.node, "1", "u", "t", True)}
+    assert left(waiting(slot=1), held=held) == set()
+    assert left(waiting(slot=1), held=held, macs=(PEER, replace(PEER, node="third"))) == {waiting().name}
 
 
 def test_the_first_in_the_queue_is_left_first() -> None:
@@ -68,7 +79,7 @@ def test_others_are_left_once_leases_can_say_what_the_first_ones_took(monkeypatc
     found = []
     for at in (0.0, OFFERS_EVERY_S - 1, OFFERS_EVERY_S):
         now[0] = at
-        found.append({key[1] for key in kept.keys(records, {}, (PEER,))})
+        found.append({key[1] for key in kept.keys(records, {}, Placed({}, open=(PEER,)))})
         records = [waiting(name="second", queue_position=1)]
     assert found == [{"first"}, set(), {"second"}]
 
@@ -79,5 +90,5 @@ def test_one_that_nobody_took_waits_here_before_it_is_left_again(monkeypatch: py
     is_left = []
     for at in (0.0, LEAVE_S - 1, LEAVE_S, OFFER_AGAIN_S - 1, OFFER_AGAIN_S):
         now[0] = at
-        is_left.append(bool(kept.keys(records, {}, (PEER,))))
+        is_left.append(bool(kept.keys(records, {}, Placed({}, open=(PEER,)))))
     assert is_left == [True, True, False, False, True]
