@@ -159,6 +159,7 @@ class Statuses:
             written.clear_at, written.nudge_at = [], []  # only with the operator, and for the first replica
         if record.verdict.standing is Standing.REMOVING:
             written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
+            written.body = None  # the next holder of its slot writes it, and this Mac may be that again
             return
         if record.slot != 0 or not record.claimed or self._operator is None:
             written.body = None

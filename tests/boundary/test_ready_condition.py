@@ -15,7 +15,7 @@ from metal_supervisor.cluster.report import report
 from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Endpoint
+from metal_supervisor.spec.types import Endpoint, Standing
 from tests.support.macs import embedded_cluster
 from tests.support.records import a_record
 from tests.support.system import ISVC, service
@@ -118,3 +118,15 @@ def test_a_message_that_waits_is_forgotten_once_all_is_compared_anew(
     statuses.operator = operator
     statuses.look_anew()
     assert not statuses.rests(second) and statuses.held_until() == NEVER, "or the registrar would never rest"
+
+
+def test_a_mac_that_gets_its_slot_back_before_its_engine_ended_says_so_again(cluster: Cluster) -> None:
+    cluster.write(UP)
+    moved = replace(cluster.record.verdict, standing=Standing.REMOVING, reason="Moved")
+    cluster.write(UP, verdict=moved, claimed=False)
+    peer = Statuses(cluster.kube)
+    peer.operator = False
+    peer.service(WantedStatus(cluster.record, report(cluster.record, None), "192.0.2.2", ""))
+    assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
+    cluster.write(UP)
+    assert cluster.shown("MetalReady")[:2] == ("True", "Serving")
