@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 
 from metal_supervisor.cluster.report import NO_METAL
 from metal_supervisor.controller import on_demand
@@ -49,6 +49,20 @@ def _is_pinned(written: Json) -> bool:
     return bool(mapping(written, "spec").get("nodeSelector"))
 
 
+def _wanted(
+    records: Collection[Record], services: Mapping[Key, Json], placed: Placed, but: Collection[Key]
+) -> Iterator[PlacementRequest]:
+    """The services that another Mac may be able to run, in the order of their queue. `but`: not these."""
+    engines = Counter(each.owner for each in records)  # of several, one may run
+    waiting = (each for each in records if _waits_for_memory(each) or _lacks_something(each))
+    for each in sorted(waiting, key=lambda each: each.queue_position):
+        if engines[each.owner] > 1 or each.owner in but or _is_pinned(services.get(each.owner, {})):
+            continue
+        programs = frozenset(program.name for program in RUNTIMES[each.runtime].executables)
+        holders = frozenset(claim.holder for claim in placed.by_service.get(each.owner, ()))
+        yield PlacementRequest(each.owner, each.room_bytes, programs, holders)
+
+
 class Leaving:
     """What is left to others at present."""
 
@@ -56,6 +70,9 @@ class Leaving:
         self._left: dict[Key, float] = {}
         self._offered: dict[Key, float] = {}
         """Both: InferenceService -> monotonic time at which it was."""
+        self._offered_at = -OFFERS_EVERY_S
+        self._lacking: frozenset[Key] = frozenset()
+        """The services that could not run here in the last pass for lack of something."""
 
     def keys(self, records: Collection[Record], services: Mapping[Key, Json], placed: Placed) -> Set[Key]:
         """The services that another Mac should have. `placed`: as of the last pass."""
@@ -63,24 +80,13 @@ class Leaving:
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
         self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
         self._offered = {key: at for key, at in self._offered.items() if now - at < OFFER_AGAIN_S}
-        if placed.open and now - max(self._offered.values(), default=-OFFERS_EVERY_S) >= OFFERS_EVERY_S:
-            engines = Counter(each.owner for each in records)  # of several, one may run
-            waiting = sorted(
-                (each for each in records if _waits_for_memory(each) or _lacks_something(each)),
-                key=lambda each: each.queue_position,
-            )
-            wanted = (
-                PlacementRequest(
-                    each.owner,
-                    each.room_bytes,
-                    frozenset(program.name for program in RUNTIMES[each.runtime].executables),
-                    frozenset(claim.holder for claim in placed.by_service.get(each.owner, ())),
-                )
-                for each in waiting
-                if engines[each.owner] == 1 and each.owner not in self._offered
-                and not _is_pinned(services.get(each.owner, {}))
-            )  # fmt: skip
+        before, self._lacking = self._lacking, frozenset(each.owner for each in records if _lacks_something(each))
+        if placed.open:  # these Macs let it be claimed here: who has what it lacks would have been first
+            self._offered.update((key, now) for key in self._lacking - before)
+        if placed.open and now - self._offered_at >= OFFERS_EVERY_S:
+            wanted = _wanted(records, services, placed, self._offered)
             offered = dict.fromkeys(peers.have_room(wanted, placed.open), now)
+            self._offered_at = now if offered else self._offered_at
             self._offered |= offered
             self._left |= offered
         return self._left.keys()

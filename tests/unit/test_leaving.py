@@ -63,8 +63,26 @@ def test_what_lacks_something_else_or_runs_stays(changes: dict[str, Any]) -> Non
 def test_what_fails_for_something_that_this_mac_lacks_is_left_to_one_with_an_engine(reason: str, goes: bool) -> None:
     """The first Mac after a power cut claims all services, also those that only another one can run."""
     failed = replace(record(Standing.FAILED, reason), namespace="default", runtime="llama-server", reserved_bytes=0)
-    assert left(failed) == ({failed.name} if goes else set())
-    assert left(failed, macs=(replace(PEER, engines=frozenset({"omlx"})),)) == set()
+
+    def left_to(mac: NodeLease) -> set[str]:
+        kept = Leaving()
+        assert not kept.keys([failed], {}, Placed({}))
+        return {key[1] for key in kept.keys([failed], {}, Placed({}, open=(mac,)))}
+
+    assert left_to(PEER) == ({failed.name} if goes else set())
+    assert left_to(replace(PEER, engines=frozenset({"omlx"}))) == set()
+
+
+def test_what_no_mac_took_for_lack_of_something_is_not_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelled file would go from Mac to Mac."""
+    records = [replace(record(Standing.FAILED, "ModelFileMissing"), runtime="llama-server")]
+    now, kept = [0.0], Leaving()
+    monkeypatch.setattr(leaving.time, "monotonic", lambda: now[0])
+    mac, is_left = replace(PEER, namespace=records[0].namespace), []
+    for at in (0.0, OFFERS_EVERY_S, OFFER_AGAIN_S - 1, OFFER_AGAIN_S):
+        now[0] = at
+        is_left.append(bool(kept.keys(records, {}, Placed({}, open=(mac,)))))
+    assert is_left == [False, False, False, True]
 
 
 def test_a_pinned_service_stays_and_so_does_one_with_another_engine_here() -> None:
