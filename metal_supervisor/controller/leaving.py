@@ -22,9 +22,9 @@ from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Standing
 
-LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S = 5.0, 60.0, 300.0
+LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S, LACKING_AGAIN_S = 5.0, 60.0, 300.0, 3600.0
 """Seconds in which a service is left; until others are left to Macs with room, whose Leases then say what is left of
-that; and until the same one is again, as they may not want it.
+that; until the same one is again, as they may not want it; and until one is that lacks what no Lease tells of.
 """
 LACKING = frozenset({"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing", "InsufficientDisk", NO_METAL})
 """Reasons of failures that another Mac may not have."""
@@ -68,8 +68,9 @@ class Leaving:
 
     def __init__(self) -> None:
         self._left: dict[Key, float] = {}
+        """InferenceService -> monotonic time at which it was."""
         self._offered: dict[Key, float] = {}
-        """Both: InferenceService -> monotonic time at which it was."""
+        """InferenceService that was left -> monotonic time from which it may be again."""
         self._offered_at = -OFFERS_EVERY_S
         self._lacking: frozenset[Key] = frozenset()
         """The services that could not run here in the last pass for lack of something."""
@@ -79,14 +80,13 @@ class Leaving:
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
         self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
-        self._offered = {key: at for key, at in self._offered.items() if now - at < OFFER_AGAIN_S}
+        self._offered = {key: until for key, until in self._offered.items() if now < until}
         before, self._lacking = self._lacking, frozenset(each.owner for each in records if _lacks_something(each))
         if placed.open:  # these Macs let it be claimed here: who has what it lacks would have been first
-            self._offered.update((key, now) for key in self._lacking - before)
+            self._offered.update((key, now + LACKING_AGAIN_S) for key in self._lacking - before)
         if placed.open and now - self._offered_at >= OFFERS_EVERY_S:
             wanted = _wanted(records, services, placed, self._offered)
-            offered = dict.fromkeys(peers.have_room(wanted, placed.open), now)
-            self._offered_at = now if offered else self._offered_at
-            self._offered |= offered
-            self._left |= offered
+            for key in list(peers.have_room(wanted, placed.open)):
+                self._offered[key] = now + (LACKING_AGAIN_S if key in self._lacking else OFFER_AGAIN_S)
+                self._left[key] = self._offered_at = now
         return self._left.keys()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller import leaving
-from metal_supervisor.controller.leaving import LEAVE_S, OFFER_AGAIN_S, OFFERS_EVERY_S, Leaving
+from metal_supervisor.controller.leaving import LACKING_AGAIN_S, LEAVE_S, OFFER_AGAIN_S, OFFERS_EVERY_S, Leaving
 from metal_supervisor.placement.claims import Claim, NodeLease, SlotId
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.record import Record
@@ -79,7 +79,7 @@ def test_what_no_mac_took_for_lack_of_something_is_not_left_at_once(monkeypatch:
     now, kept = [0.0], Leaving()
     monkeypatch.setattr(leaving.time, "monotonic", lambda: now[0])
     mac, is_left = replace(PEER, namespace=records[0].namespace), []
-    for at in (0.0, OFFERS_EVERY_S, OFFER_AGAIN_S - 1, OFFER_AGAIN_S):
+    for at in (0.0, OFFERS_EVERY_S, LACKING_AGAIN_S - 1, LACKING_AGAIN_S):
         now[0] = at
         is_left.append(bool(kept.keys(records, {}, Placed({}, open=(mac,)))))
     assert is_left == [False, False, False, True]
