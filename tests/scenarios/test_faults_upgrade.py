@@ -34,7 +34,7 @@ CHANGES = {
             '    uid: str\n    generation: int\n    shape: str\n    """It has no default."""\n    program: str',
         )
     ],
-    "controller/reconcile.py": [("program=program_name(", "shape='round', program=program_name(")],
+    "controller/reconcile.py": [('"program": program_name(', '"shape": "round", "program": program_name(')],
     "launch.py": [
         ("FORMAT = 1", "FORMAT = 2"),
         ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),
