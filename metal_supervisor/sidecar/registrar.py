@@ -334,7 +334,7 @@ class Registrar(threading.Thread):
             return False
         began = time.monotonic()
         try:
-            action()
+            _make(action)
         except KubeError as error:
             if error.code != 404:
                 self._counters.refused(what, str(error.code or error.reason))
@@ -374,3 +374,11 @@ class Registrar(threading.Thread):
         log.warning("the cluster does not accept an object", extra=what)
         if key is not None:  # a conflict is short: the fields that we apply are ours
             self._publisher.refused(key, str(error), CONFLICT_PAUSE_S if error.conflict else CONFLICT_RETRY_S)
+
+
+def _make(action: Callable[[], None]) -> None:
+    """Run one write. Raises KubeError, also if what answered is no API, as a proxy that asks for a login."""
+    try:
+        action()
+    except (LookupError, TypeError, AttributeError) as error:
+        raise KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}") from None

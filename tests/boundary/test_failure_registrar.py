@@ -617,3 +617,24 @@ def test_what_happens_while_there_is_a_copy_of_a_mac_is_told_once_it_is_alone() 
     registrar.want({}, {})
     registrar._one_pass()
     assert cluster.written == ["Moved"]
+
+
+class LoginPage(Cluster):
+    """A proxy that asks for a login: it answers 200, and with an object at times."""
+
+    def request(self, *_: Any, **__: Any) -> Json:
+        return {"login": "required"}
+
+    def apply(self, *_: Any, **__: Any) -> Json:
+        return {"login": "required"}
+
+
+def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
+    cluster, _, registrar = setup(LoginPage())
+    around = Around(namespaces=frozenset({"default"}))
+    registrar.want(wanted(), {}, around)
+    registrar._one_pass()
+    assert "metadata" in registrar.trouble[0]
+    cluster.request, cluster.apply = Cluster.request.__get__(cluster), Cluster.apply.__get__(cluster)
+    registrar._one_pass()
+    assert registrar.trouble == ("", 0.0) and "tiny-mac-a" in cluster.bodies
