@@ -258,9 +258,15 @@ class Statuses:
 
     def forget(self, key: Key) -> None:
         """Forget a service; if this Mac wrote its status and no Mac serves it now, remove our fields."""
-        written = self._services.pop(key, None)
+        written = self._services.get(key)
         if written is not None and written.leaving:
-            self._apply("InferenceService", written.owner, {})
+            try:
+                self._apply("InferenceService", written.owner, {})
+            except KubeError as error:
+                if error.code in (400, 404, 409, 422):  # trying again would not help; after any other it is due still
+                    del self._services[key]
+                raise
+        self._services.pop(key, None)
 
     def forget_models_but(self, models: Mapping[Key, WantedModel]) -> None:
         """Forget all other Models."""

@@ -638,3 +638,26 @@ def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
     cluster.request, cluster.apply = Cluster.request.__get__(cluster), Cluster.apply.__get__(cluster)
     registrar._one_pass()
     assert registrar.trouble == ("", 0.0) and "tiny-mac-a" in cluster.bodies
+
+
+def test_a_status_whose_removal_fails_is_removed_later() -> None:
+    cluster, _, registrar = setup()
+    around = Around(operator=False)
+    registrar.want(wanted(), {}, around)
+    registrar._one_pass()
+    leaves = {
+        key: replace(each, record=replace(each.record, verdict=Verdict(Standing.REMOVING, "NotHere", "", 1.0)))
+        for key, each in wanted().items()
+    }
+    registrar.want(leaves, {}, around)
+    registrar._one_pass()
+    cluster.written.clear()
+    cluster.refuses = {"inferenceservices/tiny/status": 500}
+    registrar.want({}, {}, around)
+    registrar._one_pass()
+    assert not cluster.written
+    registrar._backoffs.over(("forget", ("default", "tiny")))
+    registrar._one_pass()
+    assert [path.rpartition("/inferenceservices/")[2] for path in cluster.written] == ["tiny/status"]
+    registrar._one_pass()
+    assert len(cluster.written) == 1
