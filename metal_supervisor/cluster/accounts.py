@@ -77,10 +77,10 @@ def read_token(text: str) -> Token | None:
         payload = claims_of(text)
         subject = re.fullmatch(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", payload["sub"])
         issued, expires = float(payload["iat"]), float(payload["exp"])
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return None
     whole = text.count(".") == 2 and re.fullmatch(r"[\x21-\x7e]+", text)
-    if not whole or not subject or not issued < expires < math.inf:
+    if not whole or not subject or not 0 <= issued < expires < math.inf:
         return None
     return Token(text, subject[1], subject[2], issued, expires)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -166,3 +167,17 @@ def test_a_link_to_the_token_file_stays_one(mac: Mac) -> None:
     mac.pass_days(21)
     mac.renewal.step()
     assert mac.file.is_symlink() and real.read_text().strip() == mac.api.given[-1]
+
+
+@pytest.mark.parametrize(
+    ("issued", "expires"),
+    [(10**400, T0), (T0, 10**400), (-math.inf, T0), (-1.7e308, 1.7e308)],
+    ids=["issued too late", "never over", "issued never", "too long"],
+)
+def test_times_that_no_server_gives_end_no_renewal(mac: Mac, issued: float, expires: float) -> None:
+    mac.file.write_text(token(issued, expires))
+    assert mac.renewal.step() == 3600.0
+    mac.file.write_text(mac.old)
+    mac.pass_days(20.01)
+    mac.api.answer = {"kind": "TokenRequest", "status": {"token": token(issued, expires)}}
+    assert mac.renewal.step() == 60.0 and "gave no token" in mac.renewal.problem
