@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.references import HOSTS_ANNOTATION, Holding, Source, read_hosts
 
 AGAIN_S, FAILED_AGAIN_S = 30.0, 5.0
@@ -108,7 +109,7 @@ class References:
             item = self._kube.request("GET", f"/api/v1/namespaces/{namespace}/{plural}/{name}")
         except KubeError as error:
             return Holding(error.code if error.code in SAID else 0, text=error.message)
-        said = (item.get("metadata") or {}).get("annotations") or {}
+        said = mapping(mapping(item, "metadata"), "annotations")
         found = _holding(item.get("data"), encoded=plural == "secrets")
         return replace(found, hosts=read_hosts(said.get(HOSTS_ANNOTATION)))
 

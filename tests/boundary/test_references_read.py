@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,3 +132,16 @@ def test_a_refusal_is_said_with_the_right_that_is_missing(kube: Kube, reader: Re
     found = reader.look(KEYS)
     assert found is not None and found.code == 403
     assert 'cannot get secrets in namespace "default"' in found.text and 'grant the verb "get"' in found.text
+
+
+def test_an_answer_that_no_api_gives_ends_no_reading(told: threading.Event) -> None:
+    """A proxy that asks for a login answers 200, and with an object at times."""
+    answers: list[Any] = [{"metadata": "login", "data": 1}, {"metadata": {"annotations": ["login"]}}]
+    kube: Any = SimpleNamespace(request=lambda *_: answers.pop(0) if len(answers) > 1 else answers[0])
+    reader = References(kube, told.set)
+    reader.want([WORDS])
+    eventually(lambda: reader.look(WORDS) == Holding(200), what="the answer")
+    answers.append({"data": {"word": "once"}})
+    answers.pop(0)
+    eventually(lambda: reader.look(WORDS) == Holding(200, {"word": "once"}), what="the API to be back")
+    reader.want(())
