@@ -71,7 +71,7 @@ def received(connection: socket.socket, rest: bytes) -> tuple[list[Json], bytes,
     *lines, rest = (rest + content).split(b"\n")
     try:
         found = [json.loads(line) for line in lines]
-    except ValueError:
+    except (ValueError, RecursionError):
         found = [None]
     if len(rest) > MOST_MESSAGE_BYTES or not all(isinstance(each, dict) for each in found):
         for each in sockets:
@@ -150,7 +150,7 @@ class Holder:
                 self._obey(line, message, sockets)
             for each in sockets:
                 each.close()
-        except (OSError, EOFError, Impostor, ValueError, TypeError, KeyError):
+        except (OSError, EOFError, Impostor, ValueError, TypeError, KeyError, OverflowError):
             self._forget(line)
 
     def _obey(self, line: WorkerLine, message: Json, sockets: list[socket.socket]) -> None:
@@ -173,8 +173,9 @@ class Holder:
             if address not in self._listeners:
                 host, _, port = address.rpartition(":")
                 self._listeners[address] = bound(host.strip("[]"), int(port))
-        except OSError as error:
-            send(line.connection, {"error": error.strerror or str(error), "address": address})
+        except (OSError, OverflowError) as error:  # the latter for a port that no system has
+            why = getattr(error, "strerror", "") or str(error)
+            send(line.connection, {"error": why, "address": address})
             return
         send(line.connection, {"listener": address}, self._listeners[address])
 

@@ -94,10 +94,23 @@ def test_a_port_that_is_taken_is_told(path: Path) -> None:
         worker.close()
 
 
+@pytest.mark.parametrize("port", [99_999, -1, 10**30])
+def test_a_port_that_no_system_has_is_told(path: Path, port: int) -> None:
+    """As of a record that is damaged: the holder listens on all other ports."""
+    worker = FakeWorker(path)
+    told, sockets = worker.ask(want=f"127.0.0.1:{port}", born=1.0)
+    assert told["error"] and told["address"] == f"127.0.0.1:{port}" and not sockets
+    (good,) = free_ports(1)
+    told, (listener,) = worker.ask(want=f"127.0.0.1:{good}", born=1.0)
+    listener.close()
+    worker.close()
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"nonsense\n", b"[]\n", b'{"want": 7}\n', b'{"want": "a:b", "born": 1}\n', b'{"want": "", "born": "x"}\n',
-     b"a" * 20_000, b'{"serving": true, "want"', b"\xff\n"],
+     b"a" * 20_000, b'{"serving": true, "want"', b"\xff\n", b"[" * 4000 + b"\n",
+     b'{"want": "a:1", "born": 1%s}\n' % (b"0" * 400)],
 )  # fmt: skip
 def test_what_no_worker_says_ends_that_connection_only(path: Path, sent: bytes) -> None:
     (port,) = free_ports(1)
