@@ -28,6 +28,8 @@ from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.spec.hosts import in_url
 
 PIECE_BYTES = 1 << 18
+MOST_NAMES_BYTES = 1 << 20
+"""Of an engine's list of models."""
 CONNECT_S, NAME_S, POOLED_S = 5.0, 5.0, 3.0
 SERVER = "metal-supervisor"
 EVENT_END = b"\n\n"
@@ -92,8 +94,8 @@ class EngineClient:
             try:
                 asked = self._fresh.get(url, headers=_own_key(backend), allow_redirects=False)
                 async with timeout(NAME_S), asked as answer:
-                    found = first_id(json.loads(await answer.read()))
-            except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
+                    found = first_id(json.loads(await _short(answer)))
+            except (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.TimeoutError):
                 found = ""
             if not found:
                 text = f"{backend.name} does not tell its model's name"
@@ -253,6 +255,16 @@ def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDi
     kept["x-request-id"] = exchange.id
     kept["Server"] = SERVER
     return kept
+
+
+async def _short(answer: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Raises ValueError if it is longer than MOST_NAMES_BYTES."""
+    found = bytearray()
+    async for chunk in answer.content.iter_any():
+        found += chunk
+        if len(found) > MOST_NAMES_BYTES:
+            raise ValueError("too long")
+    return bytes(found)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -292,3 +293,38 @@ def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path,
     reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
     reader.read()
     assert [each.key for each in reader.services.backends] == [key]
+
+
+def test_a_list_of_models_that_is_no_list_is_an_engine_that_is_not_ready() -> None:
+    async def go() -> None:
+        async def deep(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000)
+            await writer.drain()
+
+        server, port = await serving(deep)
+        async with server, Open(engine(port, runtime="mlx-server", checks_model=True, names_itself=True)) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}')
+            assert told.startswith(b"HTTP/1.1 503 ") and b"does not tell its model" in told
+
+    run(go)
+
+
+def test_a_list_of_models_without_an_end_is_not_kept() -> None:
+    sent = 0
+
+    async def go() -> None:
+        async def flood(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while sent < 1 << 28:
+                    writer.write(b" " * (1 << 20))
+                    sent += 1 << 20
+                    await writer.drain()
+
+        server, port = await serving(flood)
+        async with server, Open(engine(port, runtime="mlx-server", checks_model=True, names_itself=True)) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}')
+            assert told.startswith(b"HTTP/1.1 503 ") and sent < 1 << 25
+
+    run(go)
