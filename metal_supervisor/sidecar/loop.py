@@ -41,12 +41,14 @@ from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec import first_request
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Json, Key, ModelFile
+from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.programs import UnreadableRecord, built
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
@@ -359,10 +361,9 @@ class Sidecar:
 
 def _models_of(told: Json) -> dict[Key, WantedModel]:
     """The Models in the controller's report."""
-    models = {}
-    for name, item in (told.get("models") or {}).items():
+    found, models = mapping(told, "models"), {}
+    for name in found:
         namespace, _, short = name.partition("/")
-        with contextlib.suppress(KeyError, TypeError):  # written by another version
-            file = ModelFile(**item["file"])
-            models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
+        with contextlib.suppress(UnreadableRecord):  # written by another version
+            models[namespace, short] = built(WantedModel, mapping(found, name), "model")
     return models

@@ -209,8 +209,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is int:  # beyond 64 bits it is no size and no count, and raises where it meets a float
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
     if dataclasses.is_dataclass(hint):
         return isinstance(value, dict)
     return isinstance(value, getattr(hint, "__supertype__", hint))  # that of a NewType

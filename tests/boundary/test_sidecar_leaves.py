@@ -50,3 +50,30 @@ def test_a_last_pass_that_fails_leaves_nothing_published_and_nothing_running(
             assert engine.wait(10) == -15
         finally:
             engine.kill()
+
+
+READY = {"phase": "Ready", "path": "/m.gguf", "size_bytes": 10}
+MODEL = {"uid": "u", "generation": 1, "source": "hf://a/b", "file": READY}
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        5, ["a"], {"a/b": 5}, {"a/b": {**MODEL, "source": 5}}, {"a/b": {**MODEL, "file": {**READY, "phase": [1]}}},
+        {"a/b": {**MODEL, "file": {**READY, "size_bytes": "x"}}}, {"a/b": {**MODEL, "file": 5}},
+        {"a/b": {**MODEL, "file": {**READY, "size_bytes": 10**400}}},
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_models_that_a_report_tells_wrongly_fail_no_pass_and_keep_nothing_from_the_cluster(
+    tmp_path: Path, models: Any
+) -> None:
+    cluster = Cluster()
+    sidecar = a_sidecar(tmp_path, cluster)
+    whole = {"models": {"a/whole": MODEL}, "cluster": {"operator": False}}
+    both = {**whole, "models": {**models, "a/whole": MODEL} if isinstance(models, dict) else models}
+    for told in (both, whole):
+        sidecar._register([], told)
+        sidecar.registrar._one_pass()
+        assert sidecar.registrar.trouble == ("", 0.0)
+    assert cluster.bodies["status"]["status"]["size"] == "10 B"
