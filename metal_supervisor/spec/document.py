@@ -31,6 +31,6 @@ def string(item: Json, key: str) -> str:
 
 
 def whole(item: Json, key: str) -> int:
-    """The positive integer under a key, 0 without one."""
+    """The positive integer of 64 bits under a key, 0 without one."""
     found = item.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 1 << 63 else 0

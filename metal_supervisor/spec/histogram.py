@@ -58,6 +58,7 @@ def read(found: Any) -> Histogram | None:
     """Histogram from what `as_json` wrote into a file; None if another version wrote something else."""
     try:
         bounds, counts = tuple(map(float, found["bounds"])), tuple(map(int, found["counts"]))
+        float(sum(counts))  # a scrape writes it as one
         return Histogram(bounds, counts, float(found["total"])) if len(counts) == len(bounds) + 1 else None
     except (LookupError, TypeError, ValueError, OverflowError):
         return None

@@ -24,6 +24,8 @@ from metal_supervisor.state import programs
 from tests.support.boards import full_board, gateway_note, row
 
 HOSTILE = 'a"b\\n\\x\\', "line one\nline_two{x=\"1\"} 7", "émoji 🙂 \ud800", "} 1\n# TYPE evil counter\nevil 1"
+HUGE = 10**400
+"""Beyond a float."""
 THEIRS = {
     "managed_processes": ("gauge", ()),
     "process_healthy": ("gauge", ("name", "namespace")),
@@ -182,7 +184,10 @@ def test_what_was_counted_of_a_program_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("told", [{}, {"memory": 3, "watches": [], "passes": {"bounds": [1]}, "at": "now"},
-                                  {"watches": {"models": 1}, "memory": {"budget": "all", "skipped": 2}}])  # fmt: skip
+                                  {"watches": {"models": 1}, "memory": {"budget": "all", "skipped": 2}},
+                                  {"memory": {"budget": HUGE, "charged": -HUGE}, "at": HUGE},
+                                  {"models": {"a/b": {"file": {"phase": "Downloading", "total_bytes": HUGE}}}},
+                                  {"passes": {"bounds": [1], "counts": [1, HUGE], "total": 1}}])  # fmt: skip
 def test_a_report_of_another_version_takes_nothing_else_down(told: dict[str, Any]) -> None:
     assert value(Board(rows=(row(),), controller=told), INCUMBENT + "managed_processes") == 1.0
 
@@ -266,6 +271,8 @@ def test_the_gateways_requests_are_counted_by_key_service_and_status() -> None:
     assert value(board, OURS + "gateway_request_seconds_sum", **service) == 3.0
 
 
-@pytest.mark.parametrize("note", [{}, {"requests": 7}, {"requests": [[1]]}, {"whole": [["a", "b", 1]]}])
+@pytest.mark.parametrize("note", [{}, {"requests": 7}, {"requests": [[1]]}, {"whole": [["a", "b", 1]]},
+                                  {"events": [["laptop", "default", "tiny", HUGE]]},
+                                  {"inFlight": [["default", "tiny", float("inf")]]}])  # fmt: skip
 def test_a_note_of_another_version_costs_no_scrape(note: Json) -> None:
     assert scraped(replace(full_board(), gateway=note))

@@ -150,7 +150,8 @@ def test_what_is_stopped_on_purpose_is_not_missing() -> None:
     [
         {"cluster": [], "memory": "x", "notices": {"a": 1}, "models": 7, "did": None},
         {"memory": {"budget": "48"}, "notices": [1, {}], "cluster": None},
-        {"memory": {"budget": True}}, {"memory": {"budget": 1 << 30}},
+        {"memory": {"budget": True}}, {"memory": {"budget": 1 << 30}}, {"memory": {"budget": 10**400}},
+        {"memory": {"budget": 1 << 30, "charged": 10**400}},
     ],
 )  # fmt: skip
 def test_a_report_of_another_version_is_no_error(told: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,10 @@ class _Page:
         self._families: dict[str, Metric] = {}
 
     def add(self, name: str, value: Any, /, **labels: str) -> None:
-        """Add a value; None, and anything else that is no number, is skipped."""
+        """Add a value; None, and anything else that is no number, or one beyond a float, is skipped."""
         if not isinstance(value, (int, float, Histogram)):
+            return
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
             return
         entry = TABLE[name]
         if len(labels) != len(entry.labels):
@@ -163,7 +166,7 @@ def _gateway(page: _Page, board: Board) -> None:
             if (whose["namespace"], whose["name"]) in known:
                 page.add(name, histogram.read(found) if TABLE[name].kind == HISTOGRAM else found, **whose)
 
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         add(OURS + "gateway_requests_total", note.get("requests", ()), "key", "namespace", "name", "code")
         for metric, kind in (("in_flight", "inFlight"), ("waiting", "waiting")):
             of_engines: Counter[tuple[str, str]] = Counter()
