@@ -142,7 +142,7 @@ def status(board: Board) -> Json:
         "supervisord": {"reachable": not board.supervisord_error, "error": board.supervisord_error},
         "programs": dict(board.programs),
         "cluster": {
-            **(board.controller.get("cluster") or {}),
+            **mapping(board.controller, "cluster"),
             "reachable": not cluster_trouble(board),
             "error": cluster_trouble(board),
         },

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from metal_supervisor import __version__
 from metal_supervisor.cluster.report import Happening
-from metal_supervisor.sidecar.board import Board, Recent
+from metal_supervisor.sidecar.board import Board, Recent, status
 from metal_supervisor.sidecar.http.memory_picture import LENGTH, MOST_PIECES, picture
 from metal_supervisor.sidecar.http.page import LONGEST, POLICY, advice, render, shown, shown_programs, summary, tone
 from metal_supervisor.sidecar.http.page import lines as lines_of
@@ -148,14 +148,15 @@ def test_what_is_stopped_on_purpose_is_not_missing() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        {"cluster": [], "memory": "x", "notices": {"a": 1}, "models": 7, "did": None},
+        {"cluster": [1], "memory": "x", "notices": {"a": 1}, "models": 7, "did": None},
         {"memory": {"budget": "48"}, "notices": [1, {}], "cluster": None},
         {"memory": {"budget": True}}, {"memory": {"budget": 1 << 30}}, {"memory": {"budget": 10**400}},
         {"memory": {"budget": 1 << 30, "charged": 10**400}},
     ],
 )  # fmt: skip
 def test_a_report_of_another_version_is_no_error(told: dict[str, Any]) -> None:
-    assert "model-000" in page(boards.board(1, controller=told)).text
+    board = boards.board(1, controller=told)
+    assert "model-000" in page(board).text and status(board)["cluster"]["reachable"]
 
 
 # ── its form ─────────────────────────────────────────────────────────────────────────────────────
