@@ -7,6 +7,7 @@ rest wakes once for many of them.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -39,14 +40,18 @@ class ProbeThreads:
         self._timer: threading.Thread | None = None
 
     def add(self, turn: Turn, pause_s: float = 0.0) -> None:
-        """Call a turn after a pause, and again after each pause that it asks for."""
+        """Call a turn after a pause, and again after each pause that it asks for.
+
+        Raises RuntimeError, and then calls nothing, if the system lets no thread be started.
+        """
         at = time.monotonic() + pause_s
         due = float(int(at)) if pause_s >= ROUNDED_FROM_S else at, next(self._numbers), turn
         with self._changed:
-            heapq.heappush(self._due, due)
             if self._timer is None:
-                self._timer = threading.Thread(target=self._watch_clock, name="probes due", daemon=True)
-                self._timer.start()
+                timer = threading.Thread(target=self._watch_clock, name="probes due", daemon=True)
+                timer.start()
+                self._timer = timer
+            heapq.heappush(self._due, due)
             if self._due[0] is due:
                 self._changed.notify()
 
@@ -62,8 +67,10 @@ class ProbeThreads:
                     begun, since = self._begun, now
                 stuck = not self._ready.empty() and (not self._threads or now - since >= STUCK_S)
                 if stuck and self._threads < MOST_THREADS:
-                    self._threads, since = self._threads + 1, now
-                    threading.Thread(target=self._work, name="probe", daemon=True).start()
+                    since = now
+                    with contextlib.suppress(RuntimeError):  # the system has no more: tried again on the next look
+                        threading.Thread(target=self._work, name="probe", daemon=True).start()
+                        self._threads += 1
 
     def _pause_s(self) -> float | None:
         """Seconds until the next look at what is due, None for none."""

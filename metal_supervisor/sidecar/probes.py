@@ -276,11 +276,10 @@ class Prober:
         for program in targets.keys() - self._askers.keys():
             key = functools.partial(self._key_of, program)
             told = functools.partial(self._on_probe, program)
-            asker = self._askers[program] = _Asker(
-                *targets[program], self._limits, self._on_change, self._on_message, key, told
-            )
+            asker = _Asker(*targets[program], self._limits, self._on_change, self._on_message, key, told)
             asker.ending = program in ending
             self._threads.add(asker.once)
+            self._askers[program] = asker
         pause_s = rest_s(len(self._askers))
         for program, asker in self._askers.items():
             asker.ending, asker.rest_s = program in ending, pause_s
@@ -298,8 +297,9 @@ class Prober:
         if not token or target is None:
             return None
         if known is None:
-            known = self._drains[program] = token, _Drain(target, self._on_change)
+            known = token, _Drain(target, self._on_change)
             known[1].start()
+            self._drains[program] = known
         return known[1].busy
 
     def finding(self, program: str) -> ProbeFinding | None:

@@ -123,3 +123,33 @@ def test_an_engine_at_rest_is_asked_again_after_the_pause_of_all(monkeypatch: py
         eventually(lambda: len(answered) > 2, what="more looks")
         prober.ask_only({})
         server.shutdown()
+
+
+def test_a_thread_that_cannot_be_started_ends_no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while other programs of this user have as many as the system allows."""
+    start, failed = threading.Thread.start, Counter[str]()
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name in ("probes due", "probe", "drain 1") and failed[thread.name] < 2:
+            failed[thread.name] += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    turns, counted = ProbeThreads(), Counter[str]()
+
+    def turn() -> None:
+        counted["turn"] += 1
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            turns.add(turn)
+    turns.add(turn)
+    eventually(lambda: counted["turn"] == 1, what="the turns")
+    assert failed["probe"] == 2
+    prober = Prober(lambda: None, lambda: None, HangLimits(60.0, 60.0))
+    target = ProbeTarget(1, "127.0.0.1", 1, Probe())
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            prober.busy("default.tiny", "token", target)
+    eventually(lambda: prober.busy("default.tiny", "token", target) is False, what="an answer")
