@@ -190,6 +190,8 @@ class Plugin:
         certificate, key = (str(status.get(name) or "") for name in ("clientCertificateData", "clientKeyData"))
         if token and not re.fullmatch(r"[\x21-\x7e]+", token):
             raise self._failed("gave a token with characters that no header can hold")
+        if not (certificate + key).isascii():
+            raise self._failed("gave a certificate or key that is no PEM")
         if bool(certificate) != bool(key):
             raise self._failed("gave only one of clientCertificateData and clientKeyData")
         if not token and not certificate:

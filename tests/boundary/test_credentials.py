@@ -460,6 +460,7 @@ def printing(text: str, more: str = "") -> str:
         (printing((DOCUMENT % "").replace(TOKEN, TOKEN + "\\nX: y")), "no header can hold"),
         (printing((DOCUMENT % "").replace(TOKEN, TOKEN + "ü")), "no header can hold"),
         (printing(DOCUMENT % ', "clientCertificateData": "x"'), "only one of"),
+        (printing(DOCUMENT % ', "clientCertificateData": "\\ud800", "clientKeyData": "x"'), "no PEM"),
         (printing(DOCUMENT % f', "expirationTimestamp": "{TOKEN}"'), "not a time"),
         (printing(DOCUMENT % ', "expirationTimestamp": "2026-99-01T00:00:00Z"'), "not a time"),
         (f"yes {TOKEN}", "printed far too much"),
