@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -542,6 +544,16 @@ def test_the_environment_of_a_plugin_is_not_quoted(tmp_path: Path) -> None:
 )
 def test_words_that_help_are_left_alone(text: str) -> None:
     assert scrub(text) == text
+
+
+def test_a_long_rule_takes_no_longer_than_its_length() -> None:
+    """In a process of its own: a search at each place of it would take hours, and keep the interpreter."""
+    lines = (
+        "from metal_supervisor.cluster.exec_plugin import scrub",
+        "assert scrub('=' * 1_000_000) == '=' * 1_000_000",
+        "assert scrub('=' * 1_000_000 + 'a1') == '…'",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
 
 
 def test_certificates_of_a_plugin_come_in_pairs_and_pem(tmp_path: Path) -> None:
