@@ -109,7 +109,10 @@ class AddressBook(NetworkWatcher):
     def look(self) -> None:
         """Check once; call `on_change` if connections were dropped, or the address changed."""
         dropped = self._dropped()
-        found = addresses.advertised(self._asked, self._kube.server, self._embedded)
+        try:
+            found = addresses.advertised(self._asked, self._kube.server, self._embedded)
+        except (OSError, RuntimeError, SystemError):  # psutil on a Mac, as with too many open files
+            found = self.choice
         if found.problem and self.choice.address and not self._asked:
             found = self.choice  # no network for now: the address may come back
         changed, self.choice = found != self.choice, found

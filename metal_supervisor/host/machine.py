@@ -146,13 +146,13 @@ def own_addresses(told: str = "") -> frozenset[str]:
 
 
 def route_to(host: str, port: int) -> str | None:
-    """The local address from which this machine reaches `host`; sends nothing."""
+    """The local address from which this machine reaches `host`, None if it does not; sends nothing."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for a name that no resolver takes
         return None
 
 

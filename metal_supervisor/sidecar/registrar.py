@@ -377,8 +377,12 @@ class Registrar(threading.Thread):
 
 
 def _make(action: Callable[[], None]) -> None:
-    """Run one write. Raises KubeError, also if what answered is no API, as a proxy that asks for a login."""
+    """Run one write. Raises KubeError, also if what answered is no API, as a proxy that asks for a login, and if this
+    Mac's own addresses cannot be read.
+    """
     try:
         action()
     except (LookupError, TypeError, AttributeError) as error:
         raise KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}") from None
+    except (OSError, RuntimeError, SystemError) as error:  # psutil on a Mac lets out all of these
+        raise KubeError(0, "Unreachable", f"this Mac's own addresses cannot be read: {error!r:.100}") from None

@@ -640,6 +640,24 @@ def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
     assert registrar.trouble == ("", 0.0) and "tiny-mac-a" in cluster.bodies
 
 
+def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own addresses cannot be read then, by which leftovers of another agent are told."""
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+
+    def unreadable(_told: str) -> frozenset[str]:
+        raise OSError(24, "Too many open files")
+
+    cluster.request = lambda *_: {"metadata": {"name": "tiny", "uid": "u", "labels": {
+        "app.kubernetes.io/managed-by": "metal-supervisor"}}, "items": []}
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher_module.machine, "own_addresses", unreadable)
+        registrar._one_pass()
+    assert "Too many open files" in registrar.trouble[0]
+    registrar._one_pass()
+    assert registrar.trouble == ("", 0.0)
+
+
 def test_a_status_whose_removal_fails_is_removed_later() -> None:
     cluster, _, registrar = setup()
     around = Around(operator=False)

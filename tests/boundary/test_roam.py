@@ -88,3 +88,24 @@ def test_an_address_of_containers_is_told_as_asked_and_doubted_in_the_log_and_in
 def test_status_tells_of_no_address_before_one_is_known() -> None:
     assert board.status(board.Board())["address"]["address"] == ""
     assert addresses.AddressChoice("", "") == board.NO_ADDRESS
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("as psutil on a Mac")])
+def test_interfaces_that_cannot_be_read_leave_the_address(
+    route: list[str | None], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    kept, seen = book()
+    kept.look()
+    before = kept.address
+
+    def unreadable() -> tuple[machine.Interface, ...]:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(machine, "interfaces", unreadable)
+        kept.look()
+    assert before and kept.address == before and seen == [before]
+
+
+def test_a_server_whose_name_no_resolver_takes_has_no_route() -> None:
+    assert machine.route_to("a" * 64 + ".example", 443) is None
