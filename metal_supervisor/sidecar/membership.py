@@ -36,7 +36,7 @@ def session_kept(path: Path) -> str:
     The controller uses the file to tell this Mac's Lease from one of another Mac with the same name.
     """
     session, before = f"{time.time():017.6f}-{os.urandom(4).hex()}", []
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text("utf-8"))
         before = [str(each) for each in found][-4:] if isinstance(found, list) else []
     with contextlib.suppress(OSError):  # a full disk ends no heartbeat; a later session is no clone, known or not

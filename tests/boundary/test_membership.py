@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ def test_a_drain_is_told_at_once_and_taken_back_at_once(kube: Kube, clock: Clock
     assert mac.due_at(NS) <= clock.now
     mac.renew("default")
     assert claims.UNSCHEDULABLE not in lease(kube, "mac-b")["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("before", ["[" * 100_000, "{", '"x"', "[1, null]"])
+def test_a_session_is_named_whatever_was_in_its_file(tmp_path: Path, before: str) -> None:
+    kept = tmp_path / "session"
+    kept.write_text(before)
+    session = membership.session_kept(kept)
+    assert json.loads(kept.read_text())[-1] == session
 
 
 def test_a_session_is_named_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
