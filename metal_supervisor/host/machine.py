@@ -162,9 +162,10 @@ def find_binary(setting: str, name: str, install: str, flag: str | None = "") ->
     `flag`: of the setting, "" if it is named like the executable, None without one.
     """
     if setting:
-        path = Path(setting).expanduser().absolute()
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
+        with contextlib.suppress(OSError, RuntimeError):  # a directory that is closed to this user, or `~` of no user
+            path = Path(setting).expanduser().absolute()
+            if path.is_file() and os.access(path, os.X_OK):
+                return path
         text = f"{flag or f'--{name}'} is {setting!r}, which is not an executable file"
         raise NoBinary(f"{text}; {install}, or correct it")
     places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]

@@ -38,6 +38,12 @@ def test_what_is_here_is_told_with_its_version_and_formats(settings: Settings, t
     assert look(replace(silent, runtimes="mlx-server")) == (MLX,)
 
 
+@pytest.mark.parametrize("setting", ["~nobody-has-this-name/mlx", "/" + "a" * 300])
+def test_a_setting_that_cannot_be_looked_at_hides_no_other_engine(settings: Settings, setting: str) -> None:
+    """As in a directory that this user may not look into."""
+    assert look(replace(settings, mlx_lm_server=setting)) == (LLAMA,)
+
+
 def test_the_lease_names_engines_and_formats_and_status_has_them_one_by_one() -> None:
     assert noted((LLAMA, MLX)) == {
         "metal-supervisor.io/engines": "llama-server 7200, mlx_lm.server",
