@@ -24,6 +24,8 @@ LLAMA = "llama-server"
 """It serves one model under any name. Other runtimes want their own name for it."""
 CONTEXT_FLAGS = ("--context", "--max-model-len")
 MOST_KNOWN = 1024
+MOST_DIGITS = 18
+"""Of a context."""
 SHARE, LONGEST_PAUSE_S = 0.2, 0.5
 """Of a core, for many readings in a row; and the longest pause between two of them."""
 CHECKING = "Checking"
@@ -117,7 +119,7 @@ def context_of(runtime: str, argv: list[str]) -> int:
         cache = demands(argv[1:]).settings
         return cache.context if cache.unified else cache.context // cache.slots
     told = [value for flag, value in itertools.pairwise(argv) if flag in CONTEXT_FLAGS]
-    return int(told[-1]) if told and told[-1].isdecimal() else 0
+    return int(told[-1]) if told and told[-1].isdecimal() and len(told[-1]) <= MOST_DIGITS else 0
 
 
 def first_id(document: Json) -> str:
