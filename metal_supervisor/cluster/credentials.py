@@ -102,7 +102,7 @@ def choose(file: Path, context: str = "") -> Chosen:
     """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig."""
     import yaml
 
-    if not file.is_file():
+    if not _is_file(file):
         raise BadKubeconfig(f"kubeconfig {file} does not exist; check --kubeconfig")
     content: Any = None
     problem = ""
@@ -170,6 +170,14 @@ class _File:
         return self._content
 
 
+def _is_file(path: Path) -> bool:
+    """True for a file that can be seen; False also in a directory that is closed to this user."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def _is_token(content: bytes) -> bool:
     """True if the bytes can be a header's value as they are."""
     return re.fullmatch(rb"[\x21-\x7e]+", content) is not None
@@ -234,8 +242,8 @@ class Login:
         """
         bad = self._chosen.bad
         if path := self._chosen.token_file:
-            if not path.is_file():
-                raise bad(f"names {path}, which does not exist")
+            if not _is_file(path):
+                raise bad(f"names {path}, which does not exist, or is closed to this user")
             file = _File(path, _is_token)
             if not file():
                 raise bad(f"names {path}, which holds no token: it is empty, or no header can hold it")
@@ -248,7 +256,11 @@ class Login:
         if user.get("exec"):
             self._plugin = self._run_plugin(user["exec"], previous)
         elif user.get("username"):
-            pair = f"{user['username']}:{user.get('password') or ''}".encode("utf-8", "surrogateescape")
+            pair = b""
+            with contextlib.suppress(UnicodeEncodeError):
+                pair = f"{user['username']}:{user.get('password') or ''}".encode("utf-8", "surrogateescape")
+            if not pair:
+                raise bad("holds a username or password with characters that no header can hold")
             basic = "Basic " + base64.b64encode(pair).decode()
             return lambda: basic
         return lambda: ""
@@ -294,8 +306,8 @@ class Login:
         if not named:
             return lambda: b""
         path = self._chosen.path(str(named))
-        if not path.is_file():
-            raise self._chosen.bad(f"names {path}, which does not exist")
+        if not _is_file(path):
+            raise self._chosen.bad(f"names {path}, which does not exist, or is closed to this user")
         file = _File(path, _is_pem)
         if not file():
             raise self._chosen.bad(f"names {path}, which is not PEM")

@@ -167,7 +167,8 @@ def test_after_a_refusal_the_kubeconfig_is_read_once_and_not_again_for_a_while(
         ({"tokenFile": ""}, "no credential"),
         ({"exec": {}}, "no credential"), ({"exec": None}, "no credential"), ({"username": ""}, "no credential"),
         ({"password": "p"}, "no credential"), ({"tokenFile": "none"}, "does not exist"),
-        ({"tokenFile": "."}, "does not exist"),
+        ({"tokenFile": "."}, "does not exist"), ({"tokenFile": "a" * 300}, "does not exist"),
+        ({"client-certificate": "a" * 300}, "does not exist"), ({"username": "\ud800"}, "no header can hold"),
         ({"tokenFile": "empty"}, "holds no token"), ({"tokenFile": "binary"}, "holds no token"),
         ({"exec": "x"}, "no command"), ({"exec": {"command": ""}}, "no command"),
         ({"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "must speak"),
@@ -190,6 +191,11 @@ def test_a_credential_that_is_named_and_not_to_be_had_is_refused(tmp_path: Path,
         Kube(config(tmp_path / "k", NOWHERE, user))
     assert str(tmp_path / "k") in str(caught.value)
     assert TOKEN not in everything(caught.value)
+
+
+def test_a_kubeconfig_that_may_not_be_looked_at_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadKubeconfig, match="does not exist"):
+        Kube(tmp_path / ("a" * 300))
 
 
 @pytest.mark.parametrize(
