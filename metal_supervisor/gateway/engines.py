@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Collection
@@ -43,6 +44,7 @@ KEPT_HERE = HOP_BY_HOP | {
     "host", "content-length", "expect", "authorization", "x-api-key", "api-key", "cookie", "origin", "accept-encoding",
 }
 """Headers of a request that no engine gets: a key is the gateway's own."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 DROPPED = HOP_BY_HOP | {"server", "date", "set-cookie", "x-request-id"}
 
 
@@ -250,6 +252,8 @@ def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -
 
 def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDict[str]:
     kept = _end_to_end(headers, DROPPED)
+    for name in [each for each, value in kept.items() if _CONTROLS.search(value)]:
+        kept.popall(name, None)  # aiohttp reads such a value, and refuses to write it
     for name in [each for each in kept if each.lower().startswith("access-control-")]:
         kept.popall(name, None)
     kept["x-request-id"] = exchange.id

@@ -328,3 +328,17 @@ def test_a_list_of_models_without_an_end_is_not_kept() -> None:
             assert told.startswith(b"HTTP/1.1 503 ") and sent < 1 << 25
 
     run(go)
+
+
+def test_a_header_of_an_engine_that_http_forbids_is_left_out() -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\nX-Good: a\tb\r\nContent-Length: 2\r\n\r\nok")
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}')
+            assert told.startswith(b"HTTP/1.1 200 ") and told.endswith(b"ok")
+            assert b"X-Good" in told and b"X-Odd" not in told
+
+    run(go)
