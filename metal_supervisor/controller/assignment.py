@@ -150,7 +150,7 @@ class Assignment:
         self.placed = self._placement.place(
             found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
             lambda item: CANNOT_S if item.key in replaced else self._prerequisites.offers.delay_s(item, snapshot),
-            _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed),
+            _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed, found),
         )  # fmt: skip
         ports = Ports(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}

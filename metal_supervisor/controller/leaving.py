@@ -20,14 +20,17 @@ from metal_supervisor.placement.placement import Placed
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Json, Key, Standing
+from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
 LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S, LACKING_AGAIN_S = 5.0, 60.0, 300.0, 3600.0
 """Seconds in which a service is left; until others are left to Macs with room, whose Leases then say what is left of
 that; until the same one is again, as they may not want it; and until one is that lacks what no Lease tells of.
 """
-LACKING = frozenset({"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing", "InsufficientDisk", NO_METAL})
+KNOWN_BEFORE = frozenset({"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing"})
+"""Reasons of failures that a Mac knows of before it claims a service: one without them claims it first."""
+LACKING = KNOWN_BEFORE | {"InsufficientDisk", NO_METAL}
 """Reasons of failures that another Mac may not have."""
+OFF = frozenset({Standing.STOPPED, Standing.SUSPENDED})
 
 
 def _lacks_something(record: Record) -> bool:
@@ -47,6 +50,11 @@ def _waits_for_memory(record: Record) -> bool:
 def _is_pinned(written: Json) -> bool:
     """True if `spec.nodeSelector` says which Macs may run a service; the labels of other Macs are not known here."""
     return bool(mapping(written, "spec").get("nodeSelector"))
+
+
+def _asked(item: Service | Rejected | None) -> str:
+    """Digest of what a service asks for, which an edit changes; "" if it cannot run as it is written."""
+    return item.asked.rpartition("|")[2] if isinstance(item, Service) else ""
 
 
 def _wanted(
@@ -69,24 +77,38 @@ class Leaving:
     def __init__(self) -> None:
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which it was."""
-        self._offered: dict[Key, float] = {}
-        """InferenceService that was left -> monotonic time from which it may be again."""
+        self._offered: dict[tuple[Key, str], float] = {}
+        """(InferenceService that was left, its request) -> monotonic time from which it may be again."""
         self._offered_at = -OFFERS_EVERY_S
-        self._lacking: frozenset[Key] = frozenset()
-        """The services that could not run here in the last pass for lack of something."""
+        self._contested: dict[Key, str | None] = {}
+        """Service here -> the request that other Macs let this one claim; None if it was edited, off, or failed."""
 
-    def keys(self, records: Collection[Record], services: Mapping[Key, Json], placed: Placed) -> Set[Key]:
-        """The services that another Mac should have. `placed`: as of the last pass."""
+    def keys(
+        self,
+        records: Collection[Record],
+        services: Mapping[Key, Json],
+        placed: Placed,
+        found: Mapping[Key, Service | Rejected] = {},
+    ) -> Set[Key]:
+        """The services that another Mac should have. `placed`: as of the last pass; `found`: what they ask for."""
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
         self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
         self._offered = {key: until for key, until in self._offered.items() if now < until}
-        before, self._lacking = self._lacking, frozenset(each.owner for each in records if _lacks_something(each))
-        if placed.open:  # these Macs let it be claimed here: who has what it lacks would have been first
-            self._offered.update((key, now + LACKING_AGAIN_S) for key in self._lacking - before)
+        asked = {each.owner: _asked(found.get(each.owner)) for each in records}
+        off = {each.owner for each in records if each.verdict.standing in OFF}
+        self._contested = {
+            key: now_asked
+            if placed.open and key not in off and self._contested.get(key, now_asked) == now_asked else None
+            for key, now_asked in asked.items()
+        }  # fmt: skip
+        lacking = {each.owner: each.verdict.reason for each in records if _lacks_something(each)}
+        for key, reason in lacking.items():
+            if reason in KNOWN_BEFORE and self._contested[key] is not None:  # no other Mac has what it lacks
+                self._offered[key, asked[key]], self._contested[key] = now + LACKING_AGAIN_S, None
         if placed.open and now - self._offered_at >= OFFERS_EVERY_S:
-            wanted = _wanted(records, services, placed, self._offered)
+            wanted = _wanted(records, services, placed, {key for key in asked if (key, asked[key]) in self._offered})
             for key in list(peers.have_room(wanted, placed.open)):
-                self._offered[key] = now + (LACKING_AGAIN_S if key in self._lacking else OFFER_AGAIN_S)
+                self._offered[key, asked[key]] = now + (LACKING_AGAIN_S if key in lacking else OFFER_AGAIN_S)
                 self._left[key] = self._offered_at = now
         return self._left.keys()

@@ -12,9 +12,11 @@ from metal_supervisor.controller.leaving import LACKING_AGAIN_S, LEAVE_S, OFFER_
 from metal_supervisor.placement.claims import Claim, NodeLease, SlotId
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Json, Standing
+from metal_supervisor.spec.types import Json, Service, Standing
+from tests.unit.model_supervisord import asked_for
 from tests.unit.test_report import record
 
+ITEM = asked_for("a", 0, False)
 PEER = NodeLease("default", "peer", "1", False, 40.0, "", "", 100, frozenset({"llama-server"}))
 
 
@@ -83,6 +85,35 @@ def test_what_no_mac_took_for_lack_of_something_is_not_left_at_once(monkeypatch:
         now[0] = at
         is_left.append(bool(kept.keys(records, {}, Placed({}, open=(mac,)))))
     assert is_left == [False, False, False, True]
+
+
+def lacking(kept: Leaving, reason: str, item: Service, standing: Standing = Standing.FAILED) -> bool:
+    """Whether a service is left in a pass in which a Mac with an engine for it is there."""
+    verdict = record(standing, reason).verdict
+    found = replace(waiting(verdict=verdict, reserved_bytes=0), namespace=item.namespace, name=item.name)
+    mac = replace(PEER, namespace=item.namespace)
+    return bool(kept.keys([found], {}, Placed({}, open=(mac,)), {found.owner: item}))
+
+
+def test_a_full_disk_is_left_at_once_as_no_mac_knows_of_it_before_it_claims() -> None:
+    kept = Leaving()
+    assert not lacking(kept, "Downloading", ITEM, Standing.WAIT)
+    assert lacking(kept, "InsufficientDisk", ITEM)
+
+
+def test_what_was_off_when_it_was_claimed_is_left_at_once_as_no_mac_had_to_have_its_file() -> None:
+    kept = Leaving()
+    assert not lacking(kept, "ManuallyScaledToZero", ITEM, Standing.STOPPED)
+    assert lacking(kept, "ModelFileMissing", ITEM)
+
+
+def test_an_edit_is_left_to_other_macs_though_what_was_asked_before_it_may_not_be_yet() -> None:
+    """As of a misspelled path, which no Mac has, to one that another Mac has."""
+    kept = Leaving()
+    assert [lacking(kept, "ModelFileMissing", ITEM) for _ in range(2)] == [False, False]
+    edited = replace(ITEM, extra_args=("--other",), generation=ITEM.generation + 1)
+    assert not lacking(kept, "Checking", edited, Standing.WAIT)
+    assert lacking(kept, "ModelFileMissing", edited)
 
 
 def test_a_pinned_service_stays_and_so_does_one_with_another_engine_here() -> None:
