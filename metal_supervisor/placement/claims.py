@@ -295,6 +295,7 @@ def decide(
     for key, ask in sorted(asks.items(), key=lambda each: digest(me, *each[0])):
         # Until this Mac's own node Lease is seen in a namespace, those of its peers may be missing as well.
         alone = (key[0], me) in lives and key[0] not in shared
+        live = lives.get((key[0], me)) is Life.LIVE  # otherwise a peer would take over at once what is taken back
         usable, changes = _keep(held.get(key, []), ask, alone, most)
         moves += changes
         if usable:
@@ -311,11 +312,12 @@ def decide(
             serves = index in ask.ready and (found is None or not found.ready)
             if found is not None and (found.holder == me or (taken and not serves)):
                 continue
-            since[slot] = waiting.get(slot, now)
+            back = taken and serves
+            since[slot] = now if back and not live else waiting.get(slot, now)
             more_s = ANOTHER_S * (len(usable) + wanted)  # prefer one on each Mac over several on one
             delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
             if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
-                delay_s = BACK_S if taken else 0.0
+                delay_s = BACK_S if back else 0.0
             left_s = since[slot] + delay_s - now
             if left_s > 0:
                 again.append(left_s)

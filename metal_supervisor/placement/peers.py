@@ -97,12 +97,14 @@ def judge(
     duration_s: float,
     resumed_at: Mapping[str, float] = {},
     known_silent: Collection[tuple[str, str]] = (),
+    now: float = 0.0,
 ) -> dict[tuple[str, str], Life]:
     """State of every Mac that has a node Lease or holds a claim, by (namespace, node).
 
     Ages count only up to the last of our own renewals that was seen, and start anew with every connection, and after
     each gap in our own renewals (`resumed_at`: namespace -> its end): peers had the same outage, and come back later.
-    Those in `known_silent`, by (namespace, node), were silent before it.
+    Those in `known_silent`, by (namespace, node), were silent before it. This Mac itself is silent if none of its
+    renewals was seen by `now` for as long as its Lease promised: its peers see no other.
     """
     result = {}
     own = {
@@ -112,6 +114,8 @@ def judge(
     }
 
     def age(namespace: str, name: str, node: str) -> float:
+        if node == me:
+            return now - own.get(namespace, now)
         seen = sightings.get((namespace, name))
         resumed = resumed_at.get(namespace, 0.0) if (namespace, node) not in known_silent else 0.0
         since = max(seen.at if seen else 0.0, connected_at, resumed)
@@ -121,7 +125,7 @@ def judge(
         life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
         if lease.released:
             life = Life.GONE
-        elif node != me and age(namespace, node_lease_name(node), node) >= lease.duration_s:
+        elif age(namespace, node_lease_name(node), node) >= lease.duration_s:
             life = Life.SILENT
         result[namespace, node] = life
     for namespace, node in without_lease(claims, nodes):  # its claims may be old, and a deleted Lease is renewed soon

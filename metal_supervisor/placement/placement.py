@@ -151,7 +151,7 @@ class Placement:
         self._look_for_a_watcher(nodes, now)
         lives = peers.judge(
             held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration,
-            self._resumed_at, self._silent.keys(),
+            self._resumed_at, self._silent.keys(), now,
         )  # fmt: skip
         ours = {slot[:2] for slot, claim in held.items() if claim.holder == self._node}
         for key, item in found.items():

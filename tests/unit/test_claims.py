@@ -112,6 +112,16 @@ def test_a_mac_takes_back_what_it_serves_and_its_holder_does_not() -> None:
     assert kinds(decide(claim(PEER), asked=serving, lives=dead)) == [(ClaimAction.TAKE, 0)]
 
 
+@pytest.mark.parametrize("mine", [Life.SILENT, Life.GONE])
+def test_a_mac_that_its_peers_take_for_dead_takes_nothing_back(mine: Life) -> None:
+    """They would take it over again at once: with its sidecar stopped, a slot went to and fro every five seconds."""
+    serving, lives = ask(ready=frozenset({0})), {(NS, ME): mine, (NS, PEER): Life.LIVE}
+    decision = decide(claim(PEER), asked=serving, lives=lives, waiting={(*KEY, 0): NOW - 60.0})
+    assert decision.moves == () and decision.again_in_s == claims.BACK_S
+    again = decide(claim(PEER), asked=serving, waiting=dict(decision.waiting), now=NOW + claims.BACK_S)
+    assert kinds(again) == [(ClaimAction.TAKE, 0)]
+
+
 def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
     found = decide(claim(PEER, owner_uid="u0"), waiting={(*KEY, 0): NOW - 1})
     assert kinds(found) == [(ClaimAction.TAKE, 0)]
@@ -204,6 +214,12 @@ def test_silence_counts_only_as_far_as_our_own_renewals_are_seen() -> None:
     assert judge(peer_at=100, own_at=140) is Life.SILENT
     assert judge(peer_at=100, own_at=101) is Life.LIVE, "a watch that hangs, a Mac that sleeps: no evidence"
     assert judge(peer_at=100, own_at=None) is Life.LIVE
+
+
+def test_a_mac_whose_own_renewals_are_not_seen_counts_as_silent_itself() -> None:
+    nodes, seen = {(NS, ME): lease(ME)}, {(NS, claims.node_lease_name(ME)): Sighting("9", 100.0)}
+    for now, life in ((139.0, Life.LIVE), (140.0, Life.SILENT)):
+        assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, now=now)[NS, ME] is life
 
 
 def test_after_an_outage_peers_have_a_whole_term_to_come_back() -> None:
