@@ -1,8 +1,9 @@
 """Services that this Mac holds and cannot run, which are left to another one.
 
-An on-demand service that never fits is left once a request has shown that. One that waits for memory is left to a Mac
-that says in its Lease that it has some: that one may have come later, as after a power cut, or been emptied. What fails
-for something that this Mac lacks is left to one with an engine for it: who has the rest offers itself first.
+An on-demand service that never fits is left to a Mac with an engine for it once a request has shown that. One that
+waits for memory is left to a Mac that says in its Lease that it has some: that one may have come later, as after a
+power cut, or been emptied. What fails for something that this Mac lacks is left to one with an engine for it: who has
+the rest offers itself first.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def _waits_for_memory(record: Record) -> bool:
     return waits and within and record.idle_s is None and record.runtime in RUNTIMES
 
 
+def _never_fits(record: Record) -> bool:
+    """True if an on-demand service was refused for its size."""
+    return on_demand.never_fits(record) and record.runtime in RUNTIMES
+
+
 def _is_pinned(written: Json) -> bool:
     """True if `spec.nodeSelector` says which Macs may run a service; the labels of other Macs are not known here."""
     return bool(mapping(written, "spec").get("nodeSelector"))
@@ -62,13 +68,14 @@ def _wanted(
 ) -> Iterator[PlacementRequest]:
     """The services that another Mac may be able to run, in the order of their queue. `but`: not these."""
     engines = Counter(each.owner for each in records)  # of several, one may run
-    waiting = (each for each in records if _waits_for_memory(each) or _lacks_something(each))
+    waiting = (each for each in records if _waits_for_memory(each) or _lacks_something(each) or _never_fits(each))
     for each in sorted(waiting, key=lambda each: each.queue_position):
         if engines[each.owner] > 1 or each.owner in but or _is_pinned(services.get(each.owner, {})):
             continue
         programs = frozenset(program.name for program in RUNTIMES[each.runtime].executables)
         holders = frozenset(claim.holder for claim in placed.by_service.get(each.owner, ()))
-        yield PlacementRequest(each.owner, each.room_bytes, programs, holders)
+        need = 0 if _never_fits(each) else each.room_bytes  # that Mac may unload others for it
+        yield PlacementRequest(each.owner, need, programs, holders)
 
 
 class Leaving:
@@ -93,7 +100,6 @@ class Leaving:
         """The services that another Mac should have. `placed`: as of the last pass; `found`: what they ask for."""
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
-        self._left.update((each.owner, now) for each in records if on_demand.never_fits(each))
         self._offered = {key: until for key, until in self._offered.items() if now < until}
         asked = {each.owner: _asked(found.get(each.owner)) for each in records}
         off = {each.owner for each in records if each.verdict.standing in OFF}

@@ -141,3 +141,15 @@ def test_one_that_nobody_took_waits_here_before_it_is_left_again(monkeypatch: py
         now[0] = at
         is_left.append(bool(kept.keys(records, {}, Placed({}, open=(PEER,)))))
     assert is_left == [True, True, False, False, True]
+
+
+def test_an_on_demand_service_that_fits_no_mac_does_not_move_with_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, kept, is_left = [0.0], Leaving(), []
+    monkeypatch.setattr(leaving.time, "monotonic", lambda: now[0])
+    never = waiting(idle_s=60.0, reserved_bytes=101)
+    for at in (0.0, LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S - 1, OFFER_AGAIN_S):
+        now[0] = at
+        is_left.append(bool(kept.keys([never], {}, Placed({}, open=(PEER,)))))
+    assert is_left == [True, False, False, False, True]
+    assert left(never, macs=()) == left(never, macs=(replace(PEER, engines=frozenset()),)) == set()
+    assert left(never, written={"spec": {"nodeSelector": {"a": "b"}}}) == set()
