@@ -19,7 +19,6 @@ from metal_supervisor.cluster.report import holds_requests
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
-from metal_supervisor.controller.offers import CANNOT_S
 from metal_supervisor.controller.plan import runs_as_wanted
 from metal_supervisor.controller.ports import Ports
 from metal_supervisor.controller.prerequisites import Prerequisites
@@ -149,7 +148,7 @@ class Assignment:
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
             found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
-            lambda item: CANNOT_S if item.key in replaced else self._prerequisites.offers.delay_s(item, snapshot),
+            lambda item: self._prerequisites.offers.delay_s(item, snapshot),
             _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed, found),
         )  # fmt: skip
         ports = Ports(before.values())

@@ -22,8 +22,9 @@ REAPER_LEASE = "metal-reaper"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
 ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
-LOAD_S, JITTER_S, ANOTHER_S, BACK_S = 0.05, 0.05, 3.0, 5.0
-"""BACK_S: until a Mac takes a slot back that it serves, and another one holds and does not serve."""
+LOAD_S, JITTER_S, ANOTHER_S, BACK_S, LEFT_S = 0.05, 0.05, 3.0, 5.0, 8.0
+"""BACK_S: until a Mac takes a slot back that it serves, and another one holds and does not serve. LEFT_S: until it
+offers itself for what it left to others."""
 MOST_SLOTS = 1000
 """Slots of one service that are looked at: more than any fleet has Macs for."""
 SlotId = tuple[str, str, int]
@@ -315,7 +316,8 @@ def decide(
             back = taken and serves
             since[slot] = now if back and not live else waiting.get(slot, now)
             more_s = ANOTHER_S * (len(usable) + wanted)  # prefer one on each Mac over several on one
-            delay_s = 0.0 if alone else ask.delay_s + more_s + LOAD_S * load + _jitter(me, slot)
+            offer_s = max(ask.delay_s, LEFT_S) if ask.leave else ask.delay_s
+            delay_s = 0.0 if alone else offer_s + more_s + LOAD_S * load + _jitter(me, slot)
             if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
                 delay_s = BACK_S if back else 0.0
             left_s = since[slot] + delay_s - now

@@ -161,7 +161,7 @@ class Placement:
             key: Ask(
                 item.uid,
                 max(1, item.replicas),
-                delay_s(item) if self._open(key, item, held, lives) else 0.0,
+                delay_s(item) if key not in leave and self._open(key, item, held, lives) else 0.0,
                 ready.get(key, frozenset()),
                 key in leave,
             )

@@ -73,6 +73,14 @@ def test_a_mac_gives_away_what_never_fits_if_there_is_another() -> None:
     assert (kinds(alone), alone.mine) == ([], {KEY: (0,)})
 
 
+def test_a_mac_that_left_a_service_offers_itself_after_all_others() -> None:
+    """One with a full disk would fetch it as soon as the others."""
+    left = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 2.5})
+    assert left.moves == () and left.again_in_s is not None and left.again_in_s >= claims.LEFT_S - 2.5
+    later = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 10.0})
+    assert kinds(later) == [(ClaimAction.CLAIM, 0)]
+
+
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
     first = decide(asked=ask(delay_s=2.0))
     assert first.moves == ()
