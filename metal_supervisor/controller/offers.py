@@ -15,6 +15,8 @@ from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.spec.types import Rejected, Service
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
+NO_RUNTIME = frozenset({"UnsupportedRuntime", "FormatMismatch", "UnsupportedSource"})
+"""Reasons of refusals by this Mac's `--runtimes`; those of another one may serve it."""
 FindBinary: TypeAlias = Callable[[Service, Snapshot], tuple[Binary | None, tuple[str, str] | None]]
 """-> (a service's engine, its problem); either may be None, and both are while the engine is being probed."""
 
@@ -36,8 +38,10 @@ class Offers:
 
     def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
         """Seconds to leave a free slot to Macs that could serve it sooner."""
-        if isinstance(item, Rejected) or not item.replicas or item.suspended:
+        if not item.replicas or item.suspended:
             return READY_S
+        if isinstance(item, Rejected):
+            return CANNOT_S if item.reason in NO_RUNTIME else READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
         nears = [self._store.near(artifact) for artifact in parts]
         binary, problem = self._binary(item, snapshot)
