@@ -67,8 +67,9 @@ class BackendReader:
         spec_file = (note.spec_file if note else "") or record.spec_file or ""
         spec = self._state.read_spec(spec_file)
         on_demand = record.idle_s is not None
-        # What was seen last of an engine that was unloaded may still say that it is ready.
-        ready = told.engine_ready and not (on_demand and observed and processes.started_at(observed.pid) is None)
+        # What was seen last of an engine that is being unloaded may still say that it is ready.
+        gone = observed is not None and (record.stop_sent or processes.started_at(observed.pid) is None)
+        ready = told.engine_ready and not (on_demand and gone)
         # Of an engine that is not up, the spec of its last run may be older than an edit of its key.
         key_known = ready or spec.get("asked") == record.asked
         return Backend(

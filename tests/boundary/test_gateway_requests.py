@@ -22,7 +22,7 @@ from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.proxy import Proxy
 from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.settings.schema import Settings
-from metal_supervisor.spec.processes import EngineUse, RunNote
+from metal_supervisor.spec.processes import EngineUse, Observed, RunNote
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from tests.support.records import a_record
@@ -293,6 +293,20 @@ def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path,
     reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
     reader.read()
     assert [each.key for each in reader.services.backends] == [key]
+
+
+@pytest.mark.parametrize(("stopped", "ready"), [(False, True), (True, False)])
+def test_an_engine_that_was_told_to_end_gets_no_request_before_the_next_one(
+    tmp_path: Path, stopped: bool, ready: bool
+) -> None:
+    """A daemon's attacher lives on while it unloads the model; who asks meanwhile waits, and gets no 404."""
+    state = StateDir(tmp_path)
+    state.create()
+    state.write_record(a_record(port=1, idle_s=60.0, stop_sent=stopped))
+    state.write_observed(Observed("default.tiny", os.getpid(), True, 0.0, "RUNNING", served=True))
+    reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
+    reader.read()
+    assert [each.ready for each in reader.services.backends] == [ready]
 
 
 def test_a_list_of_models_that_is_no_list_is_an_engine_that_is_not_ready() -> None:
