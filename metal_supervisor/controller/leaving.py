@@ -85,10 +85,12 @@ class Leaving:
         self._left: dict[Key, float] = {}
         """InferenceService -> monotonic time at which it was."""
         self._offered: dict[tuple[Key, str], float] = {}
-        """(InferenceService that was left, its request) -> monotonic time from which it may be again."""
+        """(InferenceService that was left, its request) -> monotonic time until which it is not left again."""
+        self._declined: dict[tuple[Key, str], float] = {}
+        """(InferenceService that others let this Mac claim, its request) -> until when they lack what this Mac does."""
         self._offered_at = -OFFERS_EVERY_S
-        self._contested: dict[Key, str | None] = {}
-        """Service here -> the request that other Macs let this one claim; None if it was edited, off, or failed."""
+        self._known: Set[Key] = frozenset()
+        """The services of the last pass."""
 
     def keys(
         self,
@@ -100,21 +102,25 @@ class Leaving:
         """The services that another Mac should have. `placed`: as of the last pass; `found`: what they ask for."""
         now = time.monotonic()
         self._left = {key: at for key, at in self._left.items() if now - at < LEAVE_S}
-        self._offered = {key: until for key, until in self._offered.items() if now < until}
-        asked = {each.owner: _asked(found.get(each.owner)) for each in records}
-        off = {each.owner for each in records if each.verdict.standing in OFF}
-        self._contested = {
-            key: now_asked
-            if placed.open and key not in off and self._contested.get(key, now_asked) == now_asked else None
-            for key, now_asked in asked.items()
-        }  # fmt: skip
-        lacking = {each.owner: each.verdict.reason for each in records if _lacks_something(each)}
-        for key, reason in lacking.items():
-            if reason in KNOWN_BEFORE and self._contested[key] is not None:  # no other Mac has what it lacks
-                self._offered[key, asked[key]], self._contested[key] = now + LACKING_AGAIN_S, None
-        if placed.open and now - self._offered_at >= OFFERS_EVERY_S:
-            wanted = _wanted(records, services, placed, {key for key in asked if (key, asked[key]) in self._offered})
-            for key in list(peers.have_room(wanted, placed.open)):
-                self._offered[key, asked[key]] = now + (LACKING_AGAIN_S if key in lacking else OFFER_AGAIN_S)
+        before, self._known = self._known, {each.owner for each in records}
+        if not placed.open:
+            return self._left.keys()
+        asked = {each.owner: (each.owner, _asked(found.get(each.owner))) for each in records}
+        self._offered, self._declined = (
+            {request: until for request, until in each.items() if now < until}
+            for each in (self._offered, self._declined)
+        )
+        self._declined.update(
+            (asked[each.owner], now + LACKING_AGAIN_S)
+            for each in records if each.owner not in before and each.verdict.standing not in OFF
+        )  # fmt: skip
+        if now - self._offered_at >= OFFERS_EVERY_S:
+            staying = {key for key, request in asked.items() if request in self._offered} | {
+                each.owner for each in records
+                if each.verdict.reason in KNOWN_BEFORE and asked[each.owner] in self._declined
+            }
+            lacking = {each.owner for each in records if _lacks_something(each)}
+            for key in list(peers.have_room(_wanted(records, services, placed, staying), placed.open)):
+                self._offered[asked[key]] = now + (LACKING_AGAIN_S if key in lacking else OFFER_AGAIN_S)
                 self._left[key] = self._offered_at = now
         return self._left.keys()
