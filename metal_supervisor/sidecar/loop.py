@@ -328,8 +328,9 @@ class Sidecar:
 
     def _register(self, found: list[Row], told: Json) -> None:
         self._tell_of_move(self.addresses.address)
-        if told is not self._models_told[0]:
-            self._models_told = told, _models_of(told)
+        models = mapping(told, "models")
+        if models != self._models_told[0]:
+            self._models_told = models, _models_of(models)
         self.registrar.want(self._rows.wanted, self._models_told[1], self._around(found, told))
 
     def _tell_of_move(self, address: str) -> None:
@@ -359,9 +360,9 @@ class Sidecar:
         return at != self._found_at and time.monotonic() - self._heard_of(told) < NEWS_S
 
 
-def _models_of(told: Json) -> dict[Key, WantedModel]:
+def _models_of(found: Json) -> dict[Key, WantedModel]:
     """The Models in the controller's report."""
-    found, models = mapping(told, "models"), {}
+    models = {}
     for name in found:
         namespace, _, short = name.partition("/")
         with contextlib.suppress(UnreadableRecord):  # written by another version
