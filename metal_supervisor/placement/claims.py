@@ -264,6 +264,13 @@ def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list
     return kept, moves
 
 
+def _offer_s(ask: Ask, slot: SlotId, me: str, load: int, more: int) -> float:
+    """Seconds for which a free slot is left to others. `load`: slots that this Mac has; `more`: of the service."""
+    own_s = max(ask.delay_s, LEFT_S) if ask.leave else ask.delay_s
+    # One on each Mac is better than several on one.
+    return own_s + ANOTHER_S * more + LOAD_S * load + _jitter(me, slot)
+
+
 def decide(
     asks: Mapping[Key, Ask],
     claims: Mapping[SlotId, Claim],
@@ -315,11 +322,10 @@ def decide(
                 continue
             back = taken and serves
             since[slot] = now if back and not live else waiting.get(slot, now)
-            more_s = ANOTHER_S * (len(usable) + wanted)  # prefer one on each Mac over several on one
-            offer_s = max(ask.delay_s, LEFT_S) if ask.leave else ask.delay_s
-            delay_s = 0.0 if alone else offer_s + more_s + LOAD_S * load + _jitter(me, slot)
             if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
                 delay_s = BACK_S if back else 0.0
+            else:
+                delay_s = 0.0 if alone else _offer_s(ask, slot, me, load, len(usable) + wanted)
             left_s = since[slot] + delay_s - now
             if left_s > 0:
                 again.append(left_s)
