@@ -162,7 +162,8 @@ def canonical(written: str, where: str = "spec.source") -> str:
         return _hub_uri(written, where)
     if scheme not in ("http", "https"):
         raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
-    return _web(written, where)
+    found = _web(written, where)
+    return canonical(found, where) if library_model(found) else found  # without an empty query it is a library's
 
 
 def _file(written: str, where: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.spec.fields import Bad
@@ -170,6 +170,7 @@ PARTS = st.sampled_from(
 
 
 @settings(max_examples=cases(2000))
+@example("http://ollama.com/huggingface.co?")
 @given(st.one_of(st.lists(PARTS, max_size=9).map("".join), st.text(max_size=40)))
 def test_a_spelling_is_its_own_spelling_and_nothing_raises_but_a_refusal(written: str) -> None:
     try:
