@@ -6,11 +6,12 @@ the reason; Retry-After is respected, up to a limit. Texts that may quote a head
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
@@ -38,6 +39,20 @@ class KubeError(Exception):
     @property
     def conflict(self) -> bool:
         return self.code == 409
+
+
+@contextlib.contextmanager
+def only_kube_errors() -> Iterator[None]:
+    """Raise KubeError also for an answer that is no API's, found where it is used: as of a proxy that asks for a login.
+
+    So too if this Mac's own addresses cannot be read, with which another agent's objects are compared.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}") from None
+    except OSError as error:
+        raise KubeError(0, "Unreachable", f"this Mac's own addresses cannot be read: {error!r:.100}") from None
 
 
 def missing(error: KubeError, namespace: str, kubeconfig: str = "") -> str:

@@ -256,11 +256,10 @@ class Login:
         if user.get("exec"):
             self._plugin = self._run_plugin(user["exec"], previous)
         elif user.get("username"):
-            pair = b""
-            with contextlib.suppress(UnicodeEncodeError):
+            try:
                 pair = f"{user['username']}:{user.get('password') or ''}".encode("utf-8", "surrogateescape")
-            if not pair:
-                raise bad("holds a username or password with characters that no header can hold")
+            except UnicodeEncodeError:
+                raise bad("holds a username or password with characters that no header can hold") from None
             basic = "Basic " + base64.b64encode(pair).decode()
             return lambda: basic
         return lambda: ""

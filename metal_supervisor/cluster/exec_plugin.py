@@ -37,9 +37,10 @@ _SECRETS = (
     re.compile(r"eyJ[\w-]+(?:\.[\w-]*)*"),
     re.compile(r"(?i)((?:bearer|basic)\s+|token\s+(?=\S*\d))[^\s\"',;]+"),
     re.compile(r"(?i)((?:token|passw(?:or)?d|secret|authorization|key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;]+"),
-    re.compile(r"(?<![\w/.-])[\w+=-]{32,}"),
 )
-"""Patterns: a JWT; the text after a word such as `bearer` or `password`; a long text that is no path or host."""
+"""Patterns: a JWT; the text after a word such as `bearer` or `password`."""
+_LONG = re.compile(r"(?<![\w/.-])[\w+=-]{32,}")
+"""A long text that is no path or host."""
 
 
 def scrub(text: str, *secrets: str) -> str:
@@ -47,9 +48,9 @@ def scrub(text: str, *secrets: str) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, "…")
-    for pattern in _SECRETS[:-1]:
+    for pattern in _SECRETS:
         text = pattern.sub(lambda found: (found[1] if found.re.groups else "") + "…", text)
-    return _SECRETS[-1].sub(lambda found: found[0] if _is_word(found[0]) else "…", text)
+    return _LONG.sub(lambda found: found[0] if _is_word(found[0]) else "…", text)
 
 
 def _is_word(text: str) -> bool:

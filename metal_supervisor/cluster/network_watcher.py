@@ -111,7 +111,7 @@ class AddressBook(NetworkWatcher):
         dropped = self._dropped()
         try:
             found = addresses.advertised(self._asked, self._kube.server, self._embedded)
-        except (OSError, RuntimeError, SystemError):  # psutil on a Mac, as with too many open files
+        except OSError:  # the interfaces cannot be read, as with too many open files
             found = self.choice
         if found.problem and self.choice.address and not self._asked:
             found = self.choice  # no network for now: the address may come back

@@ -37,7 +37,7 @@ OFF = frozenset({Standing.STOPPED, Standing.SUSPENDED})
 def _lacks_something(record: Record) -> bool:
     """True if a service cannot run for lack of something that another Mac may have."""
     verdict = record.verdict
-    return verdict.standing is Standing.FAILED and verdict.reason in LACKING and record.runtime in RUNTIMES
+    return verdict.standing is Standing.FAILED and verdict.reason in LACKING
 
 
 def _waits_for_memory(record: Record) -> bool:
@@ -45,12 +45,7 @@ def _waits_for_memory(record: Record) -> bool:
     verdict, limit = record.verdict, record.limit_bytes
     waits = verdict.standing is Standing.WAIT and verdict.reason == INSUFFICIENT and record.reserved_bytes > 0
     within = limit is None or record.reserved_bytes <= limit
-    return waits and within and record.idle_s is None and record.runtime in RUNTIMES
-
-
-def _never_fits(record: Record) -> bool:
-    """True if an on-demand service was refused for its size."""
-    return on_demand.never_fits(record) and record.runtime in RUNTIMES
+    return waits and within and record.idle_s is None
 
 
 def _is_pinned(written: Json) -> bool:
@@ -68,13 +63,15 @@ def _wanted(
 ) -> Iterator[PlacementRequest]:
     """The services that another Mac may be able to run, in the order of their queue. `but`: not these."""
     engines = Counter(each.owner for each in records)  # of several, one may run
-    waiting = (each for each in records if _waits_for_memory(each) or _lacks_something(each) or _never_fits(each))
-    for each in sorted(waiting, key=lambda each: each.queue_position):
+    for each in sorted(records, key=lambda each: each.queue_position):
+        never_fits = on_demand.never_fits(each)
+        if not (never_fits or _waits_for_memory(each) or _lacks_something(each)) or each.runtime not in RUNTIMES:
+            continue
         if engines[each.owner] > 1 or each.owner in but or _is_pinned(services.get(each.owner, {})):
             continue
         programs = frozenset(program.name for program in RUNTIMES[each.runtime].executables)
         holders = frozenset(claim.holder for claim in placed.by_service.get(each.owner, ()))
-        need = 0 if _never_fits(each) else each.room_bytes  # that Mac may unload others for it
+        need = 0 if never_fits else each.room_bytes  # that Mac may unload others for it
         yield PlacementRequest(each.owner, need, programs, holders)
 
 

@@ -1,4 +1,4 @@
-"""Files of this Mac's programs: the specs and sections that its records want, and nothing else of ours.
+"""Files of this Mac's programs: the specs and sections of its records; others of ours are removed.
 
 They are always complete, so a supervisord that restarts at any moment starts what is wanted. A section whose engine
 still runs from another spec waits in `pending/` until that has exited.

@@ -126,11 +126,14 @@ def address_problem(address: str, allow_loopback: bool) -> str | None:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Every IP address of this machine, in the system's order of interfaces."""
-    states = psutil.net_if_stats()
+    """Every IP address of this machine, in the system's order of interfaces. Raises OSError."""
+    try:
+        states, found = psutil.net_if_stats(), psutil.net_if_addrs()
+    except (RuntimeError, SystemError) as error:  # psutil on a Mac, as with too many open files
+        raise OSError(f"the interfaces cannot be read: {error}") from None
     return tuple(
         Interface(name, each.address.partition("%")[0], name in states and states[name].isup, each.netmask or "")
-        for name, addresses in psutil.net_if_addrs().items()
+        for name, addresses in found.items()
         for each in addresses
         if each.family in (socket.AF_INET, socket.AF_INET6)
     )
@@ -139,7 +142,7 @@ def interfaces() -> tuple[Interface, ...]:
 def own_addresses(told: str = "") -> frozenset[str]:
     """Every IP address of this machine, and the advertised one, which may be a router's.
 
-    `told`: the advertised one, in any spelling; the result has each address in its canonical form.
+    `told`: the advertised one, in any spelling; the result has each address in its canonical form. Raises OSError.
     """
     known, more = {each.address for each in interfaces()}, parsed_address(told)
     return frozenset(known if more is None else known | {str(more)})

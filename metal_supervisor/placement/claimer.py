@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from metal_supervisor.cluster import manifests
-from metal_supervisor.cluster.answers import now_micro
+from metal_supervisor.cluster.answers import now_micro, only_kube_errors
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import machine
@@ -123,32 +123,17 @@ class Claimer(threading.Thread):
 
     def _perform(self, move: Move) -> bool:
         """Make one request; False if the API could not be reached, or if what answered is no API."""
-        try:
-            return self._request(move)
-        except (LookupError, TypeError, AttributeError) as error:  # as of a proxy that asks for a login
-            self._failed(KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}"))
-            return False
-
-    def _request(self, move: Move) -> bool:
         namespace, service, index = move.slot
         name = claims.claim_name(service, index)
-        answer: Json | None = None
         self._remember(move)
         if self._in_vain(move, self._watched().get((namespace, name))):
             return True
         try:
-            if move.do is ClaimAction.CLAIM and self._other_agent(move.slot[:2]):
-                return True
-            if move.do is ClaimAction.RELEASE:
-                precondition = {"preconditions": {"resourceVersion": move.version}}
-                self._kube.request("DELETE", api_path("leases", namespace, name), None, precondition)
-            else:
-                body = claims.claim_object(move, self._node, now_micro())
-                # Fields unchanged since the previous holder are owned by both, and would conflict for ever. All but the
-                # first claim are forced, and guarded by the resourceVersion that they were decided from.
-                first = move.do is ClaimAction.CLAIM
-                path = api_path("leases", namespace, name)
-                answer = self._kube.apply(path, body, manifests.field_manager(self._node), force=not first)
+            with only_kube_errors():
+                if move.do is ClaimAction.CLAIM and self._other_agent(move.slot[:2]):
+                    return True
+                answer = self._sent(move, name)
+                version = answer["metadata"]["resourceVersion"] if answer else move.version
         except KubeError as error:
             if error.code in (404, 409, 422):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
@@ -162,12 +147,23 @@ class Claimer(threading.Thread):
             return False
         if not self._forbidden:
             self.error = ""
-        version = answer["metadata"]["resourceVersion"] if answer else move.version
         with self._lock:
             self._answers[namespace, name] = version, answer, time.monotonic()
         if move.do is not ClaimAction.UPDATE:
             log.info("claim", extra={"did": move.do.value, "service": service, "slot": index})
         return True
+
+    def _sent(self, move: Move, name: str) -> Json | None:
+        """Send the request of a move; returns the Lease, None if it was deleted. Raises KubeError."""
+        path = api_path("leases", move.slot[0], name)
+        if move.do is ClaimAction.RELEASE:
+            self._kube.request("DELETE", path, None, {"preconditions": {"resourceVersion": move.version}})
+            return None
+        # Fields unchanged since the previous holder are owned by both, and would conflict for ever. All but the first
+        # claim are forced, and guarded by the resourceVersion that they were decided from.
+        first = move.do is ClaimAction.CLAIM
+        body = claims.claim_object(move, self._node, now_micro())
+        return self._kube.apply(path, body, manifests.field_manager(self._node), force=not first)
 
     def _in_vain(self, move: Move, lease: Json | None) -> bool:
         """True if the watch shows meanwhile that another Mac was first, so that the request would be refused."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from metal_supervisor.cluster.answers import only_kube_errors
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.sidecar.backoff import Backoffs, pause_s
@@ -334,7 +335,8 @@ class Registrar(threading.Thread):
             return False
         began = time.monotonic()
         try:
-            _make(action)
+            with only_kube_errors():
+                action()
         except KubeError as error:
             if error.code != 404:
                 self._counters.refused(what, str(error.code or error.reason))
@@ -374,15 +376,3 @@ class Registrar(threading.Thread):
         log.warning("the cluster does not accept an object", extra=what)
         if key is not None:  # a conflict is short: the fields that we apply are ours
             self._publisher.refused(key, str(error), CONFLICT_PAUSE_S if error.conflict else CONFLICT_RETRY_S)
-
-
-def _make(action: Callable[[], None]) -> None:
-    """Run one write. Raises KubeError, also if what answered is no API, as a proxy that asks for a login, and if this
-    Mac's own addresses cannot be read.
-    """
-    try:
-        action()
-    except (LookupError, TypeError, AttributeError) as error:
-        raise KubeError(0, "BadAnswer", f"an answer lacks what an API's has: {error!r:.100}") from None
-    except (OSError, RuntimeError, SystemError) as error:  # psutil on a Mac lets out all of these
-        raise KubeError(0, "Unreachable", f"this Mac's own addresses cannot be read: {error!r:.100}") from None

@@ -68,6 +68,8 @@ class StateDir:
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
         self._files = KeptFiles(path)
+        self._sections: tuple[Mapping[str, object], Mapping[str, object]] = {}, {}
+        """The sections on file, by file name and by program."""
 
     @property
     def socket(self) -> str:
@@ -151,9 +153,14 @@ class StateDir:
         return _text_of(self.section_path(program))
 
     def sections_on_file(self) -> Mapping[str, object]:
-        """Program -> edition of its section, which is another once it was replaced or edited."""
+        """Program -> edition of its section, which is another once it was replaced or edited.
+
+        The very same object while none is.
+        """
         files = self._files.listed("models.d", ".conf")
-        return {name.removesuffix(".conf"): edition for name, edition in files.items()}
+        if files is not self._sections[0]:
+            self._sections = files, {name.removesuffix(".conf"): edition for name, edition in files.items()}
+        return self._sections[1]
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""

@@ -249,7 +249,7 @@ def built(kind: type[T], data: Json, what: str) -> T:
     version is still a record.
     """
     values: dict[str, Any] = {}
-    for item in _fields(kind):  # type: ignore[arg-type]
+    for item in _fields(kind):  # type: ignore[arg-type]  # to mypy, a type is not hashable
         if item.name not in data:
             continue
         value: Any = data[item.name]

@@ -38,7 +38,7 @@ def test_what_is_here_is_told_with_its_version_and_formats(settings: Settings, t
     assert look(replace(silent, runtimes="mlx-server")) == (MLX,)
 
 
-@pytest.mark.parametrize("setting", ["~nobody-has-this-name/mlx", "/" + "a" * 300])
+@pytest.mark.parametrize("setting", ["~no-such-user/mlx", "/" + "a" * 300])
 def test_a_setting_that_cannot_be_looked_at_hides_no_other_engine(settings: Settings, setting: str) -> None:
     """As in a directory that this user may not look into."""
     assert look(replace(settings, mlx_lm_server=setting)) == (LLAMA,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import psutil
 import pytest
 
 from metal_supervisor.cluster.network_watcher import AddressBook
@@ -98,11 +99,11 @@ def test_interfaces_that_cannot_be_read_leave_the_address(
     kept.look()
     before = kept.address
 
-    def unreadable() -> tuple[machine.Interface, ...]:
+    def unreadable() -> dict[str, Any]:
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(machine, "interfaces", unreadable)
+        patched.setattr(psutil, "net_if_addrs", unreadable)
         kept.look()
     assert before and kept.address == before and seen == [before]
 

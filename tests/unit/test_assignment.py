@@ -144,7 +144,7 @@ def test_an_engine_serves_whoever_holds_its_slot() -> None:
 
 
 def test_an_on_demand_service_at_rest_counts_as_served_where_the_gateway_holds_its_requests() -> None:
-    """Of two replicas that nobody asks for both are ready, as their endpoints are."""
+    """Two replicas at rest are both ready, as their endpoints are."""
     assignment: Any = Assignment.__new__(Assignment)
     assignment._placement, assignment._sleep = SimpleNamespace(on=True), SimpleNamespace(look=lambda: None)
     rests = replace(record(Standing.WAIT, UNLOADED), idle_s=60.0, front_port=18200, claimed=True)

@@ -362,7 +362,7 @@ def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
 
 
 def test_a_claim_that_lost_its_owner_is_mended_by_its_holder() -> None:
-    """Nobody could ask for its slot: the Lease exists."""
+    """Its slot cannot be claimed anew, because the Lease exists."""
     body = claims.claim_object(Move(ClaimAction.CLAIM, (*KEY, 0), "u1"), ME, "t")
     del body["metadata"]["ownerReferences"]
     (found,) = claims.read([body])[0].values()
