@@ -30,7 +30,7 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
-from metal_supervisor.spec.processes import UNUSED, Observed, RunNote
+from metal_supervisor.spec.processes import UNUSED, Observed
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
@@ -62,15 +62,10 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
     return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != reconcile.CHECKING)
 
 
-@dataclass(frozen=True)
-class _SteadyEngine:
-    """The only engine of a service, its first, that runs as it should, and what its proposal was made from."""
-
-    item: Service
-    record: Record
-    note: RunNote | None
-    share: Share
-    proposal: Proposal
+def _basis(item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot) -> tuple[object, ...]:
+    """What the proposal for the only engine of a service was made from, besides news."""
+    name = record.program
+    return item, record, share, snapshot.notes.get(name), snapshot.table.get(name), snapshot.observed.get(name)
 
 
 @dataclass(frozen=True)
@@ -115,8 +110,8 @@ class Assignment:
         """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
         self._anew_at = self._look_at = 0.0
         self._files: _ServedFiles | None = None
-        self._settled: dict[Key, _SteadyEngine] = {}
-        """Service -> its engine, of which nothing is looked at until there is other news than `_news`."""
+        self._settled: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
+        """Service of one engine -> as `_steady`: until there is other news than `_news`, that is all there is to it."""
         self._news: object = None
         self._leaving = Leaving()
 
@@ -175,6 +170,7 @@ class Assignment:
             self._steady, self._anew_at = {}, now + ANEW_S
         if now >= self._look_at or news is not self._news:
             self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
+            self._prerequisites.readings.forget_others()
 
     def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
         """Files of the services that this Mac serves; the very same while these are the same."""
@@ -218,9 +214,11 @@ class Assignment:
             return
         slots = placed.mine.get(key, ()) if placed.known else tuple(record.slot for record in ours)
         peers = self._placement.peers_ready(placed, item)
-        share, known = (slots, peers, ready), self._settled.get(key)
-        if known is not None and len(ours) == 1 and self._still_holds(known, item, ours[0], share, snapshot):
-            result[key] = known.proposal
+        known = basis = None
+        if len(ours) == 1:
+            known, basis = self._settled.get(key), _basis(item, ours[0], (slots, peers, ready), snapshot)
+        if known is not None and known[0] == basis:
+            result[key] = known[1]
             self.at_rest.add(key)
             return
         if isinstance(item, Service) and item.references:
@@ -240,33 +238,22 @@ class Assignment:
                 continue
             if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
                 proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
-            elif isinstance(item, Service) and engine is item and record is not None and len(ours) == len(slots) == 1:
-                self._settle(item, record, share, proposal, snapshot)
+            elif basis is not None and engine is item and record is not None and len(slots) == 1:
+                self._settle(record, basis, proposal, snapshot)
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot)
 
-    def _still_holds(
-        self, known: _SteadyEngine, item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot
-    ) -> bool:
-        """True if nothing changed of a service's only engine, which runs as it should."""
-        note = snapshot.notes.get(record.program)
-        if known.item is not item or known.record is not record or known.note is not note or known.share != share:
-            return False
-        if not runs_as_wanted(record, snapshot.table.get(record.program), note, snapshot.observed.get(record.program)):
-            return False
-        self._prerequisites.readings.still_wanted(record.files)
-        return True
-
-    def _settle(
-        self, item: Service, record: Record, share: Share, proposal: Proposal, snapshot: Snapshot
-    ) -> None:
+    def _settle(self, record: Record, basis: tuple[object, ...], proposal: Proposal, snapshot: Snapshot) -> None:
         """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
-        steady = self._steady.get(record.key)
+        name, steady = record.program, self._steady.get(record.key)
+        as_it_should = runs_as_wanted(
+            record, snapshot.table.get(name), snapshot.notes.get(name), snapshot.observed.get(name)
+        )
         ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)
-        if steady is not None and steady[1] is proposal and ports:
-            self._settled[item.key] = _SteadyEngine(item, record, snapshot.notes.get(record.program), share, proposal)
+        if as_it_should and steady is not None and steady[1] is proposal and ports:
+            self._settled[record.owner] = basis, proposal
 
     def take(
         self,

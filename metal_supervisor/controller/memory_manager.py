@@ -46,7 +46,9 @@ log = logging.getLogger("controller")
 class _Footprint:
     """Memory that an engine holds, and what that was decided by."""
 
-    basis: tuple[Record | Proposal, RunNote | None, Observed | None]
+    basis: tuple[Record | Proposal, ProgramState, RunNote | None, Observed | None]
+    noted: bool
+    """Its launcher has said what it runs."""
     pid: int
     reserved_bytes: int
     """The most that was reserved for this process so far."""
@@ -111,35 +113,34 @@ class Memory:
         before, self._footprints = self._footprints, {}
         engines: dict[Key, Record | Proposal] = {**proposals, **records}
         for key, each in engines.items():
-            state, seen = table.get(each.program), observed.get(each.program)
-            if each.is_daemon or state is None or state.state not in LIVE:
+            state = table.get(each.program)
+            if state is None or state.state not in LIVE or each.is_daemon:
                 continue
-            note = live_note(notes.get(each.program), state)
-            known, basis = before.get(key), (each, note, seen)
-            if known is None or note is None or not all(map(is_, known.basis, basis)):
-                known = self._footprint(records.get(key), basis, state.pid, known)
+            known, basis = before.get(key), (each, state, notes.get(each.program), observed.get(each.program))
+            if known is None or not known.noted or not all(map(is_, known.basis, basis)):
+                known = self._footprint(records.get(key), basis, known)
             self._footprints[key] = known
         return {key: each.up for key, each in self._footprints.items()}
 
     def _footprint(
         self,
         record: Record | None,
-        basis: tuple[Record | Proposal, RunNote | None, Observed | None],
-        pid: int,
+        basis: tuple[Record | Proposal, ProgramState, RunNote | None, Observed | None],
         known: _Footprint | None,
     ) -> _Footprint:
         """Footprint of one engine. `known`: as of the last pass."""
-        each, note, seen = basis
+        each, state, note, seen = basis
+        note = live_note(note, state)
         # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
         spec_file = note.spec_file if note else self._state.section_spec(each.program)
-        pid = note.pid if note else pid
+        pid = note.pid if note else state.pid
         said = whole(self._state.read_spec(spec_file), "reserved_bytes")
         started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
         ours = record.reserved_bytes if record is not None and started else 0
         # Specs of an older release do not have it, and records change.
         reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
         measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
-        return _Footprint(basis, pid, reserved, Up(spec_file, max(reserved, measured)))
+        return _Footprint(basis, note is not None, pid, reserved, Up(spec_file, max(reserved, measured)))
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 

@@ -78,7 +78,7 @@ class ProgramFiles:
                 if name in snapshot.table and snapshot.table[name].state in LIVE:
                     continue  # it drains; if supervisord is killed, the next boot still needs its section
                 with self._forgiving(name):
-                    self._state.section_path(name).unlink(missing_ok=True)
+                    self._state.remove_section(name)
         before, self._in_place = self._in_place, {}
         for name, record in wanted.items():
             assert record.spec_file is not None
@@ -134,12 +134,12 @@ class ProgramFiles:
         fits = programs.is_unedited(current) and note is not None and programs.section_spec(current) == note.spec_file
         if known is not None and not fits and known.spec_file == record.spec_file:  # edited, or deleted
             current, fits = section(known.spec_file), True
-            write_atomic(self._state.section_path(name), current)
+            self._state.write_section(name, current)
         if state is not None and state.state in LIVE and fits and current != text:
             write_atomic(pending, text)
             return False
         pending.unlink(missing_ok=True)
-        write_atomic(self._state.section_path(name), text)
+        self._state.write_section(name, text)
         return False
 
     def collect(self, records: Iterable[Record], snapshot: Snapshot) -> None:

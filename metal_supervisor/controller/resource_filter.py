@@ -6,7 +6,7 @@ import contextlib
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from metal_supervisor.controller.remembered import Remembered
 from metal_supervisor.controller.snapshot import Snapshot
@@ -23,6 +23,30 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
 LOOK_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """All that an answer is made from."""
+
+    services: Mapping[Key, Json]
+    models: Mapping[Key, Json]
+    kept: Mapping[Key, tuple[int, str]]
+    """(generation, runtime) of the services that run."""
+    owners: frozenset[Key]
+    """The services that this Mac has a record of."""
+    operator: bool | None
+    policy: resources.Policy
+
+    def changed_since(self, before: _Inputs) -> Collection[Key]:
+        """The services that may be read otherwise than before."""
+        others = self.models, self.operator, self.policy
+        if others != (before.models, before.operator, before.policy):
+            return self.services.keys()
+        edited = {key for key, each in self.services.items() if each is not before.services.get(key)}
+        ran = {key for key, _ in self.kept.items() ^ before.kept.items()}
+        rivals = resources.rivals(self.services.keys() | before.services.keys())
+        return (edited | ran | rivals | (self.owners ^ before.owners)) & self.services.keys()
 
 
 class ResourceFilter:
@@ -45,7 +69,7 @@ class ResourceFilter:
         self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
         self._judged: dict[Key, tuple[Service, Service | Rejected | None]] = {}
         """Service -> as it was read, and what became of that."""
-        self._answer: tuple[tuple[object, ...], dict[Key, Service | Rejected]] | None = None
+        self._answer: tuple[_Inputs, dict[Key, Service | Rejected]] | None = None
         """What the latest answer was made from, and that answer."""
 
     def read(self, snapshot: Snapshot, records: Mapping[Key, Record]) -> dict[Key, Service | Rejected]:
@@ -58,35 +82,45 @@ class ResourceFilter:
             for key, record in records.items()
             if record.verdict.standing is Standing.RUN
         }
-        owners = {record.owner for record in records.values()}
-        inputs = snapshot.services or {}, snapshot.models, kept, owners, snapshot.operator, self._offered()
+        owners = frozenset(record.owner for record in records.values())
+        inputs = _Inputs(
+            snapshot.services or {}, snapshot.models, kept, owners, snapshot.operator, self._offered()
+        )
         if self._answer is None or self._answer[0] != inputs:
-            self._answer = inputs, self._read_anew(*inputs)
+            self._answer = inputs, self._read_anew(inputs)
         return self._answer[1]
 
-    def _read_anew(
-        self,
-        services: Mapping[Key, Json],
-        models: Mapping[Key, Json],
-        kept: Mapping[Key, tuple[int, str]],
-        owners: Collection[Key],
-        operator: bool | None,
-        policy: resources.Policy,
-    ) -> dict[Key, Service | Rejected]:
-        read = resources.interpret(services, models, policy, kept.keys(), kept, self._service_of)
+    def _read_anew(self, inputs: _Inputs) -> dict[Key, Service | Rejected]:
+        """The answer, made from the one before; a service that comes is the last."""
+        services, kept = inputs.services, inputs.kept
+        before, answer = self._answer or (None, {})
+        changed = services.keys() if before is None else inputs.changed_since(before)
+        result = {key: item for key, item in answer.items() if key in services}
         self._read.forget_all_but(services.keys())
-        before, self._judged, result = self._judged, {}, {}
-        for key, item in read.items():
-            known, final = before.get(key), None
-            if isinstance(item, Service):
-                if known is None or known[0] is not item:
-                    known = item, self._judge(item, services[key])
-                self._judged[key], final = known, known[1]
-            elif self._settings.embedded or not _unclaimed(item, owners, operator):
-                final = self._judge(_with_nearest(item, models), services[key])
+        written = {key: services[key] for key in changed}
+        read = resources.interpret(written, inputs.models, inputs.policy, kept.keys(), kept, self._service_of)
+        for key in changed:
+            item = read.get(key)
+            final = None if item is None else self._final(key, item, inputs)
             if final is not None:
                 result[key] = final
+            else:
+                result.pop(key, None)
+        for key in self._judged.keys() - services.keys():
+            del self._judged[key]
         return result
+
+    def _final(self, key: Key, item: Service | Rejected, inputs: _Inputs) -> Service | Rejected | None:
+        """What became of a service as it was read; None if it is for another Mac."""
+        resource = inputs.services[key]
+        if isinstance(item, Service):
+            known = self._judged.get(key)
+            if known is None or known[0] is not item:
+                known = self._judged[key] = item, self._judge(item, resource)
+            return known[1]
+        if self._settings.embedded or not _unclaimed(item, inputs.owners, inputs.operator):
+            return self._judge(_with_nearest(item, inputs.models), resource)
+        return None
 
     def _judge(self, item: Service | Rejected, resource: Json) -> Service | Rejected | None:
         """An item within its limits, rejected if its runtime lacks what it asks for; None if it is for another Mac.

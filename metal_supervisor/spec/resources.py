@@ -394,6 +394,12 @@ def _created(resource: Json) -> str:
     return str(resource["metadata"].get("creationTimestamp") or "")
 
 
+def rivals(names: Collection[Key]) -> set[Key]:
+    """The InferenceServices among these that may need the Kubernetes Service of another one."""
+    dotted = {(namespace, service_name(name)) for namespace, name in names if "." in name}
+    return {key for key in names if (key[0], service_name(key[1])) in dotted} if dotted else set()
+
+
 def interpret(
     services: Mapping[Key, Json],
     models: Mapping[Key, Json],

@@ -152,6 +152,14 @@ class StateDir:
         """A program's section on file, "" without one that can be read."""
         return _text_of(self.section_path(program))
 
+    def write_section(self, program: str, text: str) -> None:
+        """Write a program's section."""
+        self._files.replace("models.d", f"{program}.conf", text)
+
+    def remove_section(self, program: str) -> None:
+        """Remove a program's section, if it has one."""
+        self._files.replace("models.d", f"{program}.conf", None)
+
     def sections_on_file(self) -> Mapping[str, object]:
         """Program -> edition of its section, which is another once it was replaced or edited.
 
@@ -278,7 +286,7 @@ class StateDir:
     def forget(self, program: str) -> None:
         """Remove all files of a program except its logs."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
-            self.section_path(program).unlink(missing_ok=True)
+            self.remove_section(program)
         for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
             self._files.remove(path_of(program))
         for name in self.specs_on_file():

@@ -8,7 +8,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -193,3 +193,20 @@ class KeptFiles:
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._written.pop(path, None)
+
+    def replace(self, directory: str, name: str, text: str | None) -> None:
+        """Write a file that nobody else writes, or remove it, without listing its directory again for that.
+
+        What others change there in that moment is seen LISTED_S later.
+        """
+        path, folder = self.path_of(directory, name), f"{self._path}/{directory}"
+        known, before = self._listings.get(directory), os.stat(folder).st_mtime_ns
+        if text is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, text)
+        if known is not None and known.changed_ns == before:
+            files = {each: edition for each, edition in known.files.items() if each != name}
+            if text is not None:
+                files[name] = _edition(path.stat())
+            self._listings[directory] = replace(known, changed_ns=os.stat(folder).st_mtime_ns, files=files)

@@ -215,6 +215,37 @@ def test_a_file_that_somebody_removed_is_written_again_within_seconds(state: Sta
     eventually(lambda: state.write_record(kept), what="the record to be written again")
 
 
+def test_what_it_wrote_and_removed_itself_is_on_file_without_another_listing(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.write_section("default.a", "one")
+    os.utime(state.path / "models.d", (1, 1))  # long ago, so that a listing counts for a while
+    listed = dict(state.sections_on_file())
+    monkeypatch.setattr(os, "scandir", lambda *_: pytest.fail("it was listed again"))
+    state.write_section("default.b", "two")
+    state.write_section("default.a", "other")
+    assert state.sections_on_file().keys() == {"default.a", "default.b"}
+    assert state.sections_on_file()["default.a"] != listed["default.a"]
+    state.remove_section("default.a")
+    known = dict(state.sections_on_file())
+    monkeypatch.undo()
+    assert known == StateDir(state.path).sections_on_file() and known.keys() == {"default.b"}
+
+
+def test_what_somebody_else_did_there_meanwhile_is_seen_too(state: StateDir) -> None:
+    state.write_section("default.a", "one")
+    os.utime(state.path / "models.d", (1, 1))
+    state.sections_on_file()
+    state.section_path("default.theirs").write_text("x")
+    state.write_section("default.b", "two")
+    assert state.sections_on_file().keys() == {"default.a", "default.b", "default.theirs"}
+    os.utime(state.path / "models.d", (1, 1))
+    state.sections_on_file()
+    state.write_section("default.c", "three")
+    state.section_path("default.a").unlink()  # perhaps within the resolution of the directory's time
+    eventually(lambda: state.sections_on_file().keys() == {"default.b", "default.c", "default.theirs"})
+
+
 def test_forgetting_a_service_leaves_one_whose_name_begins_alike(state: StateDir) -> None:
     for name in ("a", "a.b", "ab"):
         state.write_record(record(name))

@@ -343,6 +343,12 @@ class Files:
         size = SIZES[EDITION[spec_file]] if self.mac.keeps_books and spec_file in self.specs else 0
         return {"argv": [], "reserved_bytes": size} if spec_file in self.specs else {}
 
+    def write_section(self, program: str, text: str) -> None:
+        program_files.write_atomic(self.section_path(program), text)
+
+    def remove_section(self, program: str) -> None:
+        self.section_path(program).unlink(missing_ok=True)
+
     def section_path(self, program: str) -> File:
         return File(self.sections, f"{program}.conf")
 

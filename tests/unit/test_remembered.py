@@ -13,10 +13,10 @@ from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the settings
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import resources
-from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Rejected
+from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.types import Rejected, Standing
 from tests.support.effort import cases
-from tests.support.records import a_record
+from tests.support.records import ADMITTED, a_record
 from tests.support.system import model, service
 
 NAMES = [*(f"{key}{at}" for key in "abc" for at in range(3)), "more0", "more1"]
@@ -112,6 +112,7 @@ def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(s
     kept, records = ResourceFilter(settings, "mac"), dict[tuple[str, str], Record]()
     models: dict[tuple[str, str], Any] = {}
     services: dict[tuple[str, str], Any] = {}
+    operator = False
     for generation in range(100):
         name = rng.choice("ab" if rng.random() < 0.4 else ["one", "two", "a.b", "a-b"])
         key = "default", name
@@ -130,8 +131,12 @@ def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(s
         if rng.random() < 0.2 and services:
             runs = rng.choice(sorted(services))
             runtime, edition = rng.choice(["mlx-server", "vllm-swift"]), services[runs]["metadata"]["generation"]
-            records[runs] = a_record(runs[1], generation=edition, runtime=runtime)
-        snapshot = Snapshot(1.0, services, True, models, {}, {}, {}, operator=rng.choice([True, False]))
+            verdict = rng.choice([ADMITTED, Verdict(Standing.WAIT, "Downloading", "", 0.0)])
+            records[runs] = a_record(runs[1], generation=edition, runtime=runtime, verdict=verdict)
+        if rng.random() < 0.1 and records:
+            del records[rng.choice(sorted(records))]
+        operator = rng.choice([True, False]) if rng.random() < 0.1 else operator
+        snapshot = Snapshot(1.0, services, True, models, {}, {}, {}, operator=operator)
         assert kept.read(snapshot, records) == ResourceFilter(settings, "mac").read(snapshot, records)
 
 
