@@ -24,9 +24,9 @@ from metal_supervisor.memory.shape import shape_of
 from metal_supervisor.models import headers
 from metal_supervisor.models.listing import Listing, Unusable
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.models.origins import locate
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.place import Binary, Place
 from metal_supervisor.settings.loader import Settings

@@ -13,9 +13,9 @@ import yaml
 
 from metal_supervisor.cli import fit
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.origins import locate
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.settings.loader import Settings, conf_dir
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.fields import Bad

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.cli.terminal import FAILED, OK, CommandError, Live, say
-from metal_supervisor.models import fetch, inventory
+from metal_supervisor.models import inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
 from metal_supervisor.models.model_directory import PinnedFiles
+from metal_supervisor.models.remote import fetch
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Live
-from metal_supervisor.models import s3
 from metal_supervisor.models.places import Places
+from metal_supervisor.models.remote import s3
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms, terms_of
 from metal_supervisor.settings.loader import Settings

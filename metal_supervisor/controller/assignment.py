@@ -20,8 +20,8 @@ from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
 from metal_supervisor.controller.plan import runs_as_wanted
-from metal_supervisor.controller.ports import Ports
-from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.prerequisites.ports import Ports
+from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import sleep_note

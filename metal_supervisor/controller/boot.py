@@ -23,8 +23,8 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.controller import leftovers
-from metal_supervisor.controller.confinement_policies import complete_specs
 from metal_supervisor.controller.leftovers import Say
+from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.controller.program_files import put_aside_refused
 from metal_supervisor.host import processes
 from metal_supervisor.runtimes import metal_device

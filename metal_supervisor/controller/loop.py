@@ -29,7 +29,7 @@ from metal_supervisor.controller.awake import Awake, in_use
 from metal_supervisor.controller.controller_status import ControllerStatus, ModelFiles
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.controller.plan import Action, Step
-from metal_supervisor.controller.prerequisites import Prerequisites
+from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.reasons import Reasons
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot

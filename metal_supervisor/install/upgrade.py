@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metal_supervisor import __version__
 from metal_supervisor.controller import boot
-from metal_supervisor.controller.confinement_policies import complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State

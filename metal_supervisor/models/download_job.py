@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.models import backups, fetch, model_files, repository, takeover
+from metal_supervisor.models import backups, model_files, repository, takeover
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.model_directory import Contents, kept, with_file
-from metal_supervisor.models.origins import locate
 from metal_supervisor.models.places import Places
+from metal_supervisor.models.remote import fetch
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.web import Client, Stopped
 from metal_supervisor.models.store_context import StoreContext
-from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, shown

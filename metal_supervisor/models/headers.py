@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.models.fetch import Opened
 from metal_supervisor.models.listing import Listing, Piece, Unusable
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.models.ollama_library import NotThere, blob_url
+from metal_supervisor.models.remote.fetch import Opened
+from metal_supervisor.models.remote.ollama_library import NotThere, blob_url
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client, read_part
+from metal_supervisor.models.remote.web_answers import Answer, extent, is_encoded
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client, read_part
-from metal_supervisor.models.web_answers import Answer, extent, is_encoded
 from metal_supervisor.spec.gguf import (
     MAX_DATA_BYTES,
     MAX_HEADER_BYTES,

@@ -13,9 +13,9 @@ import stat
 from pathlib import Path
 
 from metal_supervisor.models import repository
-from metal_supervisor.models.fetch import MAGIC, Opened, no_gguf
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import Places, named
+from metal_supervisor.models.remote.fetch import MAGIC, Opened, no_gguf
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import ModelFile

@@ -19,8 +19,8 @@ from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.headers import state_of
 from metal_supervisor.models.listing import Listing, Retry, Unusable
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.remote.web import Client, Stopped
 from metal_supervisor.models.store_context import StoreContext, Terms
-from metal_supervisor.models.web import Client, Stopped
 from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sources import Artifact, Keys, shown
 from metal_supervisor.spec.types import ModelFile

@@ -11,8 +11,8 @@ from pathlib import Path
 from metal_supervisor.models.disk_space import Space
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places, places_of
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import STALL_S
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import STALL_S
 from metal_supervisor.settings.loader import HUB, Settings
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import Artifact

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.models import fetch, model_files
+from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Piece, Unusable
 from metal_supervisor.models.model_directory import PinnedFiles, kept, status_below, sync_path
+from metal_supervisor.models.remote import fetch
 from metal_supervisor.spec.sources import Artifact
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from metal_supervisor.controller import boot
 from metal_supervisor.host.machine import Interface
-from metal_supervisor.models import web
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote import web
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.runtimes.shims import gate
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir

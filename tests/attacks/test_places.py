@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.controller.daemons import Daemons
+from metal_supervisor.controller.prerequisites.daemons import Daemons
 from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.store import Store

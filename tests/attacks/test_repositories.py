@@ -11,8 +11,8 @@ import pytest
 
 from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.repository import NAMES_CODE, READ_BY_ENGINES, directory
-from metal_supervisor.models.source_policy import SourcePolicy
 from metal_supervisor.models.store_context import StoreContext, Terms
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile

@@ -13,10 +13,10 @@ import pytest
 
 from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.origins import locate
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.store_context import StoreContext, Terms
-from metal_supervisor.models.web import Client
 from metal_supervisor.spec.references import Holding, keys_of, read_hosts
 from metal_supervisor.spec.sources import Artifact, canonical
 from metal_supervisor.spec.types import ModelFile

@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms
 from metal_supervisor.spec.sources import NO_KEYS, Artifact

@@ -12,7 +12,7 @@ import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.controller import boot, leftovers
-from metal_supervisor.controller.confinement_policies import complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.spec.types import Engine, Probe
 from metal_supervisor.state import own_processes, programs
 from metal_supervisor.state.directory import StateDir

@@ -20,7 +20,7 @@ from metal_supervisor.confinement import enforce, probe
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
-from metal_supervisor.controller.confinement_policies import CODE, Confined, Confinement, complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import CODE, Confined, Confinement, complete_specs
 from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import Builds, homes_of

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from daemon_support import Stand, said, standing
 
-from metal_supervisor.controller import daemons, own_ollama
-from metal_supervisor.controller.confinement_policies import Confined
-from metal_supervisor.controller.daemons import Daemons, key_of
-from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.prerequisites import daemons, own_ollama
+from metal_supervisor.controller.prerequisites.confinement_policies import Confined
+from metal_supervisor.controller.prerequisites.daemons import Daemons, key_of
+from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import Binary

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from uneven_server import File, Uneven, serving
 
 from metal_supervisor.host import machine
-from metal_supervisor.models import fetch as fetch_module
 from metal_supervisor.models import model_directory
-from metal_supervisor.models.fetch import Mismatch, discard, fetch, partial
 from metal_supervisor.models.listing import Piece, Retry, Unusable
-from metal_supervisor.models.origins import locate
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client, Stopped
+from metal_supervisor.models.remote import fetch as fetch_module
+from metal_supervisor.models.remote.fetch import Mismatch, discard, fetch, partial
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client, Stopped
 from metal_supervisor.spec.sources import Artifact
 from tests.support.pace import patience
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from uneven_server import File, Uneven, serving
 
-from metal_supervisor.models import fetch as fetch_module
 from metal_supervisor.models import store as store_module
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote import fetch as fetch_module
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms
 from metal_supervisor.spec.limits import Amount

@@ -20,8 +20,8 @@ from metal_supervisor.models import headers as headers_module
 from metal_supervisor.models.headers import Headers, read_file, read_listing
 from metal_supervisor.models.listing import Listing, Piece
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.spec.gguf import Header, Prefix, read_header
 from tests.support.broken import mutated
 from tests.support.faults import Figure, fault

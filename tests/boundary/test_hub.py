@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.cli import model_source
-from metal_supervisor.models import hub
 from metal_supervisor.models.listing import Listing, Retry, Unusable
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote import hub
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sources import Artifact, canonical
 from tests.support.hub import COMMIT, Hub, http_date
@@ -427,7 +427,7 @@ def test_a_list_that_goes_on_elsewhere_does_not_take_the_token_along(server: Hub
 
 
 def test_a_mirror_that_sends_us_to_the_hub_does_not_send_the_token() -> None:
-    from metal_supervisor.models import hub_client as client
+    from metal_supervisor.models.remote import hub_client as client
 
     call = client._Call(Client(NEAR), "http://mirror.example", 1.0, time.monotonic() + 60)
     for url, kept in (
@@ -472,9 +472,9 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
         import logging, os, sys
         logging.basicConfig(level=logging.DEBUG)
         logging.getLogger("urllib3").setLevel(logging.WARNING)  # as our programs have it
-        from metal_supervisor.models import hub
-        from metal_supervisor.models.source_policy import SourcePolicy
-        from metal_supervisor.models.web import Client
+        from metal_supervisor.models.remote import hub
+        from metal_supervisor.models.remote.source_policy import SourcePolicy
+        from metal_supervisor.models.remote.web import Client
         from metal_supervisor.spec.sources import Artifact
         client = Client(SourcePolicy(lax=True))
         assert not {{"huggingface_hub", "httpx2"}} & sys.modules.keys()
@@ -493,7 +493,7 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
 
 
 def test_the_token_of_this_macs_user(tmp_path: Path) -> None:
-    program = "from metal_supervisor.models import hub; print(repr(hub.own_token()))"
+    program = "from metal_supervisor.models.remote import hub; print(repr(hub.own_token()))"
     assert run(program, tmp_path).stdout == "''\n"
     (tmp_path / "token").write_text("hf_file\n")
     assert run(program, tmp_path).stdout == "'hf_file'\n"
@@ -505,9 +505,9 @@ def test_the_token_of_this_macs_user(tmp_path: Path) -> None:
 
 def test_offline_is_a_reason(server: Hub, tmp_path: Path) -> None:
     program = f"""
-        from metal_supervisor.models import hub
-        from metal_supervisor.models.source_policy import SourcePolicy
-        from metal_supervisor.models.web import Client
+        from metal_supervisor.models.remote import hub
+        from metal_supervisor.models.remote.source_policy import SourcePolicy
+        from metal_supervisor.models.remote.web import Client
         from metal_supervisor.spec.sources import Artifact
         client = Client(SourcePolicy(lax=True))
         try:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from daemon_support import Answer, Stand, said, standing
 
-from metal_supervisor.models import ollama_library, web
-from metal_supervisor.models.ollama_library import MODEL, NotThere, blob_url
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote import ollama_library, web
+from metal_supervisor.models.remote.ollama_library import MODEL, NotThere, blob_url
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 from tests.support.system import free_ports
 
 SOURCE = "https://ollama.com/library/phi4-mini:3.8b"

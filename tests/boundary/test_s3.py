@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from urllib3 import HTTPHeaderDict
 
-from metal_supervisor.models import s3
 from metal_supervisor.models.listing import Listing, Retry, Unusable
-from metal_supervisor.models.s3_xml import page
-from metal_supervisor.models.web_answers import WholeAnswer
+from metal_supervisor.models.remote import s3
+from metal_supervisor.models.remote.s3_xml import page
+from metal_supervisor.models.remote.web_answers import WholeAnswer
 from metal_supervisor.spec.sources import Artifact
 from tests.support.s3 import ID, REGION, SECRET, Server
 from tests.support.system import ROOT
@@ -259,7 +259,7 @@ def hook(event, args):
         ".aws" in str(args[0]) or ".boto" in str(args[0]) or "botocore/data" in str(args[0])):
         touched.append((event, str(args)))
 sys.addaudithook(hook)
-from metal_supervisor.models import s3
+from metal_supervisor.models.remote import s3
 from metal_supervisor.spec.sources import Artifact
 assert not any(each.startswith("botocore") for each in sys.modules)
 class Answer:

@@ -25,7 +25,7 @@ from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.model_directory import Contents, ModelDirectory
 from metal_supervisor.models.model_files import check_file
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import StoreContext, Terms
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, canonical

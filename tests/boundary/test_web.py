@@ -18,9 +18,9 @@ import urllib3
 from range_server import Quiet, QuietPage
 
 from metal_supervisor.models.listing import Retry, Unusable
-from metal_supervisor.models.origins import locate
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client, Stopped, body
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client, Stopped, body
 from metal_supervisor.spec.sources import Artifact
 from tests.support.hub import COMMIT, Hub
 from tests.support.pace import patience

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import urllib3
 
-from metal_supervisor.models import s3
-from metal_supervisor.models.web_answers import WholeAnswer
+from metal_supervisor.models.remote import s3
+from metal_supervisor.models.remote.web_answers import WholeAnswer
 from tests.support import parts
 from tests.support.finders import find_s3
 from tests.support.system import eventually, free_ports

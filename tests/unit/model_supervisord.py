@@ -36,13 +36,14 @@ from supervisor.states import ProcessStates, SupervisorStates
 from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
-from metal_supervisor.controller import applier, leftovers, loop, plan, prerequisites, program_files, reconcile
+from metal_supervisor.controller import applier, leftovers, loop, plan, program_files, reconcile
 from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.memory_manager import Memory
-from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.prerequisites import prerequisites
+from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.pressure_watch import MemoryState
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Snapshot

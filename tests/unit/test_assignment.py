@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.assignment import Assignment, _charged
-from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.controller.context_choice import DEFAULT, OPEN, Composition, choose, known, to_try, with_context
+from metal_supervisor.controller.prerequisites.context_choice import (
+    DEFAULT,
+    OPEN,
+    Composition,
+    choose,
+    known,
+    to_try,
+    with_context,
+)
 from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes import llama_server
 from metal_supervisor.spec.gguf import Header

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.controller.ports import Ports, choose_port
+from metal_supervisor.controller.prerequisites.ports import Ports, choose_port
 from metal_supervisor.controller.reconcile import (
     Outlook,
     Running,

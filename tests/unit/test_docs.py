@@ -13,7 +13,7 @@ from test_crds import load, problems, root
 
 from metal_supervisor.cli import main
 from metal_supervisor.cluster import manifests
-from metal_supervisor.controller import daemons
+from metal_supervisor.controller.prerequisites import daemons
 from metal_supervisor.host import addresses
 from metal_supervisor.install import go_agent
 from metal_supervisor.placement import claims

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from metal_supervisor.controller.offers import CANNOT_S, READY_S, Offers
+from metal_supervisor.controller.prerequisites.offers import CANNOT_S, READY_S, Offers
 from metal_supervisor.spec.types import Rejected
 
 NOTHING = cast(Any, None)

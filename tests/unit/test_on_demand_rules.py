@@ -14,7 +14,7 @@ from metal_supervisor.controller import admission, on_demand, plan, reconcile
 from metal_supervisor.controller.admission import AdmissionRules, Up
 from metal_supervisor.controller.on_demand import MAX_WAIT_S, MIN_AWAKE_S, SETTLED_S
 from metal_supervisor.controller.plan import Stopping
-from metal_supervisor.controller.ports import Ports, front_key
+from metal_supervisor.controller.prerequisites.ports import Ports, front_key
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOTATION, OnDemandPolicy, unloading
 from metal_supervisor.spec.processes import EngineUse, Observed

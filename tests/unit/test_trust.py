@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from metal_supervisor.models.source_policy import SourcePolicy, is_public
+from metal_supervisor.models.remote.source_policy import SourcePolicy, is_public
 
 PUBLIC = ["1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808",
           "2002:808:808::1"]  # fmt: skip

@@ -22,10 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from metal_supervisor.models import fetch
 from metal_supervisor.models.listing import Piece
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote import fetch
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web import Client
 
 
 class Nobody:

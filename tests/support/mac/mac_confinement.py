@@ -13,7 +13,7 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.confinement import probe
 from metal_supervisor.confinement.access import Access
-from metal_supervisor.controller.confinement_policies import Confinement
+from metal_supervisor.controller.prerequisites.confinement_policies import Confinement
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.builds import Builds, homes_of
 from metal_supervisor.settings.loader import Settings

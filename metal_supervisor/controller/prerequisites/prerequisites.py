@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from metal_supervisor.controller import context_choice, reconcile
-from metal_supervisor.controller.composer import Composer, EngineParts
-from metal_supervisor.controller.confinement_policies import Confined, Confinement
-from metal_supervisor.controller.context_choice import Composition
-from metal_supervisor.controller.daemons import Daemons
-from metal_supervisor.controller.missing_files import READING, Files, MissingFiles
-from metal_supervisor.controller.offers import Offers
-from metal_supervisor.controller.ports import PortChoice, Ports, front_key
-from metal_supervisor.controller.readings import Readings
+from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.prerequisites import context_choice
+from metal_supervisor.controller.prerequisites.composer import Composer, EngineParts
+from metal_supervisor.controller.prerequisites.confinement_policies import Confined, Confinement
+from metal_supervisor.controller.prerequisites.context_choice import Composition
+from metal_supervisor.controller.prerequisites.daemons import Daemons
+from metal_supervisor.controller.prerequisites.missing_files import READING, Files, MissingFiles
+from metal_supervisor.controller.prerequisites.offers import Offers
+from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports, front_key
+from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook, Running
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Snapshot

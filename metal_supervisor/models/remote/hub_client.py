@@ -22,9 +22,10 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-from metal_supervisor.models import repository, web, web_answers
+from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Retry, Unusable
-from metal_supervisor.models.source_policy import SourcePolicy
+from metal_supervisor.models.remote import web, web_answers
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.spec.sources import DEFAULT_REVISION, shown
 
 ALTOGETHER = 6

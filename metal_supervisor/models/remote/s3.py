@@ -19,8 +19,8 @@ from typing import TypeAlias
 from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.s3_xml import Listed, document, fields, page
-from metal_supervisor.models.web_answers import LONGEST_WAIT_S, WholeAnswer, extent
+from metal_supervisor.models.remote.s3_xml import Listed, document, fields, page
+from metal_supervisor.models.remote.web_answers import LONGEST_WAIT_S, WholeAnswer, extent
 from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file

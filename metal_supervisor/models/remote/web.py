@@ -27,8 +27,8 @@ from metal_supervisor.cluster.answers import line_trouble
 from metal_supervisor.host.addresses import networks_near
 from metal_supervisor.host.machine import interfaces
 from metal_supervisor.models.listing import Retry, Unusable
-from metal_supervisor.models.source_policy import SourcePolicy
-from metal_supervisor.models.web_answers import Answer, WholeAnswer, is_encoded, refusal
+from metal_supervisor.models.remote.source_policy import SourcePolicy
+from metal_supervisor.models.remote.web_answers import Answer, WholeAnswer, is_encoded, refusal
 from metal_supervisor.spec.sources import shown
 
 CONNECT_S, STALL_S = 10.0, 60.0

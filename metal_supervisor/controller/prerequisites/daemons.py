@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 from metal_supervisor.cluster.report import PORT_IN_USE
 from metal_supervisor.controller import reconcile
-from metal_supervisor.controller.confinement_policies import Confined
-from metal_supervisor.controller.own_ollama import Own
 from metal_supervisor.controller.plan import live_note
-from metal_supervisor.controller.ports import Ports
+from metal_supervisor.controller.prerequisites.confinement_policies import Confined
+from metal_supervisor.controller.prerequisites.own_ollama import Own
+from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.host import machine, processes
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import places_of

@@ -9,7 +9,7 @@ import json
 import re
 
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.web import Client
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.spec.sources import library_model
 
 REGISTRY = "https://registry.ollama.ai"

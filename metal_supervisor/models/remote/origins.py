@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.models import repository, web, web_answers
+from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Unusable
+from metal_supervisor.models.remote import web, web_answers
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, hub_parts, shown
 
@@ -27,7 +28,7 @@ def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, hub:
 
 
 def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, where: str, pinned: str) -> Listing:
-    from metal_supervisor.models import hub  # slow to import, and most services do not need it
+    from metal_supervisor.models.remote import hub  # slow to import, and most services do not need it
 
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
@@ -36,7 +37,7 @@ def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, whe
 
 
 def _in_bucket(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> Listing:
-    from metal_supervisor.models import s3
+    from metal_supervisor.models.remote import s3
 
     return s3.listing(artifact, keys, client.page)
 

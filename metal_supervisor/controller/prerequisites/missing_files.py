@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from metal_supervisor.controller.composer import Composer, EngineParts
-from metal_supervisor.controller.readings import Readings
+from metal_supervisor.controller.prerequisites.composer import Composer, EngineParts
+from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.memory.refusals import over_pool, too_large

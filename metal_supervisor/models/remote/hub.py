@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.web import Client, bearer
+from metal_supervisor.models.remote.web import Client, bearer
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
 if TYPE_CHECKING:
-    from metal_supervisor.models.hub_client import Hub, HubEntry
+    from metal_supervisor.models.remote.hub_client import Hub, HubEntry
 
 SET_WHILE_IMPORTED = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DEBUG": "0"}
 """The library reads them once, when it is imported. The first also keeps it from requesting /api/agent-harnesses, which
@@ -32,7 +32,7 @@ _importing = threading.Lock()
 def own_token() -> str:
     """The token of this Mac's user: HF_TOKEN in the environment, else the file that `hf auth login` wrote; else ""."""
     _import_library()
-    from metal_supervisor.models import hub_client
+    from metal_supervisor.models.remote import hub_client
 
     return hub_client.own_token()
 
@@ -43,7 +43,7 @@ def _import_library() -> None:
         before = {name: os.environ.get(name) for name in SET_WHILE_IMPORTED}
         os.environ.update(SET_WHILE_IMPORTED)
         try:
-            import metal_supervisor.models.hub_client  # noqa: F401
+            import metal_supervisor.models.remote.hub_client  # noqa: F401
         finally:
             for name, value in before.items():
                 if value is None:
@@ -65,7 +65,7 @@ def listing(
     used. `timeout_s`: for each wait on the network; all of them together take at most six times as long.
     """
     _import_library()
-    from metal_supervisor.models import hub_client
+    from metal_supervisor.models.remote import hub_client
 
     token = token.strip()
     headers = bearer(token)

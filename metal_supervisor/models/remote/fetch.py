@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from metal_supervisor.host import machine
-from metal_supervisor.models import repository, web, web_answers
+from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Piece, Retry, Unusable
 from metal_supervisor.models.model_directory import PARTIAL, SUFFIXES, open_own, sync, sync_path, write_text
+from metal_supervisor.models.remote import web, web_answers
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.sources import shown
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from metal_supervisor.controller import context_choice
-from metal_supervisor.controller.context_choice import Composition
+from metal_supervisor.controller.prerequisites import context_choice
+from metal_supervisor.controller.prerequisites.context_choice import Composition
 from metal_supervisor.host import machine
 from metal_supervisor.memory.fit_advice import LEAST_CONTEXT
 from metal_supervisor.models.metadata import Demand, Reading

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from metal_supervisor.controller.composer import Composer, EngineParts
-from metal_supervisor.controller.daemons import Daemons
-from metal_supervisor.controller.readings import Readings
+from metal_supervisor.controller.prerequisites.composer import Composer, EngineParts
+from metal_supervisor.controller.prerequisites.daemons import Daemons
+from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
