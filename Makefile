@@ -84,7 +84,7 @@ test-fast: prepare
 
 test-cluster: prepare
 	@$(BIN)/python -m tests.support.kube.kube_cluster build >/dev/null
-	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs tests/contract tests/cluster tests/fleet tests/attacks/test_cluster.py
+	@METAL_CLUSTER=1 $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder tests/contract tests/cluster tests/fleet tests/attacks/test_cluster.py
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .
