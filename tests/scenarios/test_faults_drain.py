@@ -59,7 +59,7 @@ def gone(system: System, name: str) -> None:
     sees="Progressing, Restarting, then Ready", bound="0 bytes lost",
 )
 def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) -> None:
-    engine, stream = streaming(system, "edited")
+    engine, stream = streaming(system, "edited", 3 * LONG)  # under way until the endpoint is seen to be withdrawn
     with figure.timed("edit to new engine"):
         system.apply(roomy("edited", parallelSlots=2))
         eventually(lambda: system.slice_ready("edited") is False, 20, "the endpoint to be withdrawn")
