@@ -27,7 +27,7 @@ KUBE = {"psutil", "urllib3"}
 FLASK = {"blinker", "click", "flask", "itsdangerous", "jinja2", "markupsafe", "waitress", "werkzeug"}
 AIOHTTP = {
     "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "cython_runtime", "frozenlist", "idna", "multidict",
-    "propcache", "typing_extensions", "yarl",
+    "propcache", "yarl", *(("typing_extensions",) if sys.version_info < (3, 13) else ()),
 }  # fmt: skip
 PACKAGES = {
     "controller": KUBE,
