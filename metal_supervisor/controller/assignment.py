@@ -212,7 +212,7 @@ class Assignment:
         placed = self.placed
         if not snapshot.complete and any(_doubtful(item, record) for record in ours):
             return
-        slots = placed.mine.get(key, ()) if placed.known else tuple(record.slot for record in ours)
+        slots = placed.mine.get(key, ()) if placed.known else tuple(record.slot for record in ours if record.claimed)
         peers = self._placement.peers_ready(placed, item)
         known = basis = None
         if len(ours) == 1:

@@ -162,3 +162,17 @@ def test_an_engine_whose_slot_moved_first_answers_those_who_wait_for_it(waiting:
     sharing._placement = peers(1)
     snapshot = Snapshot(100.0, {}, True, {}, {}, {}, {}, {lost.program: EngineUse(waiting)})
     assert (sharing._let_go(lost, 2, snapshot).verdict is None) is bool(waiting)
+
+
+@pytest.mark.parametrize("standing", [Standing.RUN, Standing.REMOVING])
+def test_until_the_leases_are_read_an_engine_whose_slot_is_anothers_is_left_as_it_is(standing: Standing) -> None:
+    """A controller that starts anew reads services and Leases at once, and may have the services first."""
+    sharing, lost = Sharing(()), replace(running(0), claimed=False)
+    lost = lost if standing is Standing.RUN else reconcile.dismiss(lost, 100.0, reconcile.MOVED)
+    sharing._placement = SimpleNamespace(
+        peers_ready=lambda *_: 0, handed_over=lambda _, record, __: record.verdict.standing is not Standing.RUN
+    )
+    sharing.placed = Placed({}, known=False)
+    (proposal,) = sharing.made([lost]).values()
+    assert sharing.taken == [], "an edit would restart it while no other Mac serves"
+    assert not proposal.claimed and proposal == reconcile.unchanged(lost)
