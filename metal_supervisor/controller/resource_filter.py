@@ -99,12 +99,11 @@ class ResourceFilter:
         self._read.forget_all_but(services.keys())
         written = {key: services[key] for key in changed}
         read = resources.interpret(written, inputs.models, inputs.policy, kept.keys(), kept, self._service_of)
+        final = {key: self._final(key, item, inputs) for key, item in read.items()}
+        # Those that come are in the order of `interpret`: of two that ask for one port, the older gets it.
+        result |= {key: item for key, item in final.items() if item is not None}
         for key in changed:
-            item = read.get(key)
-            final = None if item is None else self._final(key, item, inputs)
-            if final is not None:
-                result[key] = final
-            else:
+            if final.get(key) is None:
                 result.pop(key, None)
         for key in self._judged.keys() - services.keys():
             del self._judged[key]

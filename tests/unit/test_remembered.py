@@ -140,6 +140,20 @@ def test_services_that_are_read_pass_by_pass_are_those_that_would_be_read_anew(s
         assert kept.read(snapshot, records) == ResourceFilter(settings, "mac").read(snapshot, records)
 
 
+def test_of_services_that_come_at_once_the_older_is_first() -> None:
+    """Of two that ask for one port, that one gets it."""
+    kept = ResourceFilter(Settings(kubeconfig="/k", runtimes="llama-server"), "mac")
+    models, services = {("default", "m"): model("m", "/m.gguf")}, dict[tuple[str, str], Any]()
+    for day, names in enumerate(["ca", "dfbe"], 1):
+        come = {("default", name): service(name, "m", containerPort=18100) for name in names}
+        for hour, (_, name) in enumerate(come):
+            at = f"2026-11-0{day}T0{hour}:00:00Z"
+            come["default", name]["metadata"] |= {"creationTimestamp": at, "uid": name, "generation": 1}
+        services = dict(sorted({**services, **come}.items()))
+        found = kept.read(Snapshot(1.0, services, True, models, {}, {}, {}), {})
+        assert "".join(name for _, name in found).endswith(names)
+
+
 def test_a_model_that_is_not_there_is_answered_with_the_nearest_name_of_its_namespace() -> None:
     settings = Settings(kubeconfig="/k", runtimes="llama-server")
     models = {("default", "phi-4-mini"): model("phi-4-mini", "/m.gguf"), ("other", "phi4-mini"): {}}
