@@ -200,7 +200,7 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
     """Next step of a program whose section is the wanted one; None if it is in the desired state."""
     if state.state is State.STOPPED and not wanted.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
-    if state.state is State.EXITED and now - state.stop > EXITED_GRACE_S:
+    if state.state is State.EXITED and abs(now - state.stop) > EXITED_GRACE_S:
         return Step(Action.START, name, "exited and was not restarted")
     if state.state is State.UNKNOWN:
         return Step(Action.ALARM, name, LOST)
@@ -276,7 +276,7 @@ def _withheld(step: Step, why: str) -> Step:
 
 def _in_flight(note: RunNote | None, state: ProgramState, now: float) -> bool:
     """True for the moments between a spawn and the launcher's note."""
-    return live_note(note, state) is None and now - state.start < NOTE_GRACE_S
+    return live_note(note, state) is None and abs(now - state.start) < NOTE_GRACE_S
 
 
 def _settles_s(note: RunNote | None, now: float) -> float:

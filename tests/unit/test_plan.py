@@ -205,6 +205,16 @@ def test_in_the_moments_before_the_launchers_note_nothing_is_taken_away(state: S
     assert do(row(state, up_s=0.01), want=WANTS_NEW, diff=changed(), said=note(NEW)) is None
 
 
+@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
+def test_an_engine_without_a_note_is_not_left_alone_for_as_long_as_the_clock_was_set_back(state: State) -> None:
+    """Its launcher could not write one, as on a full disk."""
+    assert do(row(state, up_s=-3600.0), want=WANTS_NEW, diff=changed()) is Action.WITHDRAW
+
+
+def test_a_program_that_exited_is_started_though_the_clock_was_set_back_since() -> None:
+    assert do(row(State.EXITED, stop=NOW + 3600.0), want=WANTS_OLD, said=note(OLD)) is Action.START
+
+
 def test_a_stand_in_counts_as_the_engine_it_represents() -> None:
     standing_in = note(OLD, pid=55, launcher=PID)
     assert moves(row(State.RUNNING), want=WANTS_OLD, diff=changed(), said=standing_in) == []
