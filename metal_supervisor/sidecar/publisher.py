@@ -57,6 +57,8 @@ class _Done:
     service_at: float = 0.0
     """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
+    path: str = ""
+    """API path of the slice, from the first attempt to write it until it is deleted."""
     gone: bool = False
     """The slice was deleted, and not written since."""
     legacy_gone: bool = False
@@ -225,7 +227,8 @@ class Publisher:
             return
         # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
-        self._apply_slice(_path_of(body), body, done)
+        done.path = _path_of(body)
+        self._apply_slice(done.path, body, done)
         done.slice, done.published = body, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
@@ -277,12 +280,12 @@ class Publisher:
         """Delete this Mac's slice unless that is done; the Service stays, and keeps its cluster IP."""
         if done.gone:
             return
-        if done.slice is not None:
-            self._delete(_path_of(done.slice))
+        if done.path:
+            self._delete(done.path)
         elif record.endpoint is not None:
             name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
             self._delete(api_path("endpointslices", record.namespace, name))
-        done.slice, done.gone, done.heartbeat_at = None, True, 0.0
+        done.slice, done.path, done.gone, done.heartbeat_at = None, "", True, 0.0
         done.published = replace(done.published, out=True)
 
     def _delete(self, path: str) -> None:
@@ -295,8 +298,8 @@ class Publisher:
     def forget(self, key: Key) -> None:
         """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
-        if done.slice is not None:
-            self._delete(_path_of(done.slice))
+        if done.path:
+            self._delete(done.path)
         self.statuses.forget(key)
         del self._done[key]
 

@@ -481,6 +481,20 @@ def test_a_slice_that_was_taken_out_before_a_gap_goes_when_there_is_no_address_a
     assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"]
 
 
+@pytest.mark.parametrize("how", ["a gap", "a failed write"])
+def test_the_slice_of_a_service_that_goes_is_deleted_though_it_is_not_known_how_it_was_written(how: str) -> None:
+    """One without an engine, as on demand, goes at once: it may be another Mac's when this one wakes."""
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 500} if how == "a failed write" else {}
+    registrar._one_pass()
+    if how == "a gap":
+        registrar._publisher.forget_slices()
+    registrar.want({}, {})
+    registrar._one_pass()
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"]
+
+
 def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_taken_out() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
