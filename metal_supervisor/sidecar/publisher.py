@@ -19,6 +19,7 @@ from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
+from metal_supervisor.placement import claims
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key
@@ -61,6 +62,8 @@ class _Done:
     """API path of the slice, from the first attempt to write it until it is deleted."""
     gone: bool = False
     """The slice was deleted, and not written since."""
+    is_own: bool = False
+    """The name of the slice is no other Mac's."""
     legacy_gone: bool = False
     """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
@@ -151,7 +154,7 @@ class Publisher:
         if want.report.wants_service and not problem:
             problem = self._service(want, done)
         if want.report.wants_slice and not problem:
-            self._slice(want, done)
+            problem = self._slice(want, done)
         else:
             self._drop_slice(record, done)
         self._tell(done, replace(done.published, problem=problem, withdrawn=record.withdraw))
@@ -213,7 +216,8 @@ class Publisher:
         text = f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
         return f"EndpointNameConflict: {text}"
 
-    def _slice(self, want: WantedStatus, done: _Done) -> None:
+    def _slice(self, want: WantedStatus, done: _Done) -> str:
+        """Write the slice. Returns the reason why it cannot be written, or ""."""
         endpoint = want.record.endpoint
         assert endpoint is not None
         now = time.monotonic()
@@ -224,17 +228,35 @@ class Publisher:
         )
         before, out, fronted = done.published, not want.report.ready, want.report.port != want.record.port
         if body == done.slice and before.out is out:
-            return
+            return ""
+        path = _path_of(body)
+        if other := self._other_mac(path, done):
+            done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
+            name, advice = body["metadata"]["name"], "give one of the two another --node-name"
+            return f'EndpointNameConflict: EndpointSlice "{name}" is that of the Mac {other}; {advice}'
         # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
-        done.path = _path_of(body)
-        self._apply_slice(done.path, body, done)
+        done.path = path
+        self._apply_slice(path, body, done)
         done.slice, done.published = body, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record.namespace, endpoint.service, want.address)
             done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
+        return ""
+
+    def _other_mac(self, path: str, done: _Done) -> str:
+        """Node of another Mac that has a slice of this name, "" if none has; looked up until none has.
+
+        Names of two Macs may meet: that of the second replica on `mini`, and of the first on `mini-1`.
+        """
+        if done.is_own or not self._beside_others:
+            return ""
+        found = find(self._kube, path) or {"metadata": {}}
+        node = (found["metadata"].get("labels") or {}).get(claims.NODE, self._node)
+        done.is_own = node == self._node
+        return "" if done.is_own else str(node)
 
     def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
         """Write the slice; delete and recreate it if the address type changes, which is immutable."""
@@ -284,7 +306,9 @@ class Publisher:
             self._delete(done.path)
         elif record.endpoint is not None:
             name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
-            self._delete(api_path("endpointslices", record.namespace, name))
+            path = api_path("endpointslices", record.namespace, name)
+            if not self._other_mac(path, done):
+                self._delete(path)
         done.slice, done.path, done.gone, done.heartbeat_at = None, "", True, 0.0
         done.published = replace(done.published, out=True)
 

@@ -270,6 +270,41 @@ def test_an_address_of_another_family_is_told_though_it_is_not_known_what_was_th
         kube.close()
 
 
+def test_the_slice_of_another_mac_is_neither_overwritten_nor_deleted_where_names_meet(tmp_path: Path) -> None:
+    """The second replica on `mini` would have a slice of the name that the first on `mini-1` has."""
+
+    def mac(node: str, address: str, ordinal: int) -> tuple[Registrar, dict[tuple[str, str], WantedStatus]]:
+        record = replace(accept(replace(SERVICE, uid=uid), None, OUTLOOK, 100.0), ordinal=ordinal)
+        registrar = Registrar(kube, node, Membership(kube, node, 45.0, "session"), lambda: None)
+        return registrar, {record.key: WantedStatus(record, report(record, UP), address, "")}
+
+    def told() -> list[str]:
+        """The addresses that the slice of that name has."""
+        return list(kube.request("GET", f"{SLICES}/tiny-mini-1")["endpoints"][0]["addresses"])
+
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
+        (first, serving), (second, wants) = mac("mini-1", "192.0.2.1", 0), mac("mini", "192.0.2.2", 1)
+        first.want(serving, {})
+        first._one_pass()
+        second.want(wants, {})
+        second._one_pass()
+        assert told() == ["192.0.2.1"]
+        (key,) = wants
+        assert second.published(key).problem.startswith("EndpointNameConflict: ") and second.published(key).out
+        ends = replace(wants[key], report=replace(wants[key].report, wants_slice=False))
+        second.want({key: ends}, {})
+        second._one_pass()
+        assert told() == ["192.0.2.1"]
+        kube.request("DELETE", f"{SLICES}/tiny-mini-1")
+        second.want(wants, {})
+        second._publisher._done[key].blocked_until = 0.0
+        second._one_pass()
+        assert told() == ["192.0.2.2"] and second.published(key).problem == ""
+        kube.close()
+
+
 def asleep() -> dict[tuple[str, str], WantedStatus]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
