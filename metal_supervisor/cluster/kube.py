@@ -33,6 +33,8 @@ from metal_supervisor.spec.types import Json
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 CONNECT_S, READ_S, WATCH_READ_S = 5.0, 15.0, 75.0
+ANSWER_S, LONGEST_ANSWER_BYTES, PART_BYTES = 120.0, 256 << 20, 1 << 18
+"""Limits of a whole answer: the longest is a page of a list, of 500 objects that mostly have a few KiB each."""
 RELOAD_EVERY_S = 30.0
 KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 POOL: Json = {
@@ -224,7 +226,7 @@ class Kube:
         failed: KubeError | None = None
         with contextlib.closing(self._send(method, path, query, body, content_type, READ_S)) as answer:
             try:
-                found = json.loads(answer.data)
+                found = json.loads(_whole(answer))
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 failed = KubeError(0, "Unreachable", f"answer broke off: {without_secrets(error)[1]}")
             except (ValueError, RecursionError):
@@ -314,8 +316,8 @@ class Kube:
         self, answer: urllib3.BaseHTTPResponse, used: ClusterAccess, refused: Callable[[str], str]
     ) -> KubeError:
         status: Any = None
-        with contextlib.suppress(urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):
-            status = json.loads(answer.data)
+        with contextlib.suppress(KubeError, urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):
+            status = json.loads(_whole(answer))
         answer.release_conn()
         given = status if isinstance(status, dict) else {}
         reason, message = (scrub(str(given.get(name) or ""), *used.secrets) for name in ("reason", "message"))
@@ -327,6 +329,21 @@ class Kube:
         elif not given:
             message = f"{self.server_name} answered {answer.status} without saying why"
         return KubeError(answer.status, reason, message, retry_after_s(answer.headers, given))
+
+
+def _whole(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """The content of an answer. Raises KubeError if that is too long or does not end, and what the library does."""
+    content, until, problem = bytearray(), time.monotonic() + ANSWER_S, ("", "")
+    while not problem[0] and (part := answer.read1(PART_BYTES)):
+        content += part
+        if len(content) > LONGEST_ANSWER_BYTES:
+            problem = "TooLarge", f"an answer exceeds {LONGEST_ANSWER_BYTES >> 20} MiB"
+        elif time.monotonic() > until:
+            problem = "Unreachable", f"an answer did not end within {ANSWER_S:g} s"
+    if problem[0]:
+        answer.close()  # and its connection: what is left of it is not the beginning of the next answer
+        raise KubeError(0, *problem)
+    return bytes(content)
 
 
 def find(kube: Kube, path: str) -> Json | None:

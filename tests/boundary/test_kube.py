@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socketserver
 import ssl
@@ -218,6 +219,56 @@ def test_whatever_comes_back_is_a_kube_error(tmp_path: Path, raw: bytes) -> None
         kube = Kube(config(tmp_path / "k", url))
         failure(kube)
         kube.close()
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 No"])
+@pytest.mark.parametrize("length", ["Content-Length", "Transfer-Encoding", "Content-Encoding"])
+def test_an_answer_that_is_far_too_long_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: str, status: str
+) -> None:
+    monkeypatch.setattr(kube_module, "LONGEST_ANSWER_BYTES", 1 << 20)
+    body = json.dumps({"message": "x" * (3 << 20)}).encode()
+    long = http(body, status)
+    if length == "Transfer-Encoding":
+        head = f"HTTP/1.1 {status}\r\n{length}: chunked\r\n\r\n{len(body):x}\r\n".encode()
+        long = head + body + b"\r\n0\r\n\r\n"
+    elif length == "Content-Encoding":  # a bomb: 3 KiB
+        long = http(gzip.compress(body), status, f"{length}: gzip")
+    with answering(lambda _: long) as url:
+        kube = Kube(config(tmp_path / "k", url))
+        says = "an answer exceeds 1 MiB" if status == "200 OK" else "answered 503 without saying why"
+        assert says in failure(kube).message
+        kube.close()
+
+
+def test_an_answer_that_comes_byte_by_byte_for_ever_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for it renews the Lease."""
+    monkeypatch.setattr(kube_module, "ANSWER_S", 0.2)
+    given_up = threading.Event()
+
+    class Trickle(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\n{}")
+            for _ in range(298):
+                if given_up.wait(0.02):
+                    return
+                self.wfile.write(b" ")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Trickle) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        kube = Kube(config(tmp_path / "k", f"http://127.0.0.1:{server.server_address[1]}"))
+        try:
+            assert "did not end within 0.2 s" in failure(kube).message
+        finally:
+            given_up.set()
+            kube.close()
+            server.shutdown()
+            thread.join()
 
 
 def test_a_server_that_asks_for_a_day_of_patience_does_not_get_it(tmp_path: Path) -> None:
