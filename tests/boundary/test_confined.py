@@ -99,6 +99,17 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
     assert wider.policy["write"] == [*plain.policy["write"], str(tmp_path / "slots")]
 
 
+def test_an_opened_flag_with_a_name_that_no_file_can_have_opens_nothing_and_raises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raised here ends the pass, and so every pass, for all services of this Mac."""
+    service = replace(
+        SERVICE, extra_args=("--api-key-file", f"/{'a' * 300}"), allowed_args=frozenset({"--api-key-file"})
+    )  # fmt: skip
+    found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, service)
+    assert found is not None and isinstance(found.policy, dict) and found.policy["read"] == []
+
+
 @pytest.mark.parametrize(
     ("mode", "verdict", "engine", "why"),
     [

@@ -107,7 +107,7 @@ class Confinement:
         found = self._shared(runtime, binary)
         if found is None or found.why:
             return found
-        there = list(dict.fromkeys(each for each in read if Path(each).exists()))
+        there = list(dict.fromkeys(filter(os.path.exists, read)))
         return Confined(_policy(_access(runtime, binary, port, there, write)))
 
     def _shared(self, runtime: str, binary: Binary) -> Confined | None:
@@ -207,8 +207,8 @@ def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
     given = parse(service.extra_args, vocabulary.grammar).items
     opened = [item for item in given if is_opened(item, item.flag, service.allowed_args)]
     named = [os.path.realpath(each) for item in opened for each in item.values if each.startswith("/")]
-    files = tuple(each for each in named if Path(each).is_file())
-    return files, tuple(each for each in named if Path(each).is_dir())
+    # Not those of Path, which raise for a name that no file can have, or in a directory that is closed to this user.
+    return tuple(filter(os.path.isfile, named)), tuple(filter(os.path.isdir, named))
 
 
 def _parts(path: str) -> list[str]:
@@ -246,7 +246,7 @@ def _older_access(directory: StateDir, spec: Json) -> Access:
     program, *arguments = map(str, items(spec, "argv") or [""])
     python = Path(program).name.startswith("python")
     code = (CODE,) if python else ()
-    named = [each for each in arguments if each.startswith("/") and Path(each).exists()]
+    named = list(filter(os.path.exists, (each for each in arguments if each.startswith("/"))))
     private = (f"{directory.home}/current/", f"{directory.path}/current/")
     read = [os.path.realpath(part) for each in named if not each.startswith(private) for part in _parts(each)]
     scratch = str(directory.scratch_path(str(spec.get("program"))))
