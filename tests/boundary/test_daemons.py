@@ -155,6 +155,25 @@ def test_a_key_that_was_lost_is_made_again(keeper: Keeper) -> None:
     assert (keeper.state.path / "omlx.key").read_text()
 
 
+@pytest.mark.parametrize("what", ["no room", "a key that is no text"])
+def test_a_daemon_whose_files_cannot_be_made_fails_no_pass_and_stays_as_it_was(
+    keeper: Keeper, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All else on this Mac is decided in the same pass."""
+    key, served = keeper.state.path / "omlx.key", keeper.state.path / "served"
+    if what == "no room":
+        served.write_text("a file in the place of the directory")
+    else:
+        key.write_bytes(b"\xff")
+    assert keeper.one_pass(service()) is None and keeper.one_pass(service()) is None
+    assert [each.message for each in caplog.records] == ["the files of a shared daemon cannot be made"], "once"
+    (served if what == "no room" else key).unlink()
+    found = keeper.one_pass(service())
+    assert found is not None and found.runs
+    key.write_bytes(b"\xff")
+    assert keeper.one_pass(service()) == found
+
+
 def test_a_daemon_waits_for_the_trial_of_its_build_and_is_not_started_where_it_may_not_be(keeper: Keeper) -> None:
     answers: list[Confined | None] = [None, Confined({"format": 1}), Confined(False, why="it fails")]
     keeper.daemons._confine = lambda *_: answers[0]

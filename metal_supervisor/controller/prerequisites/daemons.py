@@ -7,6 +7,7 @@ must not restart the daemon under the others. A user's own Ollama is used where 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import time
@@ -45,6 +46,7 @@ DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is n
 UNUSED_S = 30.0
 FORSAKEN_S = 60.0
 """Seconds that a user's own daemon may be away before a supervised one takes its place."""
+log = logging.getLogger("controller")
 
 
 def key_of(program: str) -> Key:
@@ -78,6 +80,8 @@ class Daemons:
         """True once the cluster's requests are known; until then daemons stay as they are."""
         self._strange: dict[str, int] = {}
         """Port of a daemon that a foreign process was found to hold, by program."""
+        self._trouble: dict[str, str] = {}
+        """Program -> the latest error that kept its files from being made, "" if they could be."""
         self.again_in_s: float | None = None
         """Seconds until the next pass that an unused daemon needs, None if there is none."""
 
@@ -197,12 +201,26 @@ class Daemons:
             known = records.get(key_of(program))
             if users:
                 self._unused_since.pop(program, None)
-                if (kept := self._needed(program, known, note, table.get(program), now)) is not None:
+                if (kept := self._tried(program, known, note, table.get(program), now)) is not None:
                     result[kept.key] = kept
                     result |= self._told_to_wait(program, kept, result)
             elif known is not None:
                 self._unneeded(result, known, now)
         return result
+
+    def _tried(
+        self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
+    ) -> Record | None:
+        """As `_needed`; as it was if its files cannot be made: on a full disk others are to be stopped all the same."""
+        problem, kept = "", known
+        try:
+            kept = self._needed(program, known, note, state, now)
+        except (OSError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem and problem != self._trouble.get(program):
+            log.error("the files of a shared daemon cannot be made", extra={"program": program, "error": problem})
+        self._trouble[program] = problem
+        return kept
 
     def _needed(
         self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
