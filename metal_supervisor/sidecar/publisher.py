@@ -62,8 +62,6 @@ class _Done:
     """API path of the slice, from the first attempt to write it until it is deleted."""
     gone: bool = False
     """The slice was deleted, and not written since."""
-    is_own: bool = False
-    """The name of the slice is no other Mac's."""
     legacy_gone: bool = False
     """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
@@ -230,10 +228,10 @@ class Publisher:
         if body == done.slice and before.out is out:
             return ""
         path = _path_of(body)
-        if other := self._other_mac(path, done):
+        if not done.path and (other := self._other_owner(path, want.record)):
             done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
-            name, advice = body["metadata"]["name"], "give one of the two another --node-name"
-            return f'EndpointNameConflict: EndpointSlice "{name}" is that of the Mac {other}; {advice}'
+            name = body["metadata"]["name"]
+            return f'EndpointNameConflict: EndpointSlice "{name}" is that of {other}; rename one of the two'
         # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
         done.path = path
@@ -246,17 +244,16 @@ class Publisher:
             done.heartbeat_at, done.heartbeat = now, heartbeat
         return ""
 
-    def _other_mac(self, path: str, done: _Done) -> str:
-        """Node of another Mac that has a slice of this name, "" if none has; looked up until none has.
+    def _other_owner(self, path: str, record: Record) -> str:
+        """The Mac or InferenceService that has an EndpointSlice of this name, "" if it is ours or there is none.
 
-        Names of two Macs may meet: that of the second replica on `mini`, and of the first on `mini-1`.
+        Names may meet: of the second replica on `mini` and the first on `mini-1`, and of `a.b` and `a-b`.
         """
-        if done.is_own or not self._beside_others:
-            return ""
-        found = find(self._kube, path) or {"metadata": {}}
-        node = (found["metadata"].get("labels") or {}).get(claims.NODE, self._node)
-        done.is_own = node == self._node
-        return "" if done.is_own else str(node)
+        labels = (find(self._kube, path) or {"metadata": {}})["metadata"].get("labels") or {}
+        node, name = labels.get(claims.NODE, self._node), labels.get("llmkube.ai/inference-service", record.name)
+        if node != self._node:
+            return f"the Mac {node} (--node-name)"
+        return "" if name == record.name else f"InferenceService {name}"
 
     def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
         """Write the slice; delete and recreate it if the address type changes, which is immutable."""
@@ -307,7 +304,7 @@ class Publisher:
         elif record.endpoint is not None:
             name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
             path = api_path("endpointslices", record.namespace, name)
-            if not self._other_mac(path, done):
+            if not self._other_owner(path, record):
                 self._delete(path)
         done.slice, done.path, done.gone, done.heartbeat_at = None, "", True, 0.0
         done.published = replace(done.published, out=True)

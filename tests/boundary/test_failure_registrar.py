@@ -305,6 +305,26 @@ def test_the_slice_of_another_mac_is_neither_overwritten_nor_deleted_where_names
         kube.close()
 
 
+def test_a_service_that_is_refused_for_its_name_does_not_take_out_the_one_that_has_it(tmp_path: Path) -> None:
+    """`a.b` beside `a-b`: both need one Service, and their slices would have one name."""
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
+        _, _, registrar = setup(kube)
+        (key, serves), = wanted(uid=uid).items()
+        failed = Verdict(Standing.FAILED, "ServiceConflict", "", 100.0)
+        record = replace(serves.record, name="ti.ny", uid="other", program="default.ti.ny", port=None, verdict=failed)
+        refused = WantedStatus(record, report(record, None), "192.0.2.1", "")
+        registrar.want({key: serves}, {})
+        registrar._one_pass()
+        registrar.want({key: serves, record.key: refused}, {})
+        for _ in range(2):
+            registrar._one_pass()
+            assert kube.request("GET", f"{SLICES}/tiny-mac-a")["endpoints"][0]["conditions"]["ready"]
+            registrar._publisher.resync_at = 0.0
+        kube.close()
+
+
 def asleep() -> dict[tuple[str, str], WantedStatus]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
