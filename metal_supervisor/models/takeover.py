@@ -14,6 +14,7 @@ from pathlib import Path
 from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Piece, Unusable
 from metal_supervisor.models.model_directory import PinnedFiles, kept, status_below, sync_path
+from metal_supervisor.models.places import SLOT
 from metal_supervisor.models.remote import fetch
 from metal_supervisor.spec.sources import Artifact
 
@@ -54,5 +55,5 @@ def _places(piece: Piece, target: Path, store: Path, artifact: Artifact) -> Iter
     name = Path(piece.name).name
     if artifact.secret:
         yield store / replace(artifact, secret=None).slot / name
-    if artifact.model:
+    if artifact.model and not SLOT.fullmatch(artifact.model):  # a slot may be of a Secret of another namespace
         yield store / artifact.model / name

@@ -432,6 +432,16 @@ def test_what_is_another_file_is_not_taken_over(home: Home, web: Uneven, tmp_pat
     assert old.read_bytes() == data and not found.samefile(outside / "m.gguf")
 
 
+def test_a_model_that_is_named_like_a_slot_takes_nothing_out_of_it(home: Home, web: Uneven) -> None:
+    """The digest and the size of a gated file are public on the Hub."""
+    secret = link_to(web, secret=("a", "key"))
+    private = Path(home.ready(secret).path)
+    thief = of(f"{web.url}/copy/m.gguf", model=secret.slot, sha256=sha256(MODEL))
+    web.files["/copy/m.gguf"] = File(b"GGUF" + bytes(len(MODEL) - 4))
+    home.failed(thief, "ModelDigestMismatch", "should have sha256")
+    assert not (home.slot(thief) / "m.gguf").exists() and private.stat().st_nlink == 1
+
+
 def test_where_no_link_can_be_made_it_is_fetched(home: Home, web: Uneven, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = link_to(web, model="my-model")
     (home.directory / "my-model").mkdir(parents=True)
