@@ -139,7 +139,7 @@ class Header:
         if isinstance(found, Omitted):
             return found.length
         told = self.metadata.get(f"{self.architecture}.vocab_size")
-        return told if isinstance(told, int) else 0
+        return max(told, 0) if isinstance(told, int) else 0
 
 
 class _Cursor:

@@ -400,6 +400,12 @@ def test_hostile_numbers_stay_numbers() -> None:
     assert "GiB" in found.explain()
 
 
+def test_a_vocabulary_of_less_than_nothing_makes_no_engine_smaller() -> None:
+    keys = {**SMALL, **attention(4, 2, 16)}
+    odd, none = (header("llama", **keys, vocab_size=size) for size in (-(1 << 63), 0))
+    assert estimate(odd, CacheSettings()) == estimate(none, CacheSettings())
+
+
 NAMES = (
     "block_count", "embedding_length", "context_length", "feed_forward_length", "expert_used_count", "vocab_size",
     "expert_feed_forward_length", "nextn_predict_layers", "full_attention_interval", "attention.head_count",
