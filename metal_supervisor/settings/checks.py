@@ -86,12 +86,20 @@ def port_range(value: str) -> str | None:
 
 
 def host(value: str) -> str | None:
-    """Check of a host's name or a network."""
+    """Check of a host's name or address."""
+    with suppress(ValueError):
+        ipaddress.ip_address(value)
+        return None
+    return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
+                "name hosts, without scheme or port, separated by commas")(value)
+
+
+def host_or_network(value: str) -> str | None:
+    """Check of a host's name or address, or of a network."""
     with suppress(ValueError):
         ipaddress.ip_network(value, strict=False)
         return None
-    return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
-                "name hosts, without scheme or port, or networks, separated by commas")(value)
+    return "must name hosts, without scheme or port, or networks, separated by commas" if host(value) else None
 
 
 _DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"

@@ -127,7 +127,8 @@ class Settings:
     )
     private_hosts: str = _setting(
         "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
-        "have such an address are refused, whatever their name.", checks.each_of(checks.host),
+        "have such an address are refused, whatever their name.",
+        checks.each_of(checks.host_or_network),
     )
     ollama: str = _setting("", "Path of ollama, for a supervised daemon; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(

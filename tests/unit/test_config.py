@@ -166,7 +166,7 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "preemption": "true", "eviction_enabled": "true", "memory_watchdog_interval": "5",
         "apple_power_enabled": "true", "engine_metrics": "true",
         "memory_pressure_warning": "0.5", "memory_pressure_critical": "0.5", "memory_recovery": "5",
-        "downloads": "3", "stall_timeout": "5", "allowed_hosts": "huggingface.co, hf.co",
+        "downloads": "3", "stall_timeout": "5", "allowed_hosts": "huggingface.co, hf.co,10.0.0.1,::1",
         "private_hosts": "nas.local,192.168.1.0/24", "hf_endpoint": "https://mirror.example.com/hub",
         "allow_extra_args": " --tools", "allow_env": "A", "shared_daemons": "a,b",
         "ollama_url": "http://localhost:11434", "ollama_registry": "https://mirror",
@@ -259,6 +259,8 @@ def test_a_key_like_no_other_is_told_where_they_all_are(tmp_path: Path) -> None:
         ("hf_endpoint", "https://mirror.example.com:70000", "must have a port between 1 and 65535"),
         ("ollama_registry", "https://mirror.example.com:0", "must have a port between 1 and 65535"),
         ("ollama_url", "http://127.0.0.1:99999", "must have a port between 1 and 65535"),
+        ("allowed_hosts", "huggingface.co,10.0.0.0/8", "must name hosts, without scheme or port"),
+        ("private_hosts", "https://nas.local", "must name hosts, without scheme or port, or networks"),
     ],
 )
 def test_a_wrong_value_names_the_setting_the_origin_and_the_rule(
