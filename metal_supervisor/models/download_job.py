@@ -110,19 +110,31 @@ class DownloadJob:
         if not wanted or self.artifact.directory:
             return
         name = str(path.relative_to(self.slot.path)) if path.is_relative_to(self.slot.path) else str(path)
-        with self._alone():
-            contents = self.slot.read() or Contents(shown(self.artifact.source), name)
-            now, stamp = kept(path.resolve()), contents.files.get(name)
-            same = stamp is not None and (stamp.size_bytes, stamp.mtime_ns) == (now.size_bytes, now.mtime_ns)
-            known = stamp.sha256 if stamp is not None and same else ""
-            if not known:
-                known = fetch.digest(path, Hashing(self, now.size_bytes))
-                self.slot.write(with_file(contents, name, replace(now, sha256=known)))
+        if not (known := self._noted_digest(path, name)):
+            with self._alone():  # another job may have hashed it meanwhile
+                known = self._noted_digest(path, name) or self._hash(path, name)
         if known != wanted:
             text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
             if path.is_relative_to(self.slot.path):
                 text += f", or have it fetched anew: metal-supervisor models rm {self.slot.name}"
             raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
+
+    def _noted_digest(self, path: Path, name: str) -> str:
+        """SHA-256 that the slot's note has of a file as it is now, "" if it has none. Raises Unusable, OSError."""
+        contents, now = self.slot.read(), kept(path.resolve())
+        noted = contents.files.get(name) if contents else None
+        if noted is None or (noted.size_bytes, noted.mtime_ns) != (now.size_bytes, now.mtime_ns):
+            return ""
+        return noted.sha256
+
+    def _hash(self, path: Path, name: str) -> str:
+        """Hash a file, and note its SHA-256 under a name. Raises Unusable, Stopped, OSError."""
+        now = kept(path.resolve())
+        found = fetch.digest(path, Hashing(self, now.size_bytes))
+        contents = self.slot.read() or Contents(shown(self.artifact.source), name)
+        with contextlib.suppress(OSError):  # on a full disk it is hashed again after the next start
+            self.slot.write(with_file(contents, name, replace(now, sha256=found)))
+        return found
 
     # ── a model that is not here ─────────────────────────────────────────────────────────────────
 

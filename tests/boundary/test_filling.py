@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -646,6 +647,41 @@ def test_a_real_disk_that_is_full_is_told_and_goes_on_once_there_is_room(
     home.store.look_again()
     assert Path(home.until(artifact, "Ready").path).read_bytes() == MODEL
     assert web.sent() < 2 * len(MODEL)
+    home.stop()
+
+
+def test_a_file_is_hashed_once_although_the_disk_is_too_full_to_note_it(
+    home: Home, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hashed = tmp_path / "m.gguf", []
+    path.write_bytes(MODEL)
+    real = fetch_module.digest
+    monkeypatch.setattr(fetch_module, "digest", lambda *at: (hashed.append(at[0]), real(*at))[1])
+    home.directory = small / "models"
+    artifact = of(str(path), sha256=sha256(MODEL))
+    ModelDirectory(home.directory, artifact.slot).prepare()
+    with (small / "other").open("wb", 0) as other, contextlib.suppress(OSError):
+        while other.write(bytes(4096)):
+            pass
+    home.restart()
+    home.ready(artifact)
+    assert hashed == [path]
+    home.stop()
+
+
+def test_a_verified_model_is_ready_on_a_disk_that_has_become_read_only(
+    home: Home, web: Uneven, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 39))
+    subprocess.run(["mount", "-o", "remount,size=4m", small], check=True)
+    home.directory = small / "models"
+    home.restart()
+    artifact = link_to(web, sha256=sha256(MODEL))
+    home.ready(artifact)
+    home.stop()
+    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+    home.restart()
+    home.ready(artifact)
     home.stop()
 
 
