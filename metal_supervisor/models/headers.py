@@ -328,7 +328,12 @@ class Headers:
             look.busy = look.busy or start
         if start:
             work = source, look, read, state_of
-            threading.Thread(target=self._read, args=work, name="headers", daemon=True).start()
+            try:
+                threading.Thread(target=self._read, args=work, name="headers", daemon=True).start()
+            except RuntimeError:  # the system has no more: it is read the next time
+                with self._lock:
+                    self._looks.pop(source)
+                raise
         if not known:
             look.done.wait(wait_s)
         with self._lock:

@@ -81,29 +81,32 @@ class Store:
     ) -> None:
         """Keep exactly these artifacts from now on; drop all others, and stop their fetches.
 
-        `namespaces`: namespaces of the services that want an artifact, for the disk limits.
+        `namespaces`: namespaces of the services that want an artifact, for the disk limits. Raises RuntimeError if the
+        system lets no thread be started; those that are missing then are started by the next call.
         """
         for artifact in self._tasks.keys() - wanted.keys():
             task = self._tasks.pop(artifact)
             task.drop()
             if task.state.phase == "Ready" and not artifact.local:
                 task.job.slot.touch()
-        started = []
-        for artifact, keys in wanted.items():
-            wanted_in = (namespaces or {}).get(artifact, frozenset())
-            known = self._tasks.get(artifact)
-            if known is None:
-                started.append(self._start(artifact, keys, wanted_in))
-                continue
-            known.job.namespaces = wanted_in
-            if known.job.keys != keys:
-                known.job.keys = keys
-                known.again.set()
-        # A local file is looked at within milliseconds, 0.1 s if its header is large: a short wait saves a second pass.
-        until = time.monotonic() + LOOK_WAIT_S
-        for task in started:
-            task.first_look.wait(max(0.0, until - time.monotonic()))
-            task.waited_for = False
+        started: list[_Task] = []
+        try:
+            for artifact, keys in wanted.items():
+                wanted_in = (namespaces or {}).get(artifact, frozenset())
+                known = self._tasks.get(artifact)
+                if known is None:
+                    started.append(self._start(artifact, keys, wanted_in))
+                    continue
+                known.job.namespaces = wanted_in
+                if known.job.keys != keys:
+                    known.job.keys = keys
+                    known.again.set()
+        finally:
+            # A local file is looked at within milliseconds, 0.1 s if its header is large: a short wait saves a pass.
+            until = time.monotonic() + LOOK_WAIT_S
+            for task in started:
+                task.first_look.wait(max(0.0, until - time.monotonic()))
+                task.waited_for = False
 
     def slots(self) -> list[str]:
         """Names of the slots of wanted artifacts."""
@@ -176,8 +179,9 @@ class Store:
     def _start(self, artifact: Artifact, keys: Keys, namespaces: frozenset[str]) -> _Task:
         job = DownloadJob(artifact, self._shelf, lambda state: self._say(task, state), lambda *at: self._ask(task, *at))
         job.keys, job.namespaces = keys, namespaces
-        task = self._tasks[artifact] = _Task(job)
+        task = _Task(job)
         threading.Thread(target=self._look_after, args=(task,), name="store", daemon=True).start()
+        self._tasks[artifact] = task
         return task
 
     def _say(self, task: _Task, state: ModelFile) -> None:

@@ -431,6 +431,21 @@ def test_what_failed_is_tried_again_after_a_while(
     eventually(lambda: asker.rings == rings + 1, WITHIN_S, "a bell")
 
 
+def test_a_thread_that_cannot_be_started_leaves_no_header_unread(
+    asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            asker.headers.look(str(tiny))
+    assert until_read(lambda: asker.headers.look(str(tiny))).header is not None
+
+
+def no_thread(_: threading.Thread) -> None:
+    """As while other programs of this user have as many as the system allows."""
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_repository_on_a_server_is_judged_by_its_config_and_what_is_listed(web: Web) -> None:
     web.files["config.json"] = json.dumps({"model_type": "llama"}).encode()
     pieces = Piece("config.json", f"{web.url}/range/config.json"), Piece("a.safetensors", "http://x/", 70 << 30)

@@ -619,3 +619,30 @@ def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(web: We
     eventually(lambda: store.asks_leave(other), WITHIN_S, "the other asks")
     store.want({})
     eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while other programs of this user have as many as the system allows."""
+    rings, start = threading.Event(), threading.Thread.start
+    store, paths = Store(tmp_path / "models", rings.set), [tmp_path / "1.gguf", tmp_path / "2.gguf"]
+    wanted = {of(str(path)): NO_KEYS for path in paths}
+    one, two = wanted
+
+    def refused(thread: threading.Thread) -> None:
+        if store.wants(one):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            store.want(wanted)
+    eventually(lambda: store.state(one).phase == "Failed", WITHIN_S, "the first to be looked at")
+    paths[0].write_bytes(GGUF)
+    store.look_again()
+    assert rings.wait(WITHIN_S) and store.state(two).phase == "Checking"
+    paths[1].write_bytes(GGUF)
+    store.want(wanted)
+    eventually(lambda: store.state(two).phase == "Ready", WITHIN_S, "the second")
+    store.want({})
+    eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
