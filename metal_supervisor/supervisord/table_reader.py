@@ -26,11 +26,12 @@ class TableReader:
         self._heard.set()
 
     def read(self, is_called: Callable[[], bool]) -> Table | None:
-        """The table; None as soon as `is_called` is true. Raises Unavailable or Refused."""
+        """The table; None as soon as `is_called` is true. Raises Unavailable, Refused, RuntimeError for no thread."""
         while not is_called():
             if self._asked is None:
-                self._asked = Future()
-                threading.Thread(target=self._ask, args=(self._asked,), name="table", daemon=True).start()
+                asked: Future[Table] = Future()
+                threading.Thread(target=self._ask, args=(asked,), name="table", daemon=True).start()
+                self._asked = asked
             if self._asked.done():
                 answer, self._asked = self._asked, None
                 return answer.result()

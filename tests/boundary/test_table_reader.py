@@ -58,3 +58,23 @@ def test_an_error_is_raised_where_the_answer_is_read_and_the_next_read_asks_anew
         reader.read(lambda: False)
     slow.error = None
     assert reader.read(lambda: False) == {"number": 2}
+
+
+def test_a_thread_that_cannot_be_started_is_not_waited_for(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while other programs of this user have as many as the system allows."""
+    client: Any = slow
+    reader = TableReader(client)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slow.may_answer.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            reader.read(lambda: False)
+    given_up = threading.Event()
+    timer = threading.Timer(30.0, lambda: (given_up.set(), reader.interrupt()))
+    timer.start()
+    assert reader.read(given_up.is_set) == {"number": 1}
+    timer.cancel()
