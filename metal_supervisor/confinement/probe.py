@@ -119,8 +119,8 @@ class Trials:
         with self._lock:
             if key in self._verdicts or key in self._under_way:
                 return self._verdicts.get(key)
+            threading.Thread(target=self._run, args=(key, trial), name="confinement", daemon=True).start()
             self._under_way.add(key)
-        threading.Thread(target=self._run, args=(key, trial), name="confinement", daemon=True).start()
         return None
 
     def _run(self, key: str, trial: Callable[[Path, int], Trial]) -> None:

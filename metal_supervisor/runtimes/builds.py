@@ -131,8 +131,9 @@ class Builds:
             raise machine.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
         look = self._looks.get(build)
         if look is None:
-            look = self._looks[build] = _BuildLook(interpreter_of(path) if executable.script else "")
+            look = _BuildLook(interpreter_of(path) if executable.script else "")
             threading.Thread(target=self._ask, args=(path, look, executable), name="builds", daemon=True).start()
+            self._looks[build] = look
             look.done.wait(LOOK_WAIT_S)
         if look.flags is None:
             return None

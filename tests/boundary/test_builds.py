@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,21 @@ def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkey
     swift = Builds(settings(tmp_path, mlx_server=slow.rename(tmp_path / "slower")), lambda: None)
     with pytest.raises(Broken, match="--help does not work"):
         eventually(lambda: swift.look(MLX), 30, "the help to be given up")
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_help_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while other programs of this user have as many as the system allows."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    builds = Builds(settings(tmp_path, mlx_lm_server=script(tmp_path / "lm", f"#!{sys.executable}")), lambda: None)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(threading.Thread, "start", refused)
+        builds.look(MLX)
+    assert eventually(lambda: builds.look(MLX), 10, "the help to be read").flags == {"--model", "--kv-bits"}
 
 
 def test_what_is_missing_and_what_is_broken_is_said_with_its_flag(tmp_path: Path) -> None:

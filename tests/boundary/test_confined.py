@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_a_trial_that_could_not_be_carried_out_is_repeated_after_a_restart(tmp_p
     verdict = eventually(lambda: trials.look("build", full), 20, "the outcome")
     assert not verdict.works and "No space left" in verdict.why
     assert Trials(tmp_path, Path(launch.__file__), lambda: None).look("build", full) is None
+
+
+def test_a_trial_whose_thread_could_not_be_started_is_begun_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while other programs of this user have as many as the system allows."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def broken(_scratch: Path, _port: int) -> Trial:
+        raise OSError(errno.ENOENT, "no engine")
+
+    trials = Trials(tmp_path, Path(launch.__file__), lambda: None)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(threading.Thread, "start", refused)
+        trials.look("build", broken)
+    verdict = eventually(lambda: trials.look("build", broken), 20, "the outcome")
+    assert "no engine" in verdict.why
 
 
 def test_a_real_engine_in_the_home_directory_serves_and_reads_nothing_else_there(
