@@ -104,7 +104,7 @@ class ModelDirectory:
             mismatch = said.pop("mismatch", None)
             found = Contents(**said, files=files, mismatch=tuple(mismatch) if mismatch else None)
             return found if all(isinstance(text, str) for text in (found.source, found.model, found.commit)) else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def note(self) -> Contents | None:

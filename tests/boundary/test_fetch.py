@@ -430,7 +430,9 @@ def test_after_a_power_cut_only_what_was_synced_counts(line: Line, monkeypatch: 
     assert line.web.starts() == [None, durable]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"validator": 1}', '{"validator": "\\"one\\"", "x": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 100_000, '{"validator": 1}', '{"validator": "\\"one\\"", "x": 1}']
+)
 def test_a_journal_that_makes_no_sense_is_as_good_as_none(line: Line, text: str) -> None:
     line.part.write_bytes(b"anything")
     line.note.write_text(text)

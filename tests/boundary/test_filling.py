@@ -724,9 +724,10 @@ def test_a_note_that_makes_no_sense_is_as_good_as_none(home: Home, web: Uneven) 
     artifact = link_to(web, sha256=sha256(MODEL))
     home.ready(artifact)
     good = json.loads((home.slot(artifact) / "slot.json").read_text())
-    for bad in ("", "[]", "{", json.dumps({**good, "format": 9}), json.dumps({**good, "files": []}),
+    for bad in ("", "[]", "{", "[" * 100_000, json.dumps({**good, "format": 9}), json.dumps({**good, "files": []}),
                 json.dumps({**good, "model": 5}), json.dumps({**good, "files": {"m.gguf": {"size_bytes": "x"}}})):
         home.restart()
         (home.slot(artifact) / "slot.json").write_text(bad)
+        assert home.store.near(artifact) is False
         home.ready(artifact)
     assert web.sent() == len(MODEL)

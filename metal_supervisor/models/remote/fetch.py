@@ -122,7 +122,7 @@ def _usable(part: Path, note: Path, wanted: Journal) -> int:
                     os.close(descriptor)
                 wanted.durable_bytes = min(before.durable_bytes, have)
                 return have
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         pass  # no earlier try, or none that can be resumed
     part.unlink(missing_ok=True)
     return 0
