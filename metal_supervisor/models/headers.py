@@ -249,10 +249,15 @@ def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float
 
 
 def state_of(path: str) -> object:
-    """Inode, size and mtime of each shard, which change when a model is replaced; None if they cannot be read."""
+    """Inode, size and mtime of each shard, of a directory of each file in it; None if they cannot be read.
+
+    They change when a model is replaced.
+    """
     try:
         whole = Path(path)
         found = [whole.with_name(name).stat() for name in shard_names(whole.name)]
+        if stat.S_ISDIR(found[0].st_mode):  # which does not change when a file in it is written anew
+            found += [each.stat() for each in sorted(whole.iterdir()) if each.exists()]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
     except (OSError, ValueError):
         return None

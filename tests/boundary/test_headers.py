@@ -431,6 +431,19 @@ def test_what_failed_is_tried_again_after_a_while(
     eventually(lambda: asker.rings == rings + 1, WITHIN_S, "a bell")
 
 
+def test_a_file_of_a_directory_that_is_written_anew_is_read_anew(
+    asker: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers_module, "LOCAL_AGAIN_S", 0.0)
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    until_read(lambda: asker.headers.look(str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 500)  # in its place, as `cp` does
+    wanted = Reading(500, config={})
+    eventually(lambda: asker.headers.look(str(tmp_path)) == wanted, WITHIN_S, "the larger weights")
+
+
 def test_a_thread_that_cannot_be_started_leaves_no_header_unread(
     asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

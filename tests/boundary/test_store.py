@@ -278,6 +278,16 @@ def test_a_link_that_leads_elsewhere_is_judged_anew(
     eventually(lambda: shelf.store.state(str(link)).real == (str(second),), WITHIN_S, "the other file to be judged")
 
 
+def test_a_directory_of_which_a_file_is_written_anew_is_judged_anew(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOOK_AT_STORE_S", 0.05)
+    real = mlx_directory(tmp_path / "real")
+    shelf.ready(str(real))
+    (real / "config.json").write_text('{"model_file": "run.py"}')  # in its place, as `cp` does
+    eventually(lambda: shelf.store.state(str(real)).phase == "Failed", WITHIN_S, "what runs code to be refused")
+
+
 def test_a_local_file_that_is_replaced_or_removed_is_judged_anew(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
