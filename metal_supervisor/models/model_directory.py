@@ -82,7 +82,8 @@ class ModelDirectory:
     def place(self, name: str) -> Path:
         """Return the path for a file, with its directory created. Raises Unusable for one outside the slot, OSError."""
         target = self.path / name
-        ours = name in OURS or any(part.endswith(SUFFIXES) for part in Path(name).parts)
+        plain = repository.folded(name)  # a Mac's disk has one file for slot.json and SLOT.JSON
+        ours = plain in OURS or any(part.endswith(SUFFIXES) for part in Path(plain).parts)
         if ours or not repository.is_safe(name) or not target.is_relative_to(self.path):
             raise Unusable("InvalidModelFile", f"{name!r:.80} is no name of a file within the model store")
         directory = self.path

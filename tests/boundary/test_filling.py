@@ -304,7 +304,10 @@ def test_a_model_of_any_name_is_looked_at_before_it_is_kept(home: Home, web: Une
     home.until(artifact, "Ready")
 
 
-@pytest.mark.parametrize("name", ["slot.json", ".lock", ".used", "m.gguf.partial", "m.gguf.partial.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["slot.json", "SLOT.json", ".lock", ".Lock", ".used", "m.gguf.partial", "m.gguf.PARTIAL", "m.gguf.partial.json"],
+)
 def test_no_model_is_called_like_something_of_the_store(home: Home, web: Uneven, name: str) -> None:
     web.files[f"/{name}"] = File(MODEL)
     home.failed(of(f"{web.url}/{name}"), "InvalidModelFile", "is no name of a file within the model store")
