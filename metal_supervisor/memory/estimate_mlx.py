@@ -71,6 +71,8 @@ LISTED = frozenset({
     "spark2_5", "step3p5", "xverse",
 })  # fmt: skip
 """Types that read the kind of each layer from `layer_types`."""
+LINEAR = frozenset({"olmo_hybrid"})
+"""Those of them with linear layers, whose others are all full; no other has a linear one, whatever the list says."""
 PERIODS: Mapping[str, int] = {"cohere2": 4, "gemma3": 6, "gemma3_text": 6, "plamo3": 8}
 """Type that reads `sliding_window_pattern` -> its value where that is missing: the last of so many layers is full."""
 INTERVALS: Mapping[str, int] = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"), 4)
@@ -112,7 +114,8 @@ class _Config:
         kinds = self._values.get("layer_types")
         if self.kind in LISTED and isinstance(kinds, list):
             # Some types have as many layers as this list, whatever num_hidden_layers says.
-            found = [_KINDS.get(kind, "full") if isinstance(kind, str) else "full" for kind in kinds]
+            word, smaller = ("linear_attention", "linear") if self.kind in LINEAR else ("sliding_attention", "sliding")
+            found = [smaller if kind == word else "full" for kind in kinds]
             return found + ["full"] * (layers - len(kinds))
         if self.kind in INTERVALS:
             interval = self.number("full_attention_interval", INTERVALS[self.kind])
@@ -121,9 +124,6 @@ class _Config:
             period = self.number("sliding_window_pattern", PERIODS[self.kind])
             return ["full" if period and (index + 1) % period == 0 else "sliding" for index in range(layers)]
         return ["full"] * layers
-
-
-_KINDS = {"sliding_attention": "sliding", "linear_attention": "linear"}
 
 
 def _row(config: _Config, kind: str) -> int:

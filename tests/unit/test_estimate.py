@@ -481,8 +481,10 @@ def test_mlx_caches_of_other_kinds() -> None:
     sliding = mlx(pattern, context=65_536).kv_bytes
     assert sliding == per_layer + 3 * per_layer * (512 + 2048) // 65_536
     kinds = ["linear_attention", "full_attention", "sliding_attention", "full_attention"]
+    listed = mlx({"layer_types": kinds, "sliding_window": 512}, context=65_536)
+    assert listed.kv_bytes == 3 * per_layer + per_layer * (512 + 2048) // 65_536
     mixed = mlx({"model_type": "olmo_hybrid", "layer_types": kinds, "sliding_window": 512}, context=65_536)
-    assert mixed.kv_bytes == 2 * per_layer + per_layer * (512 + 2048) // 65_536
+    assert mixed.kv_bytes == 3 * per_layer
     assert mixed.assumptions == ("the size of its linear layers' state is not told",)
     rank = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     latent = mlx({"model_type": "deepseek_v3", **rank}, context=1024).kv_bytes
@@ -501,7 +503,9 @@ def test_mlx_caches_of_other_kinds() -> None:
     "added",
     [
         {"kv_lora_rank": 1}, {"full_attention_interval": 1000}, {"sliding_window": 1, "sliding_window_pattern": 1000},
-        {"layer_types": ["linear"] * 4}, {"text_config": {"num_hidden_layers": 1, "num_key_value_heads": 1}},
+        {"layer_types": ["linear"] * 4}, {"layer_types": ["linear_attention"] * 4},
+        {"model_type": "olmo_hybrid", "sliding_window": 1, "layer_types": ["sliding_attention"] * 4},
+        {"text_config": {"num_hidden_layers": 1, "num_key_value_heads": 1}},
         {"num_hidden_layers": 1, "layer_types": ["full_attention"] * 4}, {"head_dim": 0, "hidden_size": 128},
         {"model_type": "gpt_neox", "head_dim": 1, "num_key_value_heads": 1, "hidden_size": 128},
         {"model_type": "qwen3_moe", "sliding_window": 1, "layer_types": ["sliding_attention"] * 4},
