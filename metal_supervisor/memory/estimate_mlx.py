@@ -79,6 +79,15 @@ INTERVALS: Mapping[str, int] = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_
 """The same of `full_attention_interval`, where all other layers are linear."""
 WIDE = frozenset({"gemma4", "gemma4_text", "gemma4_unified"})
 """Types whose full layers have heads of another size, and may have another number of them."""
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    **{kind: {"head_dim": 64} for kind in ("afmoe", "falcon_h1", "gpt_oss")},
+    **{kind: {"head_dim": 128} for kind in ("cohere2", "laguna", "minimax_m3_vl", "muse_glimmer", "plamo3")},
+    **{kind: {"head_dim": 256} for kind in ("gemma3_text", "gemma4", "gemma4_text", "gemma4_unified")},
+    **{kind: {"head_dim": 512} for kind in ("deepseek_v41", "deepseek_v41_text")},
+    "deepseek_v32": {"index_head_dim": 128},
+    "gemma3": {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
+}
+"""Type -> what its code takes for keys that are missing, as in the published config.json of Gemma 3."""
 KNOWN = GROUPED | NESTED | LATENT | LISTED
 
 
@@ -101,7 +110,7 @@ class _Config:
     def number(self, name: str, default: int | None = None) -> int:
         value = self._values.get(name)
         if value is None:
-            value = default
+            value = DEFAULTS.get(self.kind, {}).get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
             raise CannotEstimate(f"config.json: {name} must be a whole number, not {value!r:.80}")
         return value

@@ -516,6 +516,17 @@ def test_no_key_that_the_engine_does_not_read_for_that_type_lowers_an_mlx_estima
     assert mlx(added, context=65_536).kv_bytes >= mlx(context=65_536).kv_bytes
 
 
+@pytest.mark.parametrize(("lacks", "row"), [((), 8 * 256), (("num_attention_heads", "num_key_value_heads"), 4 * 256)])
+def test_what_a_config_lacks_is_what_the_engine_takes_for_it(lacks: tuple[str, ...], row: int) -> None:
+    """As the published config.json of Gemma 3, which has no head_dim; that of 4B has no heads either."""
+    inner = {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8}
+    inner = {name: size for name, size in inner.items() if name not in lacks}
+    found = estimate_mlx(WEIGHTS, {"model_type": "gemma3", "text_config": inner}, context=1024)
+    assert found.kv_bytes == 48 * 1024 * 2 * row * 2
+    indexed = {"model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert mlx(indexed, context=1024).kv_bytes == mlx({**indexed, "index_head_dim": 128}, context=1024).kv_bytes
+
+
 def test_a_type_that_is_not_known_is_charged_in_full_and_says_so() -> None:
     inner = {**MLX, "kv_lora_rank": 1, "layer_types": ["sliding_attention"] * 4}
     config = {"model_type": "llama9", "text_config": inner, "sliding_window": 1}
