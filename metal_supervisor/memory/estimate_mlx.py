@@ -84,8 +84,12 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     **{kind: {"head_dim": 128} for kind in ("cohere2", "laguna", "minimax_m3_vl", "muse_glimmer", "plamo3")},
     **{kind: {"head_dim": 256} for kind in ("gemma3_text", "gemma4", "gemma4_text", "gemma4_unified")},
     **{kind: {"head_dim": 512} for kind in ("deepseek_v41", "deepseek_v41_text")},
-    "deepseek_v32": {"index_head_dim": 128},
+    **{kind: {"kv_lora_rank": 512} for kind in ("bailing_moe_v3", "deepseek_v3", "glm4_moe_lite", "joyai_llm_flash")},
+    **{kind: {"kv_lora_rank": 512} for kind in ("kimi_k2", "kimi_k25")},
+    "deepseek_v32": {"index_head_dim": 128, "kv_lora_rank": 512},
     "gemma3": {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "iquestloopcoder": {"loop_window_size": 64},
+    "plamo2": {"hidden_size_per_head": 128},
 }
 """Type -> what its code takes for keys that are missing, as in the published config.json of Gemma 3."""
 KNOWN = GROUPED | NESTED | LATENT | LISTED
@@ -121,6 +125,8 @@ class _Config:
     def layers(self, layers: int) -> list[str]:
         """Kind of each layer: `full`, `sliding` or `linear`."""
         kinds = self._values.get("layer_types")
+        if self.kind == "iquestloopcoder":  # which goes through its layers twice, with a window the second time
+            return ["full", "sliding"] * layers
         if self.kind in LISTED and isinstance(kinds, list):
             # Some types have as many layers as this list, whatever num_hidden_layers says.
             word, smaller = ("linear_attention", "linear") if self.kind in LINEAR else ("sliding_attention", "sliding")
@@ -141,7 +147,7 @@ def _row(config: _Config, kind: str) -> int:
     rope = config.number("qk_rope_head_dim", ROPE_NUMBERS if rank else 0)
     if rank and config.kind in LATENT:
         return rank + rope + 2 * config.number("index_head_dim", 0)  # the indexer caches its keys twice
-    whole = config.number("hidden_size") // max(heads, 1)
+    whole = max(config.number("hidden_size") // max(heads, 1), config.number("hidden_size_per_head", 0))
     head, groups = config.number("head_dim", 0) or whole, config.number("num_key_value_heads", 0) or heads
     head = head if config.kind in SIZED else max(head, whole)
     groups = max(groups, config.number("swa_num_key_value_heads", 0)) if config.kind in GROUPED else max(groups, heads)
@@ -193,7 +199,8 @@ def estimate_mlx(
         raise CannotEstimate("config.json: max_position_embeddings is missing; set spec.contextSize")
     kinds = read.layers(layers)
     kept = {"full": -(-tokens // STEP) * STEP, "linear": 0}
-    kept["sliding"] = min(kept["full"], (read.number("sliding_window", 0) or tokens) + PREFILL)
+    window = read.number("loop_window_size" if read.kind == "iquestloopcoder" else "sliding_window", 0) or tokens
+    kept["sliding"] = min(kept["full"], window + PREFILL)
     layer_bytes = {}
     for kind, count in kept.items():
         row = _row(read, kind)

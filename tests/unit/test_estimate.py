@@ -525,6 +525,14 @@ def test_what_a_config_lacks_is_what_the_engine_takes_for_it(lacks: tuple[str, .
     assert found.kv_bytes == 48 * 1024 * 2 * row * 2
     indexed = {"model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     assert mlx(indexed, context=1024).kv_bytes == mlx({**indexed, "index_head_dim": 128}, context=1024).kv_bytes
+    per_head = mlx({"model_type": "plamo2", "hidden_size_per_head": 64}, context=1024).kv_bytes
+    assert mlx({"model_type": "plamo2"}, context=1024).kv_bytes == 2 * per_head
+
+
+def test_a_model_that_reads_everything_twice_keeps_a_window_more_in_each_layer() -> None:
+    full = mlx(context=65_536).kv_bytes
+    looped = mlx({"model_type": "iquestloopcoder"}, context=65_536)
+    assert looped.kv_bytes == full + full * (64 + 2048) // 65_536
 
 
 def test_a_type_that_is_not_known_is_charged_in_full_and_says_so() -> None:
