@@ -243,6 +243,13 @@ class _Book:
         self.coming -= expected
         self.kept += missing - expected
 
+    def expect(self, keys: Collection[Key]) -> None:
+        """Count what engines will free here that are stopped for the sake of another book."""
+        found = [each for each in self.admitted if each.key in keys and each.key not in self.leaving]
+        freed = sum(each.charge_bytes for each in found)
+        self.leaving.update(each.key for each in found)
+        self.leaving_bytes, self.coming = self.leaving_bytes + freed, self.coming + freed
+
 
 def _yields(each: Entry, entry: Entry) -> bool:
     """True if an engine gives its memory to a waiting entry of its own accord."""
@@ -327,6 +334,9 @@ def admit(
         else:
             position += 1
             decisions[entry.key] = _wait(books, entry, position, preemption)
+            for name, each in own.items():
+                if name != entry.key[0]:
+                    each.expect(decisions[entry.key].displaces)
     return Ledger(budget_bytes, book.charged, decisions, {name: each.charged for name, each in own.items()})
 
 
@@ -336,6 +346,7 @@ def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool)
     decision = _queued(books[at], entry, position, preemption)
     for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
         each.block(entry)
+        each.expect(decision.displaces)
     if decision.displaces:
         for each in books[at + 1 :]:  # reserve what the victims free there too
             each.reserve(entry, [one for one in each.admitted if one.key in decision.displaces])

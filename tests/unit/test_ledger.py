@@ -466,6 +466,15 @@ def test_what_is_ending_in_a_namespace_counts_until_it_has_ended() -> None:
     assert "10.0 GiB more when what is ending has ended" in found.decisions["team-a", "a"].message
 
 
+def test_what_is_stopped_for_another_namespace_makes_room_in_its_own() -> None:
+    running = [of_team(runs("small", 2, priority=LOW - 1)), of_team(runs("large", 14, priority=LOW))]
+    waiting = [waits("other", 10, 1, HIGH), of_team(waits("own", 2, 2))]
+    found = admit(16 * GIB, [*running, *waiting], preemption=True, pools=POOL)
+    assert displaced(found, "other") == ["large"]
+    own = found.decisions["team-a", "own"]
+    assert own.displaces == () and "14.0 GiB more when what is ending has ended" in own.message
+
+
 def test_a_limit_below_what_runs_stops_nothing() -> None:
     found = admit(48 * GIB, [of_team(runs("a", 30)), of_team(waits("b", 1, 1))], preemption=True, pools=POOL)
     assert found.decisions["team-a", "b"].displaces == () and found.charged == {"team-a": 30 * GIB}
