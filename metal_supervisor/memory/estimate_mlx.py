@@ -79,6 +79,10 @@ INTERVALS: Mapping[str, int] = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_
 """The same of `full_attention_interval`, where all other layers are linear."""
 WIDE = frozenset({"gemma4", "gemma4_text", "gemma4_unified"})
 """Types whose full layers have heads of another size, and may have another number of them."""
+QWEN_3_5: Mapping[str, int] = {
+    "linear_num_value_heads": 64, "linear_num_key_heads": 16, "linear_key_head_dim": 192, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     **{kind: {"head_dim": 64} for kind in ("afmoe", "falcon_h1", "gpt_oss")},
     **{kind: {"head_dim": 128} for kind in ("cohere2", "laguna", "minimax_m3_vl", "muse_glimmer", "plamo3")},
@@ -90,6 +94,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gemma3": {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
     "iquestloopcoder": {"loop_window_size": 64},
     "plamo2": {"hidden_size_per_head": 128},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"), QWEN_3_5),
 }
 """Type -> what its code takes for keys that are missing, as in the published config.json of Gemma 3."""
 KNOWN = GROUPED | NESTED | LATENT | LISTED

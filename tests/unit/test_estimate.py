@@ -527,6 +527,9 @@ def test_what_a_config_lacks_is_what_the_engine_takes_for_it(lacks: tuple[str, .
     assert mlx(indexed, context=1024).kv_bytes == mlx({**indexed, "index_head_dim": 128}, context=1024).kv_bytes
     per_head = mlx({"model_type": "plamo2", "hidden_size_per_head": 64}, context=1024).kv_bytes
     assert mlx({"model_type": "plamo2"}, context=1024).kv_bytes == 2 * per_head
+    assert mlx({"model_type": "qwen3_5"}, context=1024).state_bytes == 3 * 4 * (
+        3 * (2 * 16 * 192 + 64 * 128) + 64 * 128 * 192
+    )
 
 
 def test_a_model_that_reads_everything_twice_keeps_a_window_more_in_each_layer() -> None:
