@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metal_supervisor.settings import loader
+from metal_supervisor.settings import checks, loader
 from metal_supervisor.spec.nearest import did_you_mean
 
 GROUPS = {
@@ -127,6 +127,13 @@ def state_dir(text: str) -> str:
     """The value of a --state-dir. An empty one, as of a variable that is not set, would be the current directory."""
     if not text:
         raise argparse.ArgumentTypeError("must not be empty; leave the flag out for the default")
+    return usable_path(text)
+
+
+def usable_path(text: str) -> str:
+    """The value of an argument that is a path, which may begin with `~`."""
+    if problem := checks.path(text):
+        raise argparse.ArgumentTypeError(f"{problem}, not {text!r:.200}")
     return text
 
 

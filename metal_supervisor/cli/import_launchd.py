@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.command_parser import add_command, usable_path
 from metal_supervisor.cli.terminal import FAILED, OK, USAGE, CommandError, say
 from metal_supervisor.install import go_agent
 from metal_supervisor.install.go_agent import GoAgentJob, Import, Remark
@@ -35,8 +35,12 @@ def add(commands: Any) -> None:
     """Add the command."""
     text = "turn the launchd plist of LLMKube's Go agent into a settings file"
     command = add_command(commands, "import-launchd", _run, text, f"; {EXITS}")
-    command.add_argument("plist", metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist")
-    command.add_argument("--output", metavar="FILE", help="file to write, for your eyes only; default: print it")
+    command.add_argument(
+        "plist", type=usable_path, metavar="PLIST", help="e.g. ~/Library/LaunchAgents/com.llmkube.metal-agent.plist"
+    )
+    command.add_argument(
+        "--output", type=usable_path, metavar="FILE", help="file to write, for your eyes only; default: print it"
+    )
     command.add_argument("--force", action="store_true", help="overwrite")
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.command_parser import add_command, state_dir
+from metal_supervisor.cli.command_parser import add_command, state_dir, usable_path
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 
@@ -21,7 +21,10 @@ def add(commands: Any) -> None:
     command = add_command(commands, "install", _install, text)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--embedded", action="store_true", help="with a Kubernetes API of its own")
-    which.add_argument("--cluster", metavar="KUBECONFIG", help="with that cluster; the file is copied, for you alone")
+    which.add_argument(
+        "--cluster", type=usable_path, metavar="KUBECONFIG",
+        help="with that cluster; the file is copied, for you alone",
+    )  # fmt: skip
     command.add_argument("--agent", action="store_true", help="as a LaunchAgent: no sudo; runs while you are logged in")
     command.add_argument("--force", action="store_true", help="write launchd's file anew, though it was edited by hand")
     loader.add_flags(command)

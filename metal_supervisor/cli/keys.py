@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.command_parser import add_command, usable_path
 from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.gateway import access
 from metal_supervisor.gateway.access import AccessKey, BadKeys
@@ -35,7 +35,9 @@ def add(commands: Any) -> None:
         command = add_command(actions, name, _run, help_text)
         if name != "list":
             command.add_argument("name", metavar="NAME", help="name of the key, for logs and metrics")
-        command.add_argument("--file", default="", metavar="FILE", help="the file of keys; default: --gateway-keys")
+        command.add_argument(
+            "--file", type=usable_path, default="", metavar="FILE", help="the file of keys; default: --gateway-keys"
+        )
         if name == "add":
             command.add_argument(
                 "--services", metavar="LIST", help="services that it may use, as name, namespace/name or namespace/*"

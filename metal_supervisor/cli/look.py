@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.command_parser import add_command, usable_path
 from metal_supervisor.cli.terminal import CommandError, say
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.logging import LEVEL_FILE, LEVELS
@@ -55,8 +55,9 @@ def add(commands: Any) -> None:
     doctor = add_command(commands, "doctor", _doctor, text)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
-        "--bundle", metavar="FILE.tar.gz", help="also write an archive to show to others, without secrets and names"
-    )
+        "--bundle", type=usable_path, metavar="FILE.tar.gz",
+        help="also write an archive to show to others, without secrets and names",
+    )  # fmt: skip
     loader.add_flags(doctor)
     text = "how much controller, sidecar and gateway log from now on, without a restart of any"
     level = add_command(commands, "log-level", _log_level, text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from metal_supervisor import __version__
 from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, programs, use
-from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir
+from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir, usable_path
 from metal_supervisor.cli.terminal import INTERRUPTED, CommandError, discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
 from metal_supervisor.settings import loader
@@ -100,10 +100,12 @@ def _add_kubeconfig(commands: Any) -> None:
         command.add_argument(flag, default=default, help=text)
     command.add_argument("--service-account", required=True, metavar="NAME", help="see conf/rbac/mac.yaml")
     command.add_argument(
-        "--from", dest="source", default="~/.kube/config", metavar="FILE",
+        "--from", dest="source", type=usable_path, default="~/.kube/config", metavar="FILE",
         help="the administrator's kubeconfig [~/.kube/config]",
     )  # fmt: skip
-    command.add_argument("--output", required=True, metavar="FILE", help="file to write; its token goes beside it")
+    command.add_argument(
+        "--output", required=True, type=usable_path, metavar="FILE", help="file to write; its token goes beside it"
+    )
     command.add_argument("--force", action="store_true", help="overwrite")
 
 

@@ -16,6 +16,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.settings import checks
 from metal_supervisor.settings.loader import Settings, conf_dir
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.fields import Bad
@@ -49,6 +50,8 @@ class ServedModel:
 
 def resolve(settings: Settings, typed: str, context: int | None = None) -> ServedModel:
     """The model that was named. Asks the Hub for the files of a repository. Raises Bad, Unusable."""
+    if typed.startswith("~") and (problem := checks.path(typed)):
+        raise Bad("InvalidModel", f"SOURCE {problem}, not {typed!r:.200}")
     path = Path(typed).expanduser()
     if typed.startswith(("/", "~", "./", "../")) or path.exists():
         if not path.exists():

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from metal_supervisor.spec import limits
@@ -68,6 +69,19 @@ def gateway_address(value: str) -> str | None:
     if value == "off" or address_and_port(value) is None:
         return None
     return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
+
+
+def path(value: str) -> str | None:
+    """Check of a path, or of nothing: it must not begin at a home directory that is not known, nor lead in a circle."""
+    try:
+        found = Path(value).expanduser()
+    except RuntimeError:
+        return "must not begin with the ~ of a user whose home directory is not known"
+    try:
+        found.resolve()
+    except (OSError, RuntimeError):  # which of them, and whether any, depends on Python's version
+        return "must not lead in a circle by its links"
+    return None
 
 
 def node_name(value: str) -> str | None:

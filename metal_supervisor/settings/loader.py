@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor.settings import checks
 from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.nearest import did_you_mean
@@ -110,6 +111,9 @@ def checked(name: str, value: Any, origin: str) -> Any:
     problem = check(result) if check else None
     if problem is None and isinstance(result, str) and any(unicodedata.category(char) == "Cc" for char in result):
         problem = "must not contain control characters"
+    if problem is None and name in (*PATHS, "allowed_roots"):
+        paths = [result] if name in PATHS else checks.listed(result)
+        problem = next(filter(None, map(checks.path, paths)), None)
     if name == "state_dir" and not result:  # as a path, that is the current directory
         problem = "must not be empty; leave it out for the default"
     if problem:
@@ -244,6 +248,8 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         if values[name]:  # supervisord runs our programs in another directory
             values[name] = str(Path(values[name]).expanduser().absolute())
     config = arguments.config or environ.get(ENV_PREFIX + "CONFIG", "")
+    if problem := checks.path(config):
+        raise ConfigError(f"--config: {problem}, not {config!r:.200}")
     return Overrides(str(Path(config).expanduser().absolute()) if config else "", values)
 
 

@@ -309,6 +309,38 @@ def test_control_characters_are_refused_because_paths_end_up_in_line_based_files
         read_env({"METAL_SUPERVISOR_STATE_DIR": f"/a{char}b"})
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "circle/x"])
+def test_a_path_that_leads_nowhere_is_refused_with_its_origin(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python raises a RuntimeError for either, and for a circle of links only some of its versions do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
+    if path.startswith("circle") and sys.version_info >= (3, 13):
+        pytest.skip("this Python takes such a path as it is")
+    for name in ("state_dir", "model_store", "kubeconfig", "gateway_keys"):
+        with pytest.raises(ConfigError, match=rf"{flag_of(name)}: {name} must not"):
+            overrides_from(parsed(flag_of(name), path), {})
+        with pytest.raises(ConfigError, match=rf"ms\.toml: {name} must not"):
+            found(f'{name} = "{path}"', directory=tmp_path)
+    with pytest.raises(ConfigError, match="--config: must not"):
+        overrides_from(parsed("--config", path), {})
+    state = ["--state-dir", str(tmp_path)]
+    for words in (
+        ["upgrade", "--state-dir", path], ["cordon", "--state-dir", path], ["uninstall", "--state-dir", path],
+        ["key", "list", "--file", path, *state], ["import-launchd", path], ["doctor", "--bundle", path, *state],
+        ["install", "--dry-run", "--cluster", path], ["kubeconfig", "--service-account", "a", "--output", path],
+    ):  # fmt: skip
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match="2"):
+            main.main(words)
+        assert "must not" in capsys.readouterr().err
+    if path.startswith("~"):
+        assert main.main(["serve", path, *state]) == 2 and "SOURCE must not" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="allowed_roots must not"):
+            overrides_from(parsed("--allowed-roots", f"/models,{path}"), {})
+
+
 @PROPERTY
 @given(st.sampled_from(sorted(FIELDS)), st.text(max_size=12) | st.from_regex(r"\A\d{1,5}-\d{1,5}\Z"))
 def test_no_text_in_any_setting_raises_anything_but_a_config_error(name: str, value: str) -> None:
