@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -21,6 +22,9 @@ from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings ar
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.user_error import UserError
+
+UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""Errors of a path that is another user's, or that cannot be one."""
 
 
 def _end(command: str, text: str) -> None:
@@ -207,9 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problem := output_problem(error):
             say(problem)
             return 1
-        # Of another user, or no directory. The log of a program rather has the traceback.
+        # The log of a program rather has the traceback.
         at_a_terminal = parsed.command not in programs.PROGRAMS
-        if at_a_terminal and isinstance(error, (PermissionError, NotADirectoryError)) and error.filename:
+        if at_a_terminal and error.errno in UNUSABLE and error.filename:
             say(f"{error.filename}: {error.strerror}; run this as its owner, or name another")
             return loader.ConfigError.code
         raise

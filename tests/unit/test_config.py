@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def test_what_may_not_be_read_is_one_line_and_not_a_traceback(
     monkeypatch.setattr(loader, "load", refuse)
     assert main.main(["run", "--state-dir", str(tmp_path)]) == 78
     assert "/private/x: Permission denied; run this as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["run", "--state-dir"], ["run", "--apply"], ["run", "--kubeconfig"], ["serve"]])
+def test_a_path_that_is_too_long_is_one_line_and_not_a_traceback(tmp_path: Path, words: list[str]) -> None:
+    """In a process of its own, whose signals and umask `run` may set."""
+    name, state = "x" * 5000, tmp_path / "state"
+    command = [sys.executable, "-I", "-m", "metal_supervisor", *words, str(tmp_path / name)]
+    environment = {**os.environ, "METAL_SUPERVISOR_STATE_DIR": str(state)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0 and not state.exists()
+    assert name in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_an_empty_state_directory_is_never_the_current_one(tmp_path: Path) -> None:
