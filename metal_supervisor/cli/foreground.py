@@ -20,6 +20,7 @@ from typing import TextIO
 
 from metal_supervisor import __version__, launch
 from metal_supervisor.cli.changes import ChangePrinter, shown
+from metal_supervisor.cli.terminal import UNWRITTEN
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, processes
@@ -61,17 +62,35 @@ class Foreground:
         if not self._directory.path.exists():
             self._check()  # a run that cannot start leaves nothing behind in a home directory
         self._directory.create()
-        with self._alone():
-            try:
-                self._joining = self._supervisord.answers()
-                kept = self._keep_settings() if self._joining else ""
-                self._head()
-                self._up(kept)
-                self._follow()
-            finally:
-                if not self._joining:  # a system that ran before us keeps running if we could not join it
-                    self._down()
+        try:
+            with self._alone():
+                self._system()
+        except OSError as error:
+            if not (told := self._unusable(error)):
+                raise
+            raise StateError(told) from None
         return 0
+
+    def _system(self) -> None:
+        """Start the system or join it, follow it, and shut it down."""
+        try:
+            self._joining = self._supervisord.answers()
+            kept = self._keep_settings() if self._joining else ""
+            self._head()
+            self._up(kept)
+            self._follow()
+        finally:
+            if not self._joining:  # a system that ran before us keeps running if we could not join it
+                self._down()
+
+    def _unusable(self, error: OSError) -> str:
+        """Message if the state directory cannot be written, or was removed; "" if an error is not of it."""
+        path, file = self._directory.path, error.filename
+        broken = isinstance(error, (FileNotFoundError, IsADirectoryError)) and Path(file or "/").is_relative_to(path)
+        if not broken and error.errno not in UNWRITTEN:
+            return ""
+        named = f" ({file})" if file else ""
+        return f"state directory {path}: {error.strerror}{named}; put that right, or choose another with --state-dir"
 
     def _check(self) -> None:
         """Check settings that would prevent the start. Raises CannotBoot, BadKubeconfig."""

@@ -153,6 +153,28 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, wrong: st
     assert not state.exists()
 
 
+def test_a_run_that_cannot_write_says_so_in_one_line(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(tmp_path / "state")]
+    limited = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command, "--port", str(free_ports(1)[0])]
+    done = subprocess.run(limited, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"state directory {tmp_path / 'state'}: File too large; put that right" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(tmp_path: Path) -> None:
+    with running(tmp_path) as system:
+        system.apply(system.tiny_model(), service())
+        system.ready()
+        assert system.process is not None
+        system.state.rename(tmp_path / "removed")
+        assert system.process.wait(60) == 1
+        assert system.processes() == []
+        assert f"state directory {system.state}: No such file or directory" in system.said()
+        assert "nothing is left running" in system.said() and "Traceback" not in system.said()
+
+
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
     for name in ("tools", "metal_supervisor", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name)
