@@ -80,6 +80,8 @@ def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
+        if not (key.isascii() and key.isprintable()):  # which no header can hold
+            raise CommandError(f"the environment variable {KEY_VARIABLE} holds no key; see metal-supervisor key add")
         headers["Authorization"] = f"Bearer {key}"
     try:
         body = json.dumps({"model": partner.model, "messages": list(said), "stream": True})

@@ -177,3 +177,14 @@ def test_an_answer_that_is_not_whole_is_told(
     assert main.main(["chat", "m", "hi"]) == code
     said = capsys.readouterr()
     assert said.out == "hello\n" and told in said.err and said.err.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("key", ["kéy", "a\nb", "\x1b[2J"])
+def test_a_key_that_no_header_can_hold_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    monkeypatch.setattr(chat, "partner_of", lambda *_: chat.Partner("http://127.0.0.1:1/v1", "m"))
+    monkeypatch.setenv(chat.KEY_VARIABLE, key)
+    assert main.main(["chat", "m", "hi"]) == 1
+    said = capsys.readouterr().err
+    assert f"{chat.KEY_VARIABLE} holds no key" in said and said.count("\n") == 1
