@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import logging
 import os
@@ -185,8 +186,18 @@ def _reader_left() -> bool:
     return True
 
 
+def _open_streams() -> None:
+    """Have no closed stdin or stderr, and no character that a stream's encoding lacks, end a command."""
+    sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
+    _open_streams()
     if not (sys.argv[1:] if arguments is None else arguments):
         parser().print_help(sys.stderr)
         return 2

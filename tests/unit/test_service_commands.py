@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -188,3 +190,38 @@ def test_a_key_that_no_header_can_hold_is_told(
     assert main.main(["chat", "m", "hi"]) == 1
     said = capsys.readouterr().err
     assert f"{chat.KEY_VARIABLE} holds no key" in said and said.count("\n") == 1
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that a model is asked, which answers each with what ASCII lacks."""
+    found: list[str] = []
+
+    def streamed(_: chat.Partner, said: list[Json]) -> list[str]:
+        found.append(said[-1]["content"])
+        return ["d’accord"]
+
+    monkeypatch.setattr(chat, "partner_of", lambda *_: chat.Partner("http://127.0.0.1:1/v1", "m"))
+    monkeypatch.setattr(chat, "_streamed", streamed)
+    return found
+
+
+def test_what_a_stream_cannot_encode_or_decode_ends_no_answer(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), "utf-8"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert main.main(["chat", "m"]) == 0
+    assert asked == ["caf\N{REPLACEMENT CHARACTER}"] and written.getvalue() == b"d\\u2019accord\n"
+
+
+def test_a_command_needs_no_stream_but_stdout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: list[str]
+) -> None:
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main.main(["list", "--state-dir", str(tmp_path)]) == 3, "the exit code of what is not running"
+    assert main.main(["chat", "m"]) == 0 and asked == [""]
+    for stream in (sys.stdin, sys.stderr):
+        stream.close()
