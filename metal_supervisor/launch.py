@@ -103,7 +103,7 @@ def read_spec(path: str) -> dict[str, object]:
     try:
         with open(path, encoding="utf-8") as file:
             spec = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadSpec(f"cannot read {path}: {error}") from None
     written = spec.get("format") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(written, int) or not 0 < written <= FORMAT:
@@ -132,7 +132,7 @@ def read_note(path: str) -> dict[str, object]:
     try:
         with open(path, encoding="utf-8") as file:
             note = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(note, dict) or not isinstance(note.get("format"), int):
         return {}

@@ -264,7 +264,7 @@ class Placement:
         try:
             ours = json.loads((self._state.path / SESSION_FILE).read_text("utf-8"))
             ours = [str(each) for each in ours] if isinstance(ours, list) else []
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return
         cloned = False
         for (namespace, node), lease in nodes.items():

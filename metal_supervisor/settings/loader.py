@@ -278,7 +278,7 @@ def load_saved(state: Path) -> Settings:
         if not isinstance(saved["config"], str):
             raise TypeError("config must be a path")
         overrides = Overrides(saved["config"], values)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
     return dataclasses.replace(load(overrides), state_dir=str(state))
 
@@ -306,7 +306,7 @@ def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
     try:
         found = json.loads(kept.read_text("utf-8"))
         values = {name: checked(name, value, GOOD_FILE) for name, value in found.items() if name in FIELDS}
-    except (OSError, ValueError, AttributeError, ConfigError):
+    except (OSError, ValueError, AttributeError, RecursionError, ConfigError):
         raise problem from None
     return dataclasses.replace(Settings(**values), state_dir=str(state))
 

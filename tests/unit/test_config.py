@@ -511,6 +511,7 @@ def test_a_relative_path_means_the_same_to_the_programs_which_run_elsewhere(
         None, "", "{", "[]", "null", "{}", '{"config": ""}', '{"config": "", "values": null}',
         '{"config": "", "values": {"setting_of_the_future": 1}}', '{"config": 5, "values": {}}',
         '{"config": "", "values": {"port": "x"}}', '{"config": "/no/such.toml", "values": {}}',
+        pytest.param("[" * 200_000, id="deep"),
     ],
 )
 def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_file(
@@ -524,9 +525,10 @@ def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_fil
 
 def test_a_kept_file_that_this_release_refuses_does_not_hide_what_is_wrong_on_file(tmp_path: Path) -> None:
     save_overrides(tmp_path, Overrides(str(written(tmp_path, "port = 0\n")), {}))
-    (tmp_path / "settings.json").write_text(json.dumps({"port": 0}))
-    with pytest.raises(ConfigError, match=r"x\.toml: port must be between"):
-        loader.load_good(tmp_path)
+    for kept in (json.dumps({"port": 0}), "[" * 200_000):
+        (tmp_path / "settings.json").write_text(kept)
+        with pytest.raises(ConfigError, match=r"x\.toml: port must be between"):
+            loader.load_good(tmp_path)
 
 
 def test_a_full_disk_leaves_no_half_written_settings_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from metal_supervisor.state.programs import read_run
 PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 NOW = 1_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
+DEEP = pytest.param("[" * 200_000, id="deep")
 NASTY = [
     "x\n[program:evil]\ncommand=touch /tmp/pwned", " ;", "#", "%(ENV_HOME)s", "%s", "%%", "'", '"', "\\", "\t", "\r\n",
     "", " ", "🦙", "é", "\x01\x7f", "$HOME `id` $(id)", "*", "--port=1", "a" * 10_000,
@@ -188,7 +189,7 @@ def test_an_engine_inherits_a_few_names_and_what_its_spec_says() -> None:
         '{"format": 1, "argv": ["x", 5], "env": {}}', '{"format": 1, "argv": ["x\\u0000"], "env": {}}',
         '{"format": 1, "argv": ["x"]}', '{"format": 1, "argv": ["x"], "env": []}',
         '{"format": 1, "argv": ["x"], "env": {"A": 5}}', '{"format": 1, "argv": ["x"], "env": {"A": "b\\u0000"}}',
-        '{"format": 1, "argv": ["x"], "env": {"A=": "b"}}', '{"format": 1, "argv": ["x"], "env": {}}',
+        '{"format": 1, "argv": ["x"], "env": {"A=": "b"}}', '{"format": 1, "argv": ["x"], "env": {}}', DEEP,
     ],
 )
 def test_a_spec_that_cannot_be_used_is_refused_before_anything_happens(tmp_path: Path, content: str) -> None:
@@ -203,7 +204,7 @@ def test_a_missing_spec_is_refused_with_its_path(tmp_path: Path) -> None:
         launch.read_spec(str(tmp_path / "gone.json"))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "x", "pid": 1}', "{}", "\0\0"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "x", "pid": 1}', "{}", "\0\0", DEEP])
 def test_a_note_that_cannot_be_read_counts_as_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(content)
