@@ -64,15 +64,21 @@ def _python(_around: Surroundings) -> Sequence[Finding]:
 # ── settings and the state directory ─────────────────────────────────────────────────────────────
 
 
-def judge_settings(file: str, problem: str) -> Finding:
-    """Finding about the settings. `problem`: the loader's message, "" if they are valid; `file`: "" without one."""
+def judge_settings(file: str, problem: str, gateway: str = "") -> Finding:
+    """Finding about the settings. `problem`: the loader's message, "" if they are valid; `file`: "" without one.
+
+    `gateway`: why it must not listen with them, though each is valid.
+    """
     if problem:
         return fail(problem, "correct it; a system that runs goes on with the last settings that were in order")
+    if gateway:
+        return fail(f"the gateway does not listen: {gateway}", "correct it, then metal-supervisor upgrade")
     return ok(f"{file} is in order" if file else "no file; defaults, environment and flags are in order")
 
 
 def _settings(around: Surroundings) -> Sequence[Finding]:
-    return [judge_settings(around.config_file, around.config_problem)]
+    gateway = around.settings.gateway_problem if around.settings.gateway_on else ""
+    return [judge_settings(around.config_file, around.config_problem, gateway)]
 
 
 def judge_directory(path: Path, found: os.stat_result | None, uid: int) -> Finding:

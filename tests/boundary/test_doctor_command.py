@@ -106,6 +106,17 @@ def test_a_broken_settings_file_is_a_finding_and_the_rest_is_asked(
     assert "\nok    memory" in out
 
 
+def test_a_gateway_that_must_not_listen_is_a_finding_though_each_setting_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    machine()
+    usual = flags(tmp_path)
+    for said in (["--gateway", "0.0.0.0:9100"], ["--gateway-tls-cert", "/c"]):
+        code, out, _ = run(capsys, *usual, *said)
+        assert code == 1 and "\nfail  settings     the gateway does not listen: " in out
+    assert run(capsys, *usual, "--gateway-tls-cert", "/c", "--gateway", "off")[0] == 0, "nothing asks for it"
+
+
 def parsed(*flags: str) -> Any:
     return main.parser().parse_args(["doctor", *flags])
 

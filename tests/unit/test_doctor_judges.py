@@ -116,6 +116,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
     ("settings", "ok", software.judge_settings("/m.toml", ""), ("/m.toml",)),
     ("settings", "fail", software.judge_settings("/m.toml", "unknown 'prot'; did you mean 'port'?"), ("'port'",)),
+    ("settings", "fail", software.judge_settings("/m.toml", "", "there are no keys"), ("gateway", "no keys")),
     ("state", "ok", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700), 501), ()),
     ("state", "ok", software.judge_directory(STATE, None, 501), ("first start",)),
     ("state", "fail", software.judge_directory(STATE, status(stat.S_IFDIR | 0o750), 501), ("mode 750", "chmod 700")),
