@@ -265,7 +265,11 @@ def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
     assert set(there) <= {*QUANTIZATIONS, "F16"}
 
 
-def test_what_is_to_be_typed_next_is_what_the_model_can_answer() -> None:
+def test_what_is_to_be_typed_next_is_what_the_model_can_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no `make run` has left a system
+    monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
     endpoint = "http://127.0.0.1:18100/v1/chat/completions"
     talk, curl = serve.hints(Settings(gateway="off"), "one", endpoint, "chat")
     assert talk.split() == ["metal-supervisor", "chat", "one"]
