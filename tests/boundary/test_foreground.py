@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from metal_supervisor.spec.types import Endpoint
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.own_processes import CannotBoot, own
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from tests.support.records import a_record
 
@@ -133,6 +135,16 @@ def test_a_gateway_that_cannot_listen_is_told_unless_the_note_is_of_an_earlier_r
         os.utime(state.path / gateway_note.FILE, (at, at))
         run.printer.print_advice(state)
         assert out.getvalue().count("cannot be listened on") == min(at, 1)
+
+
+def test_a_port_is_not_taken_by_what_a_killed_supervisord_of_this_directory_left_behind(state: StateDir) -> None:
+    """The start that follows ends it; without that, a run that was killed with its supervisord could not follow."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run, _ = shown(Settings(state_dir=str(state.path), port=listener.getsockname()[1]))
+        with pytest.raises(CannotBoot, match="is taken by"):
+            run._check_port()
+        with own(state, "sidecar"):
+            run._check_port()
 
 
 @needs_full
