@@ -157,7 +157,7 @@ def _problem(note: Json) -> str:
 
 def shown(path: Path) -> str:
     """A path as a user would type it here."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # the current directory may have been removed
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
 

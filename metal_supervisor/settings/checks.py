@@ -73,14 +73,18 @@ def gateway_address(value: str) -> str | None:
 
 def path(value: str) -> str | None:
     """Check of a path, or of nothing: it must not begin at a home directory that is not known, nor lead in a circle."""
+    if not value:
+        return None
     try:
         found = Path(value).expanduser()
     except RuntimeError:
         return "must not begin with the ~ of a user whose home directory is not known"
     try:
         found.resolve()
-    except (OSError, RuntimeError):  # which of them, and whether any, depends on Python's version
+    except RuntimeError:  # not of every version of Python
         return "must not lead in a circle by its links"
+    except OSError:
+        return "must be absolute, as the current directory was removed"
     return None
 
 

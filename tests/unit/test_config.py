@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.cli import chat, main
+from metal_supervisor.cli import changes, chat, main
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import (
     FIELDS,
@@ -351,6 +351,19 @@ def test_a_path_that_leads_nowhere_is_refused_with_its_origin(
         assert main.main(["serve", path, *state]) == 2 and "SOURCE must not" in capsys.readouterr().err
         with pytest.raises(ConfigError, match="allowed_roots must not"):
             overrides_from(parsed("--allowed-roots", f"/models,{path}"), {})
+
+
+def test_in_a_directory_that_was_removed_only_a_relative_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert overrides_from(parsed("--state-dir", str(tmp_path)), {}).values == {"state_dir": str(tmp_path)}
+    assert changes.shown(tmp_path) == str(tmp_path)
+    for flag in ("--state-dir", "--config"):
+        with pytest.raises(ConfigError, match=f"{flag}: .*must be absolute"):
+            overrides_from(parsed(flag, "x"), {})
 
 
 @PROPERTY
