@@ -57,7 +57,8 @@ class Foreground:
     def run(self) -> int:
         """Run until a signal; return the exit code."""
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, self._signalled)
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(signum, self._signalled)
         os.umask(0o077)  # as in launchd's job: files made here are for this user only
         if not self._directory.path.exists():
             self._check()  # a run that cannot start leaves nothing behind in a home directory

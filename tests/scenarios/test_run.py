@@ -100,6 +100,19 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(tmp_
         assert system.processes() == []
 
 
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which its process inherits, as from nohup
+    try:
+        with running(tmp_path) as system:
+            assert system.process is not None
+            system.process.send_signal(signal.SIGHUP)
+            system.apply(system.tiny_model(), service())
+            eventually(lambda: " Ready " in system.said(), what="it to go on telling")
+            assert system.process.poll() is None and "Stopping" not in system.said()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_stop_with_a_stream_under_way_ends_within_its_bound(tmp_path: Path) -> None:
     with running(tmp_path, "--stop-timeout", "2") as system:
         system.apply(system.tiny_model(), service("tiny", contextSize=32768))
