@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.terminal import FAILED, OK, CommandError, Live, say
+from metal_supervisor.cli.terminal import FAILED, NOT_FOUND, OK, CommandError, Live, say
 from metal_supervisor.models import inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
@@ -325,6 +325,6 @@ def _named(found: Stock, word: str) -> StoredModel:
     if not matches:
         known = [entry.name for entry in found.entries if entry.kind is Kind.LLMKUBE]
         theirs = "; that is LLMKube's own, remove it by hand" if word in known else ""
-        raise CommandError(f"{what} is no model in {found.path}{theirs}; see metal-supervisor models ls")
+        raise CommandError(f"{what} is no model in {found.path}{theirs}; see metal-supervisor models ls", NOT_FOUND)
     names = ", ".join(entry.name for entry in matches)
-    raise CommandError(f"{what} may be any of {names}; give more of the slot's name")
+    raise CommandError(f"{what} may be any of {names}; give more of the slot's name", NOT_FOUND)

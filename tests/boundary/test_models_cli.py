@@ -181,7 +181,7 @@ def test_a_link_in_the_store_is_nobodys_model(mac: Mac, tmp_path: Path) -> None:
     mac.slot(HUB)
     (mac.store / ("a" * 16)).symlink_to(tmp_path)
     assert "a" * 16 not in mac.models("ls")
-    assert "is no model in" in mac.models("rm", "a" * 16, "--yes", code=1)
+    assert "is no model in" in mac.models("rm", "a" * 16, "--yes", code=4)
 
 
 # ── verify ───────────────────────────────────────────────────────────────────────────────────────
@@ -330,7 +330,7 @@ def test_hard_links_elsewhere_free_nothing_and_are_told(mac: Mac) -> None:
     said = mac.models("rm", slot.name, "--yes")
     assert "0 MiB freed; 2 MiB stay, for those files have other names too (hard links)" in said
     assert (theirs / "m.gguf").exists()
-    assert "LLMKube's own, remove it by hand" in mac.models("rm", "their-model", "--yes", code=1)
+    assert "LLMKube's own, remove it by hand" in mac.models("rm", "their-model", "--yes", code=4)
 
 
 def test_what_matches_nothing_or_several_is_refused(mac: Mac) -> None:
@@ -338,9 +338,9 @@ def test_what_matches_nothing_or_several_is_refused(mac: Mac) -> None:
     twin = ModelDirectory(mac.store, slot.name[:8] + "0" * 8)
     twin.prepare()
     twin.write(Contents("hf://o/r@main", "m.gguf"))
-    assert f"may be any of {', '.join(sorted([slot.name, twin.name]))}" in mac.models("rm", slot.name[:4], code=1)
-    assert "is no model in" in mac.models("rm", "hf://o/other/m.gguf", "--yes", code=1)
-    assert "is no model in" in mac.models("rm", "", "--yes", code=1)
+    assert f"may be any of {', '.join(sorted([slot.name, twin.name]))}" in mac.models("rm", slot.name[:4], code=4)
+    assert "is no model in" in mac.models("rm", "hf://o/other/m.gguf", "--yes", code=4)
+    assert "is no model in" in mac.models("rm", "", "--yes", code=4)
 
 
 def test_a_removed_model_forgets_a_digest_that_did_not_match(mac: Mac) -> None:
