@@ -20,22 +20,24 @@ from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State
 from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
 WAIT_S = 60.0
+NOT_RUNNING = 3
+"""Exit code, the same as that of `metal-supervisor status`."""
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:
     """Take over the system of a state directory. Returns the exit code.
 
-    It is 1 if one of our programs does not come up, or the settings on file are wrong. Raises CannotBoot, Unavailable,
-    Refused.
+    It is 1 if one of our programs does not come up, or the settings on file are wrong, and 3 if nothing runs. Raises
+    Unavailable, Refused.
     """
     directory = StateDir(state)
     supervisord = Supervisord(directory.socket)
     if not supervisord.answers():
-        raise CannotBoot(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
+        say(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
+        return NOT_RUNNING
     directory.create()  # a release may know directories that the one before it did not
     settings, problem = loader.load_good(directory.path)
     complete_specs(directory, settings.confinement)

@@ -90,6 +90,8 @@ def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
     for words in commands:
         assert main.main([*words, *state]) == 3
         assert f"no system has run in {tmp_path}" in capsys.readouterr().err
+    assert main.main(["upgrade", *state]) == 3
+    assert f"no supervisord runs on {tmp_path}" in capsys.readouterr().err
     (tmp_path / "kubeconfig").write_text("")
     for words in commands[1:]:
         assert main.main([*words, *state]) == 4
