@@ -60,6 +60,11 @@ def main() -> int:  # noqa: RET503 - exec does not return
     given = {name: os.environ.pop(name, "") for name in ("CLUSTER", "CONTEXT", "NAMESPACE", "PORT", "ARGS")}
     run = RUN
     flags: list[str] = []
+    try:
+        further = shlex.split(given["ARGS"])
+    except ValueError as error:
+        print(f"make run: ARGS={given['ARGS']}: {error}", file=sys.stderr)
+        return 2
     if given["CLUSTER"]:
         kubeconfig = str(Path(given["CLUSTER"]).expanduser().absolute())
         identity = f"{kubeconfig} {given['CONTEXT']}"
@@ -81,7 +86,6 @@ def main() -> int:  # noqa: RET503 - exec does not return
     os.environ.pop("METAL_SUPERVISOR_LLAMA_SERVER", None)
     command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(run), "--llama-server", str(engine)]
     os.chdir(ROOT)
-    further = shlex.split(given["ARGS"])
     os.execv(sys.executable, [*command, *flags, *further, *([] if given["CLUSTER"] else roots(further))])
 
 

@@ -191,11 +191,15 @@ def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(tmp_
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
     for name in ("tools", "metal_supervisor", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    environ = {**os.environ, "CLUSTER": str(tmp_path / "nosuch")}
     command = [sys.executable, str(tmp_path / "tools" / "make_run.py")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "nosuch does not exist" in done.stderr
-    assert not (tmp_path / ".run").exists()
+    wrong = (
+        ({"CLUSTER": str(tmp_path / "nosuch")}, 1, "nosuch does not exist"),
+        ({"ARGS": "it's"}, 2, "No closing quotation"),
+    )
+    for said, code, why in wrong:
+        done = subprocess.run(command, env={**os.environ, **said}, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and why in done.stderr and done.stderr.count("\n") == 1
+        assert not (tmp_path / ".run").exists()
 
 
 def test_restarting_the_whole_system_often_is_no_crash_loop(tmp_path: Path) -> None:
