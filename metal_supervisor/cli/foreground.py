@@ -24,6 +24,7 @@ from metal_supervisor.cli.terminal import UNWRITTEN
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot
 from metal_supervisor.host import local_status, processes
+from metal_supervisor.install.checks import refuse_strange
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir, StateError
@@ -62,6 +63,7 @@ class Foreground:
         os.umask(0o077)  # as in launchd's job: files made here are for this user only
         if not self._directory.path.exists():
             self._check()  # a run that cannot start leaves nothing behind in a home directory
+        refuse_strange(self._directory.path)
         self._directory.create()
         try:
             with self._alone():

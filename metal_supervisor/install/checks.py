@@ -21,6 +21,8 @@ from metal_supervisor.state.reports import read_object
 from metal_supervisor.supervisord.client import Supervisord
 
 KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
+KEPT = ("log", "hub")
+"""Directories that stay for the user."""
 
 
 def refuse_anothers(where: InstallPaths) -> bool:
@@ -54,6 +56,21 @@ def is_state_directory(state: Path) -> bool:
     # Of a system that ran with a cluster, uninstall without --purge leaves no other sign.
     named = bool(re.fullmatch(rb"[-a-z0-9]+\n", read(state / "node"))) or (state / SETTINGS_FILE).is_file()
     return named and (state / "log" / "controller.log").is_file()
+
+
+def refuse_strange(state: Path) -> None:
+    """Raise InstallError for a directory with directories that are not ours: an uninstall could not tell which are.
+
+    What was restored from a copy, or left by an uninstall, is ours; hidden ones are the file manager's or the volume's.
+    """
+    if not state.is_dir() or is_state_directory(state) or (state / "models.d").is_dir():
+        return
+    ours = (*KEPT, "models", "launchd", "lost+found")
+    strange = sorted(each.name for each in state.iterdir() if each.is_dir() and each.name not in ours)
+    strange = [name for name in strange if not name.startswith(".")]
+    if strange:
+        text = f"{state} is no state directory of metal-supervisor, and has directories of its own ({strange[0]!r:.80})"
+        raise InstallError(f"{text}; choose another with --state-dir, which may be a new one in it")
 
 
 def refuse_running(state: Path) -> None:

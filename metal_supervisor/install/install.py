@@ -23,7 +23,7 @@ from metal_supervisor.host import launchd, root_file
 from metal_supervisor.host.launchctl import EX_CONFIG, Launchctl
 from metal_supervisor.host.launchd import INCUMBENT
 from metal_supervisor.install import upgrade
-from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, refuse_running
+from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, refuse_running, refuse_strange
 from metal_supervisor.install.plan import InstallPaths, InstallPlan, places, read
 from metal_supervisor.install.steps import (
     PLACE,
@@ -143,6 +143,7 @@ def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
         text = f"it is installed as {other.domain}/{other.label} already; `metal-supervisor uninstall` first"
         raise InstallError(f"{text}, or install {'with' if where.root else 'without'} --agent")
     refuse_anothers(where)
+    refuse_strange(where.state)
     refuse_kept_place("the state directory", where.state, machine.home)
     refuse_kept_place("the model store", found.settings.store_path, machine.home)
     refuse_kept_place("this installation", Path(sys.prefix), machine.home)

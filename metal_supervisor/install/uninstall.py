@@ -21,7 +21,7 @@ from metal_supervisor.confinement import probe
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.power_meter import FRAGMENT
-from metal_supervisor.install.checks import is_state_directory, refuse_anothers, refuse_running
+from metal_supervisor.install.checks import KEPT, is_state_directory, refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.models.inventory import files_of
@@ -33,7 +33,6 @@ from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import DIRECTORIES, StateDir
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
-KEPT = ("log", "hub")
 PASSING = (
     *(name for name in DIRECTORIES if name not in KEPT), "kubectl-cache", "omlx", "served", "launchd", "log-level",
     CLUSTER,

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 from metal_supervisor.cli import changes
 from metal_supervisor.cli.foreground import Foreground
 from metal_supervisor.cli.serve import Serve, ServeOrder
+from metal_supervisor.install import checks
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.types import Endpoint
@@ -145,6 +147,33 @@ def test_a_port_is_not_taken_by_what_a_killed_supervisord_of_this_directory_left
             run._check_port()
         with own(state, "sidecar"):
             run._check_port()
+
+
+@pytest.mark.parametrize(
+    "names", [["app"], ["Documents", ".cache"], ["log", "src"]], ids=lambda names: "-".join(names)
+)
+def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
+    """An uninstall would take an app/ for its own."""
+    for name in names:
+        (tmp_path / name).mkdir()
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and repr(sorted(names)[-1]) in done.stderr and "--state-dir" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == sorted(names) and stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[], ["models"], ["apiserver.db", "node", "log", "hub", "models"], [".Trashes", "lost+found"], ["models.d", "app"]],
+    ids=lambda names: "-".join(names) or "empty",
+)
+def test_one_that_was_restored_or_left_by_an_uninstall_is_taken(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+    checks.refuse_strange(tmp_path)
 
 
 @needs_full

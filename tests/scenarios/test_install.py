@@ -180,6 +180,7 @@ def test_a_job_that_cannot_start_is_told_with_its_last_words(mac: Home, monkeypa
     found = plan.plan(mac.order(), mac.machine)
     broken = mac.state / "supervisord.conf" / "in-the-way"
     broken.mkdir(parents=True)
+    (mac.state / "models.d").mkdir()  # as where one ran before
     assert install.install(found, mac.machine, mac.said.append) == 1
     assert any(line.startswith("it does not come up: launchd says ") for line in mac.said)
     assert mac.said[-1] == "see also: metal-supervisor doctor"
