@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -69,10 +70,15 @@ class Proxy:
         """Requests at an engine, by program."""
         self.traffic = Traffic()
         self.room = WaitingRoom(self.in_flight, tell, self.traffic.waited)
-        self.active = 0
-        """Requests under way, those included whose body is still to come."""
+        self.busy: set[RequestHandler] = set()
+        """Connections with a request under way, those included whose body is still to come."""
         self.closing = False
         """Answers end their connection: this worker is to end."""
+
+    @property
+    def active(self) -> int:
+        """Requests under way: each connection has one at a time."""
+        return len(self.busy)
 
     async def close(self) -> None:
         """Close the connections to the engines."""
@@ -80,14 +86,15 @@ class Proxy:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        self.active += 1
+        connection = request.protocol
+        self.busy.add(connection)
         try:
             response = await self._answer(request)
             if self.closing and not response.prepared:
                 response.force_close()
             return response
         finally:
-            self.active -= 1
+            self.busy.remove(connection)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         exchange = Exchange(request.raw_path.partition("?")[0])

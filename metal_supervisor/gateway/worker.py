@@ -67,6 +67,7 @@ class _Connections(web.Server):
             auto_decompress=False, access_log=None,
         )  # fmt: skip
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a client that speaks no HTTP is not an error
+        self._proxy = proxy
         self._begun: dict[RequestHandler, float] = {}
         """Monotonic time of those, the earliest first; one whose handshake failed counts until it would have ended."""
 
@@ -86,6 +87,15 @@ class _Connections(web.Server):
         while self._begun and next(iter(self._begun.values())) < over:
             del self._begun[next(iter(self._begun))]
         return len(self._begun) + len(self.connections)
+
+    def close_idle(self) -> None:
+        """Close the connections without a request under way.
+
+        aiohttp's `pre_shutdown` would leave them open and deaf, and drop the rest of the bodies that still arrive.
+        """
+        for each in self.connections:
+            if each not in self._proxy.busy:
+                each.force_close()
 
 
 def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
@@ -303,19 +313,21 @@ class Worker:
         proxy.closing = True  # connections that are kept alive are told with their next answer
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(leave.wait(), KEPT_ALIVE_S)
-        self._server.pre_shutdown()
+        self._server.close_idle()
         while proxy.active and not leave.is_set():
             await asyncio.sleep(0.05)
+            self._server.close_idle()
 
     async def _finish(self) -> None:
         """Let the requests at engines end, for as long as the system's stop allows."""
         proxy = self._proxy
         proxy.closing = True
         proxy.room.close()
-        self._server.pre_shutdown()
+        self._server.close_idle()
         until = time.monotonic() + self._settings.stop_timeout
         while proxy.active and time.monotonic() < until:
             await asyncio.sleep(0.02)
+            self._server.close_idle()
         if proxy.active:
             detail = {"count": proxy.active, "seconds": self._settings.stop_timeout}
             log.warning("some answers are cut: they did not end in time", extra=detail)

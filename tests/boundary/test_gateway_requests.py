@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from metal_supervisor.gateway import worker as workers
 from metal_supervisor.gateway.access import Doorman
@@ -62,8 +61,8 @@ class Open:
         reader: Any = self.reader
         self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
         self.proxy.room.look(self.reader.services)
-        made = web.Server(self.proxy, handler_cancellation=True, access_log=None)
-        self._server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        self.connections = workers._Connections(self.proxy)
+        self._server = await asyncio.get_running_loop().create_server(self.connections, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.proxy._public_port = self.port
         return self
@@ -187,6 +186,31 @@ def test_a_client_that_leaves_with_its_body_does_not_wait() -> None:
                 writer.close()
                 await until(lambda: not gateway.proxy.active)
             assert not gateway.proxy.room.waiting.total()
+
+    run(go)
+
+
+def test_a_worker_that_ends_closes_idle_connections_and_reads_the_bodies_of_requests_under_way() -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfine")
+
+        server, port = await serving(answer)
+        body = b'{"model":"tiny"}'
+        async with server, Open(engine(port)) as gateway:
+            idle, idle_writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head(body))
+            await until(lambda: gateway.proxy.active and len(gateway.connections.connections) == 2)
+            gateway.proxy.closing = True
+            gateway.connections.close_idle()
+            assert not await idle.read()
+            writer.write(body)
+            assert (await reader.read()).endswith(b"fine")
+            assert not gateway.proxy.active
+            for each in (idle_writer, writer):
+                each.close()
+                await each.wait_closed()
 
     run(go)
 
