@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from metal_supervisor.runtimes.metric_families import COUNTER, HISTOGRAM, PARTS, SUMMARY, UNTYPED, Family, Sample
 from metal_supervisor.spec.types import Key
 
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
 MOST_IN_ALL = 20_000
 """Series of all engines together."""
 MOST_FAMILIES = 2_000
@@ -35,7 +37,7 @@ REASONS: Mapping[str, str] = {
     "series": "more than 2,000 series of one engine; of all together 20,000, 2,000 names, or 4 MiB",
     "format": "it is not the text format, or a histogram or summary is not whole",
     "duplicate": "a family has the same series twice",
-    "value": "a counter is negative, or no number",
+    "value": "a counter, a sum, a count or a quantile is negative or no number, or a count is no whole one",
     "name": "a name that is ours, Prometheus' own, or tells of a process (`process_*`, `python_*`, `go_*`)",
     "type": "an engine that was there before has the name with another type, or one that means the same",
 }
@@ -139,12 +141,18 @@ def _fault(family: Family, samples: Sequence[Sample]) -> str:
         return "name"
     if len({(each.name, frozenset(each.labels)) for each in samples}) != len(samples):
         return "duplicate"
-    counts = (family.name,) if family.kind == COUNTER else (f"{family.name}_bucket", f"{family.name}_count")
-    counting = family.kind in (COUNTER, HISTOGRAM, SUMMARY)
-    if counting and not all(each.value >= 0 for each in samples if each.name in counts):
+    if family.kind in (COUNTER, HISTOGRAM, SUMMARY) and not all(_can_count(family, each) for each in samples):
         return "value"
     whole = {HISTOGRAM: _is_histogram, SUMMARY: _is_summary}.get(family.kind)
     return "" if whole is None or all(whole(family.name, group) for group in _groups(samples)) else "format"
+
+
+def _can_count(family: Family, sample: Sample) -> bool:
+    """True if OpenMetrics allows the value of a sample of a counter, a histogram or a summary."""
+    part, value = sample.name.removeprefix(family.name), sample.value
+    if part in ("_bucket", "_count"):
+        return value >= 0 and value.is_integer()
+    return value >= 0 or (not part and family.kind == SUMMARY and math.isnan(value))
 
 
 def _groups(samples: Iterable[Sample]) -> Iterable[list[Sample]]:
@@ -161,7 +169,10 @@ def _grouped(family: Family, samples: Sequence[Sample]) -> Iterable[Sample]:
 
 
 def _is_histogram(name: str, group: Iterable[Sample]) -> bool:
-    """True if these are buckets in order, the last with bound +Inf, with a sum and a matching count."""
+    """True if these are buckets in order, the last with bound +Inf, with a sum and a matching count.
+
+    No bound may be negative: with one, OpenMetrics allows no sum.
+    """
     buckets, rest = [], {}
     for each in group:
         bound = dict(each.labels).get("le")
@@ -172,7 +183,7 @@ def _is_histogram(name: str, group: Iterable[Sample]) -> bool:
         else:
             return False
     rising = all(low[0] < high[0] and low[1] <= high[1] for low, high in itertools.pairwise(buckets))
-    if not buckets or not rising or buckets[-1][0] != math.inf:
+    if not buckets or not rising or buckets[0][0] < 0 or buckets[-1][0] != math.inf:
         return False
     return set(rest) == {f"{name}_sum", f"{name}_count"} and rest[f"{name}_count"] == buckets[-1][1]
 
@@ -187,10 +198,8 @@ def _is_summary(name: str, group: Iterable[Sample]) -> bool:
 
 
 def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    """A bound or a quantile, NaN for what only Python takes for a number: `1_0`, ` 1`, digits of other scripts."""
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def _line(sample: Sample) -> str:
