@@ -121,6 +121,10 @@ class Proxy:
         except ConnectionError:
             exchange.end = exchange.end if exchange.end != "complete" else "client_gone"
             raise
+        except Exception:  # aiohttp answers 500, or cuts the answer, and its own log is off
+            log.exception("a request failed", extra={"id": exchange.id})
+            exchange.status, exchange.end = exchange.status or 500, "failed"
+            raise
         finally:
             if exchange.entered:
                 self._doorman.leave(exchange.key)

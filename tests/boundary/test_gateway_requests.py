@@ -215,6 +215,24 @@ def test_a_worker_that_ends_closes_idle_connections_and_reads_the_bodies_of_requ
     run(go)
 
 
+def test_a_request_that_fails_in_the_gateway_is_logged_as_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    async def go() -> None:
+        async with Open(engine(1)) as gateway:
+            monkeypatch.setattr(gateway.proxy._engines, "send", fail)
+            assert (await gateway.ask(b'{"model":"tiny"}')).startswith(b"HTTP/1.1 500 ")
+
+    with caplog.at_level("INFO", "gateway"):
+        run(go)
+    failed, request = caplog.records
+    assert failed.exc_info and vars(failed)["id"] == vars(request)["id"]
+    assert (vars(request)["status"], vars(request)["end"]) == (500, "failed")
+
+
 def test_a_client_that_leaves_while_records_change_does_not_wait() -> None:
     async def go() -> None:
         async with Open(at_rest()) as gateway:
