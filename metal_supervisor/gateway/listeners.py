@@ -73,6 +73,7 @@ class Listeners:
                 listener.close()
             if (server := self._servers.pop(address, None)) is not None:
                 close(server)
+            self._problem(address, "")
         self._ask(*(each for each in self._addresses if each not in before))
 
     def _ask(self, *more: str) -> None:
@@ -147,9 +148,10 @@ class Listeners:
                             self._awaits_answer = False
                         elif "listener" in message or "error" in message:
                             address = str(message.get("listener", message.get("address")))
-                            # The system keeps back a socket from a process that has too many files open.
-                            self._problem(address, str(message.get("error", os.strerror(errno.EMFILE))))
-                            self._loop.call_later(TAKEN_RETRY_S, self._ask, address)
+                            if address in self._addresses:  # else it was given up meanwhile
+                                # The system keeps back a socket from a process that has too many files open.
+                                self._problem(address, str(message.get("error", os.strerror(errno.EMFILE))))
+                                self._loop.call_later(TAKEN_RETRY_S, self._ask, address)
                             self._awaits_answer = False
                     for each in sockets:
                         each.close()

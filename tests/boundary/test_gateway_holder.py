@@ -200,6 +200,22 @@ def test_a_worker_gets_and_gives_up_more_sockets_than_a_buffer_holds_messages(
         each.close()
 
 
+def test_a_port_that_is_taken_is_no_problem_any_more_once_it_is_given_up(path: Path) -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = f"127.0.0.1:{stranger.getsockname()[1]}"
+        worker = Worker(path, f"127.0.0.1:{port}", [taken])
+        eventually(lambda: dict(worker.problems).get(taken), what="the port that is taken to be told")
+        worker.loop.call_soon_threadsafe(worker.listeners.fronts, [])
+        eventually(lambda: dict(worker.problems)[taken] == "", what="the problem to be over")
+    other = FakeWorker(path)
+    (again,) = other.ask(want=f"127.0.0.1:{port}", born=time.monotonic())[1]
+    send(other.connection, {"serving": True})
+    assert worker.retired.wait(10)
+    for each in (again, other):
+        each.close()
+
+
 def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     path = tmp_path / "gateway.sock"
