@@ -66,8 +66,7 @@ class OmlxModel:
         try:
             made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copytree(
-                self._job["path"], made, ignore=shutil.ignore_patterns(".*"), copy_function=self._link,
-                ignore_dangling_symlinks=True,
+                self._job["path"], made, ignore=_left_out, copy_function=self._link, ignore_dangling_symlinks=True,
             )  # fmt: skip
             _writable(made)
             _removed(self._served)
@@ -84,6 +83,12 @@ class OmlxModel:
         if not any(real.is_relative_to(each) for each in self._judged):
             raise OSError(errno.EPERM, "it was not judged", source)
         os.link(real, target)
+
+
+def _left_out(directory: str, names: list[str]) -> list[str]:
+    """What no engine reads, and links to directories: they may lead in circles, and what is behind was not judged."""
+    inside = [Path(directory, each) for each in names]
+    return [each.name for each in inside if each.name.startswith(".") or (each.is_symlink() and each.is_dir())]
 
 
 def _writable(place: Path) -> None:

@@ -251,6 +251,17 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
         model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
 
 
+def test_links_to_directories_lead_no_copy_of_a_model_in_circles(tmp_path: Path) -> None:
+    source, here = tmp_path / "m", tmp_path / "served" / "omlx" / "models" / "one"
+    (source / "parts").mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    (source / "parts" / "weights").write_text("")
+    (source / "main").symlink_to(".")
+    model = OmlxModel({"name": "one", "path": str(source), "settings": {}, "key_file": str(tmp_path / "omlx.key")})
+    model.attach(Told(), 1.0, lambda _: None)  # type: ignore[arg-type]
+    assert sorted(str(each.relative_to(here)) for each in here.rglob("*")) == ["config.json", "parts", "parts/weights"]
+
+
 def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.one_pass(service())
     waits = keeper.one_pass()
