@@ -291,8 +291,9 @@ class Worker:
         waiting = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.room.waiting.items()]
         note |= {"active": self._proxy.active, "inFlight": flights, "waiting": waiting}
         note |= self._proxy.traffic.as_json()
-        # The holder keeps the sockets of the worker before, so they count until this one listens.
-        wanted = {int(each.rpartition(":")[2]) for each in self._reader.services.fronts()}
+        # The holder keeps the sockets of the worker before, so they count until this one listens, or cannot.
+        addresses = [] if self._problems.get("") else self._reader.services.fronts()
+        wanted = {int(each.rpartition(":")[2]) for each in addresses if not self._problems.get(each)}
         now = self._listeners.ports if self._listeners is not None else ()
         fronts = sorted({*now, *(wanted & set(self._fronts))})
         gateway_note.write(self._state.path, {**note, "fronts": fronts})

@@ -324,6 +324,28 @@ def test_a_worker_that_cannot_serve_leaves_the_note_to_the_one_that_does(tmp_pat
     run(go)
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_port_at_which_it_cannot_listen_is_none_of_an_on_demand_service(tmp_path: Path, taken: bool) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    state.write_record(a_record(idle_s=60.0, port=1, front_port=2))
+    gateway_note.write(state.path, {"pid": 0, "fronts": [2]})
+
+    async def go() -> None:
+        worker = workers.Worker(Settings(state_dir=str(state.path), gateway="127.0.0.1:1"), state, lambda: None)
+        worker._reader.read()
+        (address,) = worker._reader.services.fronts()
+        worker._serving()
+        assert gateway_note.read(state.path)["fronts"] == [2], "the holder has it, of the worker before"
+        worker._not_given(address if taken else "", "Address already in use")
+        assert gateway_note.read(state.path)["fronts"] == []
+        worker._not_given(address if taken else "", "")
+        assert gateway_note.read(state.path)["fronts"] == [], "before it listens"
+        await worker._proxy.close()
+
+    run(go)
+
+
 @pytest.mark.parametrize(("asked", "key"), [("as before", "old"), ("with another key", "")])
 def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path, asked: str, key: str) -> None:
     state = StateDir(tmp_path)
