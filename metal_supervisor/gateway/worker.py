@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import resource
@@ -98,11 +99,27 @@ class _Connections(web.Server):
                 each.force_close()
 
 
+class _Log(io.TextIOBase):
+    """Standard error that loses lines while supervisord, which may hang, reads none: to wait would halt all streams."""
+
+    def __init__(self) -> None:
+        if not sys.stderr.isatty():  # a terminal is shared with other programs
+            os.set_blocking(sys.stderr.fileno(), False)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), text.encode("utf-8", "replace"))
+        return len(text)
+
+
 def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
     """Serve until TERM or INT. `each_look`: called every LOOK_EVERY_S."""
     # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
     if hasattr(sys, "set_int_max_str_digits"):  # not in Python 3.10.6 and before
         sys.set_int_max_str_digits(INTEGER_DIGITS)
+    for each in logging.getLogger().handlers:
+        if isinstance(each, logging.StreamHandler):
+            each.setStream(_Log())
 
     async def main() -> None:
         await Worker(settings, directory, each_look).serve()

@@ -188,6 +188,12 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt(gateway: Gateway) -> 
     assert secret not in gateway.system.files.log_path("gateway").read_text("utf-8")
 
 
+def test_a_supervisord_that_reads_no_log_holds_up_no_request(gateway: Gateway) -> None:
+    with halted(gateway.system.supervisord_pid()):
+        for _ in range(500):  # their lines are more than a pipe holds
+            assert gateway.ask("POST", "/v1/chat/completions", {"model": "unknown"})[0] == 404
+
+
 def test_the_port_being_taken_stops_no_engine(tmp_path: Path, gateway: Gateway) -> None:
     with with_taken_port(tmp_path) as (other, port):
         other.system.apply(other.system.tiny_model(), service())
