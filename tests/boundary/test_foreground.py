@@ -150,7 +150,7 @@ def test_a_port_is_not_taken_by_what_a_killed_supervisord_of_this_directory_left
 
 
 @pytest.mark.parametrize(
-    "names", [["app"], ["Documents", ".cache"], ["log", "src"]], ids=lambda names: "-".join(names)
+    "names", [["app"], ["Documents", ".cache"], ["log", "src"]], ids="-".join
 )
 def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
     """An uninstall would take an app/ for its own."""
@@ -167,10 +167,11 @@ def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path
 
 @pytest.mark.parametrize(
     "names",
-    [[], ["models"], ["apiserver.db", "node", "log", "hub", "models"], [".Trashes", "lost+found"], ["models.d", "app"]],
+    [[], ["models"], ["log", "hub", "models"], ["launchd"], [".Trashes", "lost+found"], ["models.d", "app"]],
     ids=lambda names: "-".join(names) or "empty",
 )
 def test_one_that_was_restored_or_left_by_an_uninstall_is_taken(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "apiserver.db").touch()
     for name in names:
         (tmp_path / name).mkdir()
     checks.refuse_strange(tmp_path)
