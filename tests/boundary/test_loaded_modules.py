@@ -16,7 +16,7 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-known = sys.stdlib_module_names | {"metal_supervisor", "__mp_main__"}
+known = sys.stdlib_module_names | {"metal_supervisor", "__mp_main__", "tomli"}  # tomli: the TOML of Python 3.10
 packages = {each.split(".")[0] for each in sys.modules} - known
 ours = {each.split(".")[1] for each in sys.modules if each.startswith("metal_supervisor.")}
 print("loaded", json.dumps([sorted(each for each in packages if not each.startswith("_")), sorted(ours),
@@ -28,6 +28,7 @@ FLASK = {"blinker", "click", "flask", "itsdangerous", "jinja2", "markupsafe", "w
 AIOHTTP = {
     "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "cython_runtime", "frozenlist", "idna", "multidict",
     "propcache", "yarl", *(("typing_extensions",) if sys.version_info < (3, 13) else ()),
+    *(("async_timeout",) if sys.version_info < (3, 11) else ()),
 }  # fmt: skip
 PACKAGES = {
     "controller": KUBE,

@@ -26,7 +26,7 @@ def imported() -> dict[str, str]:
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             found |= {name.partition(".")[0]: path.name for name in names}
-    return {name: file for name, file in found.items() if name not in sys.stdlib_module_names | OWN}
+    return {name: file for name, file in found.items() if name not in (sys.stdlib_module_names | {"tomllib"}) | OWN}
 
 
 def test_each_package_that_is_imported_is_declared() -> None:
