@@ -147,7 +147,7 @@ def parser() -> CommandParser:
         command = add_command(commands, name, _cordon, help_text)
         command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
         if name == "drain":
-            command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait [600]")
+            command.add_argument("--timeout", type=int, default=600, help="seconds to wait [600]")
     text = "let a running system go on with this installation; no engine is touched"
     command = add_command(commands, "upgrade", _upgrade, text)
     command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))

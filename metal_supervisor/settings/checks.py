@@ -122,6 +122,7 @@ def host_or_network(value: str) -> str | None:
 
 _DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
 _URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
+namespace = like(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "be the name of a namespace, or empty for all of them")
 namespaced = like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
 label_list = each_of(like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
 daemon_url = web(

@@ -40,7 +40,7 @@ def _address_and_port(value: str) -> tuple[str, int]:
 class Settings:
     """All settings. Paths may start with `~`; "" means that the path is looked up."""
 
-    namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.")
+    namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.", checks.namespace)
     state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
     model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
     kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
