@@ -183,7 +183,8 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "allow_extra_args": " --tools", "allow_env": "A", "shared_daemons": "a,b",
         "ollama_url": "http://localhost:11434", "ollama_registry": "https://mirror",
         "namespace_memory": "default=16Gi,team-a=25%,*=8Gi", "namespace_disk": "team-a=1Ti",
-        "service_types": "ClusterIP", "namespace": "llm", "namespace_priority": "team-a=normal", "namespace_protection": "team-a",
+        "service_types": "ClusterIP", "namespace_priority": "team-a=normal", "namespace_protection": "team-a",
+        "namespace": "llm",
     }
     for name in FIELDS:
         value = good.get(name, "/some/text")
@@ -272,7 +273,7 @@ def test_a_key_like_no_other_is_told_where_they_all_are(tmp_path: Path) -> None:
         ("ollama_registry", "https://mirror.example.com:0", "must have a port between 1 and 65535"),
         ("ollama_url", "http://127.0.0.1:99999", "must have a port between 1 and 65535"),
         ("allowed_hosts", "huggingface.co,10.0.0.0/8", "must name hosts, without scheme or port"),
-        ("namespace", "../../x", "must be the name of a namespace"), ("namespace", "a,b", "must be the name of a namesp"),
+        ("namespace", "../../x", "must be the name of a name"), ("namespace", "a,b", "must be the name of a name"),
         ("private_hosts", "https://nas.local", "must name hosts, without scheme or port, or networks"),
     ],
 )
