@@ -47,17 +47,19 @@ class References:
     def want(self, sources: Collection[Source], soon: Collection[Source] = ()) -> None:
         """Poll exactly these sources from now on; wait briefly for the new ones.
 
-        `soon`: sources to poll more often, because a user is probably correcting them.
+        `soon`: sources to poll more often, because a user is probably correcting them. Raises RuntimeError if the
+        system lets no thread be started; the next call tries again.
         """
         with self._changed:
             fresh = [source for source in sources if source not in self._entries]
+            if fresh and self._thread is None:
+                thread = threading.Thread(target=self._run, name="references", daemon=True)
+                thread.start()
+                self._thread = thread
             self._entries = {source: self._entries.get(source) or _Entry() for source in sources}
             self._hurry(frozenset(soon))
             if not fresh:
                 return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="references", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
             # Most answers come within milliseconds: a short wait avoids reporting them as missing.
             self._changed.wait_for(lambda: all(self._entries[each].holding for each in fresh), LOOK_WAIT_S)

@@ -145,3 +145,19 @@ def test_an_answer_that_no_api_gives_ends_no_reading(told: threading.Event) -> N
     answers.pop(0)
     eventually(lambda: reader.look(WORDS) == Holding(200, {"word": "once"}), what="the API to be back")
     reader.want(())
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_secret_unread(
+    kube: Kube, reader: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while other programs of this user have as many as the system allows."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    keep(kube, SECRETS, "keys", stringData={"engine": "s3cret"})
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(threading.Thread, "start", refused)
+        reader.want({KEYS})
+    reader.want({KEYS})
+    assert reader.look(KEYS) == Holding(200, {"engine": "s3cret"})
