@@ -337,8 +337,10 @@ class Headers:
                 threading.Thread(target=self._read, args=work, name="headers", daemon=True).start()
             except RuntimeError:  # the system has no more: it is read the next time
                 with self._lock:
-                    self._looks.pop(source)
-                raise
+                    look.busy = False
+                    if not known:
+                        del self._looks[source]
+                        raise
         if not known:
             look.done.wait(wait_s)
         with self._lock:

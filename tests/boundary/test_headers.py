@@ -454,6 +454,21 @@ def test_a_thread_that_cannot_be_started_leaves_no_header_unread(
     assert until_read(lambda: asker.headers.look(str(tiny))).header is not None
 
 
+def test_a_known_header_is_told_also_while_no_thread_can_look_whether_it_still_is_that(
+    asker: Asker, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing on this Mac would be started or stopped, for a look that can wait."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes())
+    known = until_read(lambda: asker.headers.look(str(path)))
+    monkeypatch.setattr(headers_module, "LOCAL_AGAIN_S", 0.0)
+    path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        assert asker.headers.look(str(path)) is known
+    eventually(lambda: until_read(lambda: asker.headers.look(str(path))).problem, WITHIN_S, "the next look")
+
+
 def no_thread(_: threading.Thread) -> None:
     """As while other programs of this user have as many as the system allows."""
     raise RuntimeError("can't start new thread")
