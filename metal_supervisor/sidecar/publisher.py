@@ -77,7 +77,10 @@ class Publisher:
     def __init__(
         self, kube: Kube, node: str, on_change: Callable[[], None], beside_others: bool = True, namespace: str = ""
     ) -> None:
-        """`beside_others`: LLMKube's own agent may have left objects here. `namespace`: the only one, if set."""
+        """`beside_others`: other Macs, and LLMKube's own agent, may have objects here.
+
+        `namespace`: the only one, if set.
+        """
         self._namespace = namespace
         self._kube, self._node, self._on_change = kube, node, on_change
         self._manager = manifests.field_manager(node)
@@ -228,7 +231,7 @@ class Publisher:
         if body == done.slice and before.out is out:
             return ""
         path = _path_of(body)
-        if not done.path and (other := self._other_owner(path, want.record)):
+        if not done.path and self._beside_others and (other := self._other_owner(find(self._kube, path), want.record)):
             done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
             name = body["metadata"]["name"]
             return f'EndpointNameConflict: EndpointSlice "{name}" is that of {other}; rename one of the two'
@@ -244,12 +247,12 @@ class Publisher:
             done.heartbeat_at, done.heartbeat = now, heartbeat
         return ""
 
-    def _other_owner(self, path: str, record: Record) -> str:
-        """The Mac or InferenceService that has an EndpointSlice of this name, "" if it is ours or there is none.
+    def _other_owner(self, found: Json | None, record: Record) -> str:
+        """The Mac or InferenceService that has the EndpointSlice of our name, "" if it is ours or there is none.
 
         Names may meet: of the second replica on `mini` and the first on `mini-1`, and of `a.b` and `a-b`.
         """
-        labels = (find(self._kube, path) or {"metadata": {}})["metadata"].get("labels") or {}
+        labels = (found or {"metadata": {}})["metadata"].get("labels") or {}
         node, name = labels.get(claims.NODE, self._node), labels.get("llmkube.ai/inference-service", record.name)
         if node != self._node:
             return f"the Mac {node} (--node-name)"
@@ -304,7 +307,8 @@ class Publisher:
         elif record.endpoint is not None:
             name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
             path = api_path("endpointslices", record.namespace, name)
-            if not self._other_owner(path, record):
+            found = find(self._kube, path)
+            if found is not None and not self._other_owner(found, record):
                 self._delete(path)
         done.slice, done.path, done.gone, done.heartbeat_at = None, "", True, 0.0
         done.published = replace(done.published, out=True)

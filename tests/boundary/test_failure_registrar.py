@@ -122,6 +122,40 @@ def test_a_message_that_waits_is_in_time_and_hides_nothing_while_another_write_i
         assert registrar._due_at() == held_until
 
 
+class Counted(Cluster):
+    """Has no slice of this Mac's, and notes each request for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if path.endswith("/endpointslices/tiny-mac-a"):
+            self.asked.append(method)
+            raise KubeError(404, "NotFound", "none")
+        return super().request(method, path, *more)
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_sidecar_that_starts_asks_once_at_most_for_the_slice_of_a_service(embedded: bool) -> None:
+    """It has nothing else to do for the many services that are unloaded, suspended or wait for memory."""
+
+    def asked(has_slice: bool) -> list[str]:
+        cluster: Any = Counted()
+        membership = Membership(cluster, "mac-a", 45.0, "session")
+        registrar = Registrar(cluster, "mac-a", membership, lambda: None, embedded)
+        (key, want), = wanted().items()
+        registrar.want({key: replace(want, report=replace(want.report, wants_slice=has_slice))}, {})
+        for _ in range(2):
+            registrar._one_pass()
+        assert registrar.published(key).out is not has_slice
+        assert [f"{SLICES}/tiny-mac-a"] * has_slice == [each for each in cluster.written if "slices" in each]
+        return list(cluster.asked)
+
+    assert asked(has_slice=False) == ["GET"], "there is nothing to delete"
+    assert asked(has_slice=True) == ([] if embedded else ["GET"]), "that API has no other Mac"
+
+
 class Filled(Cluster):
     """Holds slices of this Mac's from before its state was lost."""
 
