@@ -114,3 +114,19 @@ def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatc
         made.get("another form")
     broken[0] = False
     assert made.get("another form") == "whole"
+
+
+def test_a_thread_that_cannot_be_started_fails_no_page_and_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while other programs of this user have as many as the system allows."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    by = set[str]()
+    made = RenderCache(lambda: Board(at=time.time()), lambda *_: by.add(threading.current_thread().name), warm=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        made.get()
+    eventually(lambda: (made.get(), "rendering" in by)[1], what="a page that is rendered beside who looks")
+    monkeypatch.setattr(render_cache, "LOOKED_AT_S", -1.0)
+    eventually(lambda: not made._warms, what="an end of it once nobody looks")

@@ -6,6 +6,7 @@ per engine need as well: requests that wait for that long would make the sidecar
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -56,8 +57,9 @@ class RenderCache(Generic[T]):
         with self._lock:
             self._asked_at, self._kind = now, kind
             if self._warm and not self._warms:
-                self._warms = True
-                threading.Thread(target=self._keep_warm, name="rendering", daemon=True).start()
+                with contextlib.suppress(RuntimeError):  # the system has no more: tried again on the next request
+                    threading.Thread(target=self._keep_warm, name="rendering", daemon=True).start()
+                    self._warms = True
         known = self._known
         if not self._warm or known is None or known.kind != kind or now - known.of_s >= FRESH_S:
             return self._made(kind).found
