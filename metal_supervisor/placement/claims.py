@@ -20,6 +20,7 @@ PREFIX = "metal-supervisor.io/"
 KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
 REAPER_LEASE = "metal-reaper"
 READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
+CREATED = PREFIX + "created"
 ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
 LONGEST_NAME, LONGEST_LABEL = 200, 63
 LOAD_S, JITTER_S, ANOTHER_S, BACK_S, LEFT_S = 0.05, 0.05, 3.0, 5.0, 8.0
@@ -58,6 +59,15 @@ class Claim:
     acquired: str
     ready: bool
     """True if the holder reports that it serves."""
+    created: str = ""
+    """creationTimestamp of that InferenceService."""
+
+    @property
+    def edition(self) -> tuple[str, str]:
+        """Order of the objects that had one name. By the server's clock alone; within a second by uid, so that all Macs
+        agree.
+        """
+        return self.created, self.owner_uid
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,13 @@ class Ask:
     """The slots that are served here, also those that another Mac has taken over."""
     leave: bool = False
     """Give its slots to another Mac, if there is one."""
+    created: str = ""
+    """creationTimestamp of the InferenceService."""
+
+    @property
+    def edition(self) -> tuple[str, str]:
+        """As of `Claim.edition`."""
+        return self.created, self.uid
 
 
 class ClaimAction(str, Enum):
@@ -111,6 +128,7 @@ class Move:
     version: str = ""
     acquired: str = ""
     ready: bool = False
+    created: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +163,7 @@ def claim_object(move: Move, node: str, now_micro: str) -> Json:
         "name": claim_name(service, index),
         "namespace": namespace,
         "labels": {KIND: "claim", NODE: node, SERVICE: _short(service, LONGEST_LABEL)},
-        "annotations": {READY: "true" if move.ready else "false"},
+        "annotations": {READY: "true" if move.ready else "false", CREATED: move.created},
         "ownerReferences": [owner],
     }
     if move.do is not ClaimAction.CLAIM:
@@ -211,7 +229,7 @@ def parse(lease: Json) -> Claim | NodeLease | None:
         return None
     return Claim(
         (namespace, service, int(index)), spec.get("holderIdentity") or "", version, uid,
-        spec.get("acquireTime") or "", notes.get(READY) == "true",
+        spec.get("acquireTime") or "", notes.get(READY) == "true", notes.get(CREATED, ""),
     )  # fmt: skip
 
 
@@ -239,7 +257,7 @@ def _jitter(me: str, slot: SlotId) -> float:
 
 
 def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me: str) -> bool:
-    if not claim.holder or claim.owner_uid != ask.uid:
+    if not claim.holder or (claim.owner_uid != ask.uid and claim.edition < ask.edition):
         return True
     life = lives.get((claim.slot[0], claim.holder), Life.LIVE)
     return claim.holder != me and life is not Life.LIVE
@@ -258,9 +276,11 @@ def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list
         # Worth a write only if another Mac may read it.
         told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
         if claim.owner_uid != ask.uid:
-            moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told))
+            moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told, created=ask.created))
         elif told != claim.ready:
-            moves.append(Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told))
+            moves.append(
+                Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told, ask.created)
+            )
     return kept, moves
 
 
@@ -317,7 +337,8 @@ def decide(
             slot = (*key, index)
             found = claims.get(slot)
             taken = found is not None and not _takeable(found, ask, lives, me)
-            serves = index in ask.ready and (found is None or not found.ready)
+            # What serves here is an earlier object's if the watch of InferenceServices lags behind that of Leases.
+            serves = index in ask.ready and (found is None or not (found.ready or found.edition > ask.edition))
             if found is not None and (found.holder == me or (taken and not serves)):
                 continue
             back = taken and serves
@@ -332,9 +353,9 @@ def decide(
                 continue
             load += 1
             if found is None:
-                moves.append(Move(ClaimAction.CLAIM, slot, ask.uid))
+                moves.append(Move(ClaimAction.CLAIM, slot, ask.uid, created=ask.created))
             else:
-                moves.append(Move(ClaimAction.TAKE, slot, ask.uid, found.version, ready=serves))
+                moves.append(Move(ClaimAction.TAKE, slot, ask.uid, found.version, ready=serves, created=ask.created))
             wanted += 1
     return ClaimDecision(mine, tuple(moves), since, min(again, default=None))
 

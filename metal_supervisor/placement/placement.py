@@ -164,6 +164,7 @@ class Placement:
                 delay_s(item) if key not in leave and self._open(key, item, held, lives) else 0.0,
                 ready.get(key, frozenset()),
                 key in leave,
+                item.created,
             )
             for key, item in found.items()
         }

@@ -353,6 +353,7 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         references=references,
         idle_s=unload.idle_s,
         not_granted=unload.not_granted,
+        created=_created(resource),
         ignored=(
             *misspelled.misspelled(resource, misspelled.SERVICE),
             *misspelled.misspelled(found, misspelled.MODEL, f'Model "{reference}" '),
@@ -387,6 +388,7 @@ def rejected(resource: Json, reason: str, message: str, keeps_running: bool = Tr
         # Off is off, whatever else is wrong.
         keeps_running=keeps_running and count > 0 and not suspended and not metadata.get("deletionTimestamp"),
         endpoint=endpoint,
+        created=_created(resource),
     )
 
 

@@ -206,6 +206,8 @@ class Service:
     """(standing, reason, message) of the value that is not available yet."""
     not_granted: tuple[tuple[str, str], ...] = ()
     """(reason, message) of what it asks for and this Mac does not grant."""
+    created: str = ""
+    """creationTimestamp of the InferenceService."""
 
     @cached_property
     def asked(self) -> str:
@@ -244,6 +246,8 @@ class Rejected:
     endpoint: Endpoint | None = None
     suspended: bool = False
     ordinal: int = 0
+    created: str = ""
+    """creationTimestamp of the InferenceService."""
 
     @property
     def key(self) -> Key:

@@ -137,6 +137,43 @@ def test_a_claim_made_for_an_earlier_object_of_the_name_is_void() -> None:
     assert ours.mine == {KEY: (0,)} and kinds(ours) == [(ClaimAction.TAKE, 0)]
 
 
+@pytest.mark.parametrize("serving", [ME, PEER, ""])
+@pytest.mark.parametrize("uids", [("u1", "u2"), ("u2", "u1")])
+@pytest.mark.parametrize("times", [("2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"), ("2026-01-01T00:00:00Z",) * 2])
+def test_macs_that_see_different_objects_of_the_name_do_not_take_a_slot_from_each_other(
+    serving: str, uids: tuple[str, str], times: tuple[str, str]
+) -> None:
+    """One had not heard yet that it was deleted and created again: 40 requests a second, until it had."""
+    older, newer = (
+        {node: ask(uid=uid, created=at, ready=frozenset({0} if node == serving else ())) for node in (ME, PEER)}
+        for uid, at in zip(uids, times, strict=True)
+    )
+    server, waiting, now = Server(), dict[str, Any]({ME: {}, PEER: {}}), NOW
+
+    def moved(seen: dict[str, Ask], seconds: int) -> int:
+        nonlocal now
+        count = 0
+        for _, node in itertools.product(range(seconds * 20), (ME, PEER)):
+            now += 0.025
+            found = claims.decide({KEY: seen[node]}, dict(server.slots), ALIVE, node, True, waiting[node], now)
+            waiting[node], count = found.waiting, count + len(found.moves)
+            for move in found.moves:
+                server.perform(node, move)
+        return count
+
+    assert moved(older, 10) <= 3
+    assert moved({ME: newer[ME], PEER: older[PEER]}, 30) <= 3
+    assert moved(newer, 10) <= 3
+    (settled,) = server.slots.values()
+    assert settled.owner_uid == uids[1] and moved(newer, 10) == 0
+
+
+def test_a_claim_of_an_earlier_release_says_nothing_about_the_age_of_its_object() -> None:
+    asked, waited = ask(created="2026-01-01T00:00:00Z"), {(*KEY, 0): NOW - 1}
+    assert decide(claim(PEER), asked=asked, waiting=waited).moves == ()
+    assert kinds(decide(claim(PEER, owner_uid="u2"), asked=asked, waiting=waited)) == [(ClaimAction.TAKE, 0)]
+
+
 def test_a_cordoned_mac_keeps_what_it_has_and_takes_nothing() -> None:
     assert decide(claim(ME), accepting=False).mine == {KEY: (0,)}
     assert decide(accepting=False).moves == ()
@@ -322,7 +359,7 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
 def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
-    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True)
+    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z")
     body = claims.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
@@ -330,7 +367,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
     found, nodes = claims.read([body])
     assert nodes == {}
     assert found == {
-        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True)
+        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created)
     }
     assert "resourceVersion" not in claims.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
     take = Move(ClaimAction.TAKE, (NS, name, 12), "u1", "5")
@@ -430,7 +467,7 @@ class Server:
         if move.do is not ClaimAction.TAKE and found and found.holder != node:
             return  # 409: another manager's field
         version = str(next(self._versions))
-        self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready)
+        self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready, move.created)
 
 
 @pytest.mark.parametrize("seed", range(30))
