@@ -22,6 +22,7 @@ from metal_supervisor.host import machine
 from metal_supervisor.placement import claims
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
 from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.resources import service_name
 from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
@@ -304,8 +305,8 @@ class Publisher:
             return
         if done.path:
             self._delete(done.path)
-        elif record.endpoint is not None:
-            name = manifests.slice_name(record.endpoint.service, self._node, record.ordinal)
+        else:  # one of an earlier sidecar; also of a service that has no endpoint by now
+            name = manifests.slice_name(service_name(record.name), self._node, record.ordinal)
             path = api_path("endpointslices", record.namespace, name)
             found = find(self._kube, path)
             if found is not None and not self._other_owner(found, record):

@@ -437,4 +437,7 @@ def interpret(
             if bad.keeps_running and (namespace, name) in running:
                 taken.setdefault((namespace, service_name(name)), name)  # it still serves under that name
             result[namespace, name] = rejected(resource, bad.reason, bad.message, bad.keeps_running)
+    for key, item in result.items():
+        if isinstance(item, Rejected) and taken.get((key[0], service_name(key[1])), key[1]) != key[1]:
+            result[key] = replace(item, endpoint=None)  # its URL is that of the other one
     return result

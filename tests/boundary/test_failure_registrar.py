@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
@@ -356,6 +356,24 @@ def test_a_service_that_is_refused_for_its_name_does_not_take_out_the_one_that_h
             registrar._one_pass()
             assert kube.request("GET", f"{SLICES}/tiny-mac-a")["endpoints"][0]["conditions"]["ready"]
             registrar._publisher.resync_at = 0.0
+        kube.close()
+
+
+def test_a_service_that_lost_its_endpoint_is_withdrawn_by_the_next_sidecar(tmp_path: Path) -> None:
+    """Its slice would keep the one that has the Kubernetes Service by now from having one of that name."""
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
+        _, _, registrar = setup(kube)
+        ((key, serves),) = wanted(uid=uid).items()
+        registrar.want({key: serves}, {})
+        registrar._one_pass()
+        assert kube.request("GET", f"{SLICES}/tiny-mac-a")["endpoints"][0]["conditions"]["ready"]
+        record = replace(serves.record, endpoint=None, verdict=Verdict(Standing.FAILED, "InvalidSpec", "", 100.0))
+        _, _, registrar = setup(kube)
+        registrar.want({key: WantedStatus(record, report(record, None), "192.0.2.1", "")}, {})
+        registrar._one_pass()
+        assert find(kube, f"{SLICES}/tiny-mac-a") is None
         kube.close()
 
 

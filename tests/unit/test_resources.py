@@ -755,6 +755,23 @@ def test_of_two_names_that_need_one_service_the_older_keeps_it(first: str, secon
     assert "metadata.name" in loser.message and first in loser.message and second in loser.message
 
 
+@pytest.mark.parametrize("wrong", [{}, {"contextSize": 1}])
+@pytest.mark.parametrize(("refused_one", "served"), [("a.b", "a-b"), ("a-b", "a.b")])
+def test_what_is_refused_has_no_endpoint_where_another_one_has_its_service(
+    refused_one: str, served: str, wrong: dict[str, Any]
+) -> None:
+    """Its status.endpoint was the URL of the other one's model."""
+    at = {refused_one: "2026-01-01T00:00:00Z" if wrong else "2026-03-01T00:00:00Z", served: "2026-02-01T00:00:00Z"}
+    services = {("default", refused_one): service(refused_one, at[refused_one], **wrong),
+                ("default", served): service(served, at[served])}  # fmt: skip
+    found = interpret(services, {KEY: model()}, POLICY)
+    loser, winner = found["default", refused_one], found["default", served]
+    assert isinstance(loser, Rejected) and loser.endpoint is None
+    assert isinstance(winner, Service) and winner.endpoint.service == "a-b"
+    alone = interpret({("default", "a.b"): service("a.b", contextSize=1)}, {KEY: model()}, POLICY)["default", "a.b"]
+    assert alone.endpoint is not None, "nobody else has it"
+
+
 def test_the_same_two_names_in_different_namespaces_do_not_conflict() -> None:
     other = service("a-b")
     other["metadata"]["namespace"] = "other"
