@@ -213,10 +213,17 @@ class Publisher:
         ours = labels.get("app.kubernetes.io/managed-by") == manifests.MANAGED_BY
         theirs = labels.get("llmkube.ai/managed-by") == "metal-agent"
         name, owner = found["metadata"]["name"], labels.get("llmkube.ai/inference-service", record.name)
-        if (ours or theirs) and not found.get("spec", {}).get("selector") and owner == record.name:
+        alike = (ours or theirs) and not found.get("spec", {}).get("selector")
+        # `a.b` and `a-b` need the same one: it is left to the other as long as a Mac serves that.
+        if alike and (owner == record.name or (ours and not self._is_served(record.namespace, name, owner))):
             return ""
         text = f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
         return f"EndpointNameConflict: {text}"
+
+    def _is_served(self, namespace: str, service: str, owner: str) -> bool:
+        """True if an InferenceService has an EndpointSlice, of any Mac, for a Service."""
+        selector = f"kubernetes.io/service-name={service},llmkube.ai/inference-service={owner}"
+        return bool(self._slices_in(namespace, selector))
 
     def _slice(self, want: WantedStatus, done: _Done) -> str:
         """Write the slice. Returns the reason why it cannot be written, or ""."""
@@ -345,17 +352,17 @@ class Publisher:
 
     def _own_slices(self, wanted: Mapping[Key, WantedStatus]) -> list[Json]:
         """This Mac's slices in all namespaces, or in those that are wanted where its rights end there."""
+        own = f"{claims.NODE}={self._node}"
         try:
-            return self._slices_in(self._namespace)
+            return self._slices_in(self._namespace, own)
         except KubeError as error:
             if error.code != 403:
                 raise
         namespaces = sorted({want.record.namespace for want in wanted.values()})
-        return [item for namespace in namespaces for item in self._slices_in(namespace)]
+        return [item for namespace in namespaces for item in self._slices_in(namespace, own)]
 
-    def _slices_in(self, namespace: str) -> list[Json]:
-        path = api_path("endpointslices", namespace)
-        found = self._kube.request("GET", path, {"labelSelector": f"metal-supervisor.io/node={self._node}"})
+    def _slices_in(self, namespace: str, selector: str) -> list[Json]:
+        found = self._kube.request("GET", api_path("endpointslices", namespace), {"labelSelector": selector})
         items: list[Json] = found.get("items", [])
         return items
 

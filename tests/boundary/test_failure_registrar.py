@@ -377,6 +377,39 @@ def test_a_service_that_lost_its_endpoint_is_withdrawn_by_the_next_sidecar(tmp_p
         kube.close()
 
 
+def test_a_service_gets_its_kubernetes_service_from_one_of_the_same_that_no_mac_serves(tmp_path: Path) -> None:
+    """`ti-ny` got the name after `ti.ny` had written the Service, and said EndpointNameConflict until that was deleted.
+    """
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        endpoint = replace(ENDPOINT, service="ti-ny")
+
+        def mac(node: str, name: str, address: str, observed: Observed | None) -> tuple[Registrar, Any]:
+            uid = kube.apply(f"{ISVC}/{name}", service(name), "us")["metadata"]["uid"]
+            record = accept(replace(SERVICE, name=name, uid=uid, endpoint=endpoint), None, OUTLOOK, 100.0)
+            if observed is None:
+                record = replace(record, verdict=Verdict(Standing.WAIT, "Downloading", "", 100.0))
+            registrar = Registrar(kube, node, Membership(kube, node, 45.0, "session"), lambda: None)
+            return registrar, WantedStatus(record, report(record, observed), address, "")
+
+        def passed(registrar: Registrar, want: WantedStatus) -> str:
+            registrar.want({want.record.key: want}, {})
+            registrar._one_pass()
+            return registrar.published(want.record.key).problem
+
+        def owners() -> list[str]:
+            found = kube.request("GET", "/api/v1/namespaces/default/services/ti-ny")["metadata"]
+            return [each["name"] for each in found["ownerReferences"]]
+
+        assert passed(*mac("mac-b", "ti.ny", "192.0.2.2", None)) == "" and owners() == ["ti.ny"]
+        serving, ours = mac("mac-a", "ti-ny", "192.0.2.1", UP)
+        assert passed(serving, ours) == "" and owners() == ["ti-ny"]
+        assert kube.request("GET", f"{SLICES}/ti-ny-mac-a")["endpoints"][0]["conditions"]["ready"]
+        late = mac("mac-b", "ti.ny", "192.0.2.2", UP)
+        assert passed(*late).startswith("EndpointNameConflict: ") and owners() == ["ti-ny"], "that one is served"
+        kube.close()
+
+
 def asleep() -> dict[tuple[str, str], WantedStatus]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
