@@ -66,10 +66,11 @@ def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
     Of an interpreter: its environment, if it is of one, and its base installation. Of a program: its directory, and
     `lib` beside that. What Homebrew installed may need all kegs, but no more of the prefix: etc and var are the user's.
     """
+    # Not Path.is_file and Path.is_dir, which raise in a directory that is closed to this user.
     if interpreter:
         real, environment = Path(os.path.realpath(interpreter)), Path(interpreter).parent.parent
         # Without this file it is only a link to an interpreter, as in ~/.local/bin, and above it lies anything.
-        own = [environment] if (environment / "pyvenv.cfg").is_file() else []
+        own = [each.parent for each in filter(os.path.isfile, [environment / "pyvenv.cfg"])]
         prefix, framework, _ = str(real).partition("/Library/Frameworks/")
         ports = [Path(prefix) / "lib"] if prefix and framework else []  # MacPorts: what it links lies in the prefix
         return tuple(dict.fromkeys(map(str, (*own, real.parent.parent, *ports, *_kegs(real)))))
@@ -78,7 +79,7 @@ def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
         return tuple(map(str, kegs))
     above = real.parent.parent
     places = real.parent, above / "lib", real.parent / "lib" / real.name, above / "lib" / real.name
-    return tuple(str(each) for place in places if place.is_dir() for each in _code_in(place))
+    return tuple(str(each) for place in filter(os.path.isdir, places) for each in _code_in(place))
 
 
 def _kegs(real: Path) -> list[Path]:

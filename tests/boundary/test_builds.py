@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -100,6 +103,23 @@ def test_a_directory_of_an_engine_s_own_name_in_lib_is_its_own(tmp_path: Path, m
     monkeypatch.setenv("HOME", str(tmp_path))
     laid_out(tmp_path, "ollama/ollama", "ollama/lib/ollama/libggml-base.so", "ollama/secret", "lib/secret")
     assert homes_of(tmp_path / "ollama/ollama", "") == (f"{tmp_path}/ollama/lib/ollama",)
+
+
+def test_a_directory_beside_an_engine_may_be_closed_to_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_dir raises for what is in it: no pass of the controller came to its end."""
+    laid_out(tmp_path, "b1/bin/llama-server", "b1/lib/x", "venv/pyvenv.cfg", "venv/bin/python")
+    stat, closed = os.stat, (f"{tmp_path}/b1/lib/", f"{tmp_path}/venv/pyvenv.cfg")
+
+    def refusing(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(closed):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return stat(path, *more, **named)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert homes_of(tmp_path / "b1/bin/llama-server", "") == (f"{tmp_path}/b1/bin", f"{tmp_path}/b1/lib")
+    assert homes_of(Path("x"), f"{tmp_path}/venv/bin/python") == (f"{tmp_path}/venv",)
 
 
 def settings(tmp_path: Path, **found: Path) -> SimpleNamespace:
