@@ -51,8 +51,8 @@ class Watched:
 def key_of(item: Json) -> Key:
     metadata = item["metadata"]
     key = metadata.get("namespace", ""), metadata["name"]
-    if not all(isinstance(part, str) for part in key):
-        raise TypeError("a name must be a string")
+    if not all(isinstance(part, str) for part in (*key, metadata.get("uid", ""))):
+        raise TypeError("a name and a uid must be strings")
     return key
 
 
@@ -299,7 +299,7 @@ class Reflector(threading.Thread):
 
     def _event(self, line: bytes) -> None:
         kind = ""
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             event = json.loads(line)
             item = event["object"]
             if event["type"] == "ERROR":

@@ -358,6 +358,8 @@ def test_blank_lines_are_nothing(reflect: Reflect) -> None:
         b'{"type": "ADDED", "object": {"metadata": {"name": {}, "resourceVersion": "2"}}}',
         b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}', b'{"type": {}, "object": {"metadata": []}}',
         b'{"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": {}}}}',
+        b'{"type": "ERROR", "object": {"code": 1e999}}',
+        b'{"type": "ADDED", "object": {"metadata": {"name": "a", "uid": {}, "resourceVersion": "2"}}}',
     ],
 )  # fmt: skip
 def test_a_garbage_line_is_an_error_and_the_reflector_lives_on(reflect: Reflect, line: bytes) -> None:
@@ -380,7 +382,8 @@ def test_a_garbage_line_is_an_error_and_the_reflector_lives_on(reflect: Reflect,
 
 @pytest.mark.parametrize(
     "body", [b"{}", b"[]", b'{"items": null}', b'{"items": [null]}', b'{"items": [{}]}', b'{"items": []}',
-             b'{"metadata": null, "items": []}', b'{"metadata": {"resourceVersion": null}, "items": [{"metadata": 7}]}']
+             b'{"metadata": null, "items": []}', b'{"metadata": {"resourceVersion": null}, "items": [{"metadata": 7}]}',
+             b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "a", "uid": {}}}]}']
 )  # fmt: skip
 def test_a_list_without_the_shape_of_one_is_not_an_empty_list(reflect: Reflect, body: bytes) -> None:
     with answering(lambda _: lines(body)) as url:
