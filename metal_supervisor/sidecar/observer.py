@@ -151,7 +151,7 @@ class Observer:
             busy=busy,
             drained=drained,
             restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
-            counted_start=max([before.counted_start if before else 0.0, *(look.note.starts if look.note else ())]),
+            counted_start=_latest_start(look.note, before),
             exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
             wakes=self._wakes(before, record, bool(pid) and finding.served, now),
             served=bool(pid) and finding.served,
@@ -268,9 +268,17 @@ def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bo
 
     A crash after a run so long that the launcher has forgotten its start is counted here.
     """
-    known = before.counted_start if before is not None else 0.0
-    noted = sum(at > known for at in note.starts[1:]) if note is not None else 0
-    return noted + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not noted)
+    known, starts = before.counted_start if before is not None else 0.0, note.starts if note is not None else ()
+    # By their order where that is known, because the clock may have been set back since.
+    new = starts[starts.index(known) + 1 :] if known in starts else [at for at in starts[1:] if at > known]
+    return len(new) + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not new)
+
+
+def _latest_start(note: RunNote | None, before: Observed | None) -> float:
+    """Unix time of the latest start that is counted by now, 0 if there was none."""
+    if note is not None and note.starts:
+        return note.starts[-1]
+    return before.counted_start if before is not None else 0.0
 
 
 def _planned(record: Record, before: Observed | None, word: str, leaving: bool) -> bool:

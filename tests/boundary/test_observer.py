@@ -121,6 +121,19 @@ def test_a_start_that_ended_between_two_looks_is_counted_and_no_other_sidecar_co
     assert life.look(State.RUNNING, 1030, 1030).restarts == 3
 
 
+def test_restarts_are_counted_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    """None was until the clock came to the last start before that again."""
+    life = Life(tmp_path)
+    life.engine(1000, 1)
+    for start in range(1, 4):
+        seen = life.engine(1000 + start, start - 3600)
+        assert seen.restarts == life.look(State.RUNNING, 1000 + start, 1000 + start).restarts == start
+    life.note = replace(life.note, starts=())
+    assert life.engine(1010, -7200).restarts == 3, "of a new spec"
+    life.begin()
+    assert life.engine(1011, -7100).restarts == 4
+
+
 def test_the_starts_that_an_earlier_release_saw_are_not_counted_again(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.state.write_observed(Observed(NAME, 1000, True, life.began, "RUNNING", restarts=5))
