@@ -6,6 +6,7 @@ and what it should be. Null counts as unset.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Decimal
@@ -30,9 +31,11 @@ def get(source: Any, path: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        with contextlib.suppress(OverflowError):
+            value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        words = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+        numbers = {int: "a whole number", float: "a number"}
+        words = {**numbers, str: "a string", bool: "true or false", list: "a list", dict: "an object"}
         raise Bad("InvalidSpec", f"{path} must be {words.get(kind, kind.__name__)}, not {value!r:.80}")
     return value
 

@@ -77,6 +77,7 @@ def test_an_edit_of_the_draft_model_is_an_edit_of_the_service() -> None:
         ({"type": "draft", "draftModelRef": "small", "nDraftMax": 0}, "spec.speculativeDecoding.nDraftMax must be"),
         ({"type": "draft", "draftModelRef": "small", "pMin": 1.5}, "spec.speculativeDecoding.pMin must be between"),
         ({"type": "draft", "draftModelRef": "small", "pMin": float("nan")}, "spec.speculativeDecoding.pMin"),
+        ({"type": "draft", "draftModelRef": "small", "pMin": 10**400}, "spec.speculativeDecoding.pMin must be a"),
         ({"type": "draft", "draftModelRef": "a\nb"}, f"{REF} 'a\\nb' is not the name of a Model"),
         ({"type": "ngram-simple", "pMin": 0.5}, "spec.speculativeDecoding.pMin means nothing to ngram-simple"),
         ({"type": "draft", "draftModel": "../x.gguf"}, "spec.speculativeDecoding.draftModel must name a file beside"),
