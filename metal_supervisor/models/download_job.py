@@ -187,7 +187,12 @@ class DownloadJob:
         """Raise Unusable if an earlier fetch already failed to give a file with this digest."""
         if mismatch is not None and wanted and mismatch[0] == wanted:
             text = f"{shown(self.artifact.source)} should have sha256 {wanted}, and had {mismatch[1]}"
-            raise Unusable("ModelDigestMismatch", f"{text}; it is not fetched again until that changes", Retry.NEVER)
+            raise self._mismatched(text)
+
+    def _mismatched(self, text: str) -> Unusable:
+        """The failure of a fetch whose digest was wrong, with the way out of it."""
+        anew = f"it is not fetched again until that changes, or after: metal-supervisor models rm {self.slot.name}"
+        return Unusable("ModelDigestMismatch", f"{text}; {anew}", Retry.NEVER)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -256,6 +261,7 @@ class DownloadJob:
                 self.slot.write(replace(contents, commit=""))
             if isinstance(error, fetch.Mismatch):
                 self.slot.write(replace(contents, mismatch=(error.wanted, error.found)))
+                raise self._mismatched(str(error)) from None
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -362,8 +362,13 @@ def test_a_file_that_the_hub_sends_wrong_is_not_kept(home: Home, hub: Hub) -> No
     home.terms = replace(NEAR, hub=hub.url)
     home.restart()
     artifact = of("hf://o/r/m.gguf")
-    home.failed(artifact, "ModelDigestMismatch", f"should have sha256 {sha256(MODEL)}")
+    first = home.failed(artifact, "ModelDigestMismatch", f"should have sha256 {sha256(MODEL)}")
     assert not list(home.slot(artifact).glob("*.gguf*"))
+    hub.corrupt = False
+    home.restart()
+    later = home.failed(artifact, "ModelDigestMismatch", "it is not fetched again until that changes")
+    for told in (first, later):  # nothing in the Model can be changed
+        assert f"metal-supervisor models rm {artifact.slot}" in told.message
 
 
 @pytest.mark.parametrize("first", ["", "right"])
