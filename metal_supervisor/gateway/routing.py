@@ -119,14 +119,14 @@ class ServiceTable:
 
     def public_name(self, backend: Backend) -> str:
         """The name in `/v1/models`: short where it is the only one of that name."""
-        alone = len({each.namespace for each in self.backends if each.name == backend.name}) == 1
-        return backend.name if alone else backend.qualified
+        meant = {each.qualified for each in self.backends if backend.name in _short_names(each)}
+        return backend.name if len(meant) == 1 else backend.qualified
 
     def find(self, model: str, allowed: Filter) -> list[Backend]:
         """The engines that a name means, among the allowed services. Raises GatewayError, with the nearest names."""
         visible = [each for each in self.backends if allowed(each)]
-        exact = [each for each in visible if model in (each.qualified, f"{each.namespace}.{each.name}")]
-        named = exact or [each for each in visible if each.name == model]
+        exact = [each for each in visible if each.qualified == model]
+        named = exact or [each for each in visible if model in _short_names(each)]
         named = named or [each for each in visible if model in each.aliases]
         services = sorted({each.qualified for each in named})
         if len(services) == 1:
@@ -154,6 +154,11 @@ class ServiceTable:
         near = nearest(model, tuple(names), likeness=0.4)
         told = ", ".join(near or list(names)[:MOST_NAMES])
         return f"there is no model {quoted(model)!r} here; {'the nearest names are' if near else 'there are'}: {told}"
+
+
+def _short_names(backend: Backend) -> tuple[str, str]:
+    """Names of a service that one of another namespace may have too: `b`, and `a.b` of `b` in `a`."""
+    return backend.name, f"{backend.namespace}.{backend.name}"
 
 
 Filter: TypeAlias = Callable[[Backend], bool]

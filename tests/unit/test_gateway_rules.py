@@ -53,6 +53,16 @@ def test_an_ambiguous_name_is_answered_with_both() -> None:
     assert SERVICES.find("b", AccessKey("k", "", ("team/*",)).allows)[0].program == "team.b"
 
 
+def test_a_dotted_name_that_another_namespace_s_service_has_too_is_ambiguous() -> None:
+    """The list had `team.b` for the one, and a request for that went to the other."""
+    there = ServiceTable((backend("b", "team"), backend("team.b")))
+    with pytest.raises(GatewayError) as refused:
+        there.find("team.b", ALL)
+    assert "default/team.b or team/b" in refused.value.message
+    for row, program in zip(routing.listing(there, ALL), ("team.b", "default.team.b"), strict=True):
+        assert [each.program for each in there.find(str(row["id"]), ALL)] == [program]
+
+
 def test_the_nearest_names_are_those_that_the_caller_may_use() -> None:
     with pytest.raises(GatewayError) as refused:
         SERVICES.find("gemma-3-270", ALL)
