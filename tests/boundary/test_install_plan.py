@@ -687,9 +687,9 @@ def test_an_edit_leaves_alone_what_it_does_not_change() -> None:
     text = "# words of mine\nport = 1234   # mine too\n\n[unfinished"
     with pytest.raises(ConfigError, match="not valid TOML"):
         edited(text, {"namespace": "x"}, "f")
-    text = '# words of mine\n"port" = 1234\nnamespace="a"\n'
-    assert edited(text, {"namespace": 'q"\\é\n'[:-1], "log_size": 3}, "f") == (
-        '# words of mine\n"port" = 1234\nnamespace = "q\\"\\\\é"\nlog_size = 3\n'
+    text = '# words of mine\n"port" = 1234\ncontext="a"\n'
+    assert edited(text, {"context": 'q"\\é\n'[:-1], "log_size": 3}, "f") == (
+        '# words of mine\n"port" = 1234\ncontext = "q\\"\\\\é"\nlog_size = 3\n'
     )
     text = '# mine\nport = 1_234   # as ever\nmodel_store = "a#b" # "a#b" # it is\n'
     assert edited(text, {"port": 1234, "model_store": "a#b"}, "f") == text
