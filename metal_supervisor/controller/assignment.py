@@ -170,7 +170,6 @@ class Assignment:
             self._steady, self._anew_at = {}, now + ANEW_S
         if now >= self._look_at or news is not self._news:
             self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
-            self._prerequisites.readings.forget_others()
 
     def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
         """Files of the services that this Mac serves; the very same while these are the same."""
@@ -220,6 +219,7 @@ class Assignment:
         if known is not None and known[0] == basis:
             result[key] = known[1]
             self.at_rest.add(key)
+            self._prerequisites.readings.still_wanted(ours[0].files)
             return
         if isinstance(item, Service) and item.references:
             item = references.filled(item, self._references.look)

@@ -92,12 +92,13 @@ class Prerequisites:
         return self._confinement.daemon(program, binary, port, [*own, *judged], write)
 
     def keep(self, records: Collection[Record]) -> None:
-        """Drop what no record needs any more."""
+        """Drop what no record needs any more, and headers not requested since the last call."""
         wanted = {name for each in records for name in (each.spec_file, each.next_spec)}
         self.specs = {name: text for name, text in self.specs.items() if name in wanted}
         keys = {record.key for record in records}
         for remembered in (self._composed, self._advised, self._lacks, self._programs):
             remembered.forget_all_but(keys)
+        self.readings.forget_others()
         self.offers.begin()
         self._builds_before, self._builds_seen, self._confined_seen = self._builds_seen, {}, {}
 

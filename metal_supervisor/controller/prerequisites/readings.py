@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from metal_supervisor.models.headers import Headers
@@ -12,13 +13,13 @@ FOREIGN = Reading(None, problem="a manifest may not name it")
 
 
 class Readings:
-    """Looks files up, and notes which ones are asked for: no other header is kept."""
+    """Looks files up, and notes which ones a pass has asked for: no other header is kept."""
 
     def __init__(self, headers: Headers, store: Store, home: str, ollama_registry: str) -> None:
         """`home`: directory that relative paths in a command line start from."""
         self._headers, self._store, self._home, self._registry = headers, store, home, ollama_registry
         self._wanted: set[str] = set()
-        """Files, and models of Ollama's library, that were asked for since every engine was looked at."""
+        """Files, and models of Ollama's library, that were asked for in this pass."""
 
     def look(self, path: str) -> Reading | None:
         """Metadata of a file; None while it is being read."""
@@ -35,7 +36,14 @@ class Readings:
         self._wanted.add(source)
         return self._headers.library(source, self._registry)
 
+    def still_wanted(self, paths: Collection[str]) -> None:
+        """Keep the headers of files for another pass without a look at them."""
+        self._wanted.update(paths)
+
     def forget_others(self) -> None:
-        """Drop the headers that were not asked for since the last call; every engine is about to be looked at."""
+        """Drop the headers that this pass has not asked for; the next one begins.
+
+        What comes anew is read anew: a file may have been put back in the meantime.
+        """
         self._headers.keep(self._wanted)
         self._wanted = set()
