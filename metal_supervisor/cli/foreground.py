@@ -108,12 +108,13 @@ class Foreground:
     def _check_port(self) -> None:
         """Raises CannotBoot if another program listens on the HTTP port."""
         port = self.settings.port
-        # What a killed supervisord left behind is ended by the start.
-        left = (pid for _, pid, _ in own_processes.live(self._directory))
-        if not processes.port_free(port, "127.0.0.1") and not any(processes.listens(pid, port) for pid in left):
-            other = local_status.other_system_on(port, self._directory.path, ASK_S)
-            holder = f"the system in {other}" if other else processes.port_holder(port)
-            raise CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
+        if processes.port_free(port, "127.0.0.1"):
+            return
+        if any(processes.listens(pid, port) for _, pid, _ in own_processes.live(self._directory)):
+            return  # a killed supervisord left it behind: the start ends it
+        other = local_status.other_system_on(port, self._directory.path, ASK_S)
+        holder = f"the system in {other}" if other else processes.port_holder(port)
+        raise CannotBoot(f"port {port} is taken by {holder}; stop it, or set --port (PORT=… with make)")
 
     def _kubectl(self) -> str:
         """Path of kubectl. Raises CannotBoot."""

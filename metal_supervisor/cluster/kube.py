@@ -333,16 +333,17 @@ class Kube:
 
 def _whole(answer: urllib3.BaseHTTPResponse) -> bytes:
     """The content of an answer. Raises KubeError if that is too long or does not end, and what the library does."""
-    content, until, problem = bytearray(), time.monotonic() + ANSWER_S, ("", "")
-    while not problem[0] and (part := answer.read1(PART_BYTES)):
-        content += part
-        if len(content) > LONGEST_ANSWER_BYTES:
-            problem = "TooLarge", f"an answer exceeds {LONGEST_ANSWER_BYTES >> 20} MiB"
-        elif time.monotonic() > until:
-            problem = "Unreachable", f"an answer did not end within {ANSWER_S:g} s"
-    if problem[0]:
+    content, until = bytearray(), time.monotonic() + ANSWER_S
+    try:
+        while part := answer.read1(PART_BYTES):
+            content += part
+            if len(content) > LONGEST_ANSWER_BYTES:
+                raise KubeError(0, "TooLarge", f"an answer exceeds {LONGEST_ANSWER_BYTES >> 20} MiB")
+            if time.monotonic() > until:
+                raise KubeError(0, "Unreachable", f"an answer did not end within {ANSWER_S:g} s")
+    except KubeError:
         answer.close()  # and its connection: what is left of it is not the beginning of the next answer
-        raise KubeError(0, *problem)
+        raise
     return bytes(content)
 
 

@@ -30,7 +30,7 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
-from metal_supervisor.spec.processes import UNUSED, Observed
+from metal_supervisor.spec.processes import UNUSED, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
@@ -39,6 +39,9 @@ from metal_supervisor.state.directory import StateDir
 
 Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
 """Of a service: (the slots that this Mac holds, the number that other Macs serve, the slots that serve here)."""
+Basis: TypeAlias = tuple[
+    "Service | Rejected", Share, Record, "ProgramState | None", "RunNote | None", "Observed | None"
+]  # fmt: skip
 UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 ANEW_S = 60.0
@@ -62,10 +65,10 @@ def _charged(records: Iterable[Record]) -> frozenset[Key]:
     return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != reconcile.CHECKING)
 
 
-def _basis(item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot) -> tuple[object, ...]:
+def _basis(item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot) -> Basis:
     """What the proposal for the only engine of a service was made from, besides news."""
     name = record.program
-    return item, record, share, snapshot.notes.get(name), snapshot.table.get(name), snapshot.observed.get(name)
+    return item, share, record, snapshot.table.get(name), snapshot.notes.get(name), snapshot.observed.get(name)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Assignment:
         """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
         self._anew_at = self._look_at = 0.0
         self._files: _ServedFiles | None = None
-        self._settled: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
+        self._settled: dict[Key, tuple[Basis, Proposal]] = {}
         """Service of one engine -> as `_steady`: until there is other news than `_news`, that is all there is to it."""
         self._news: object = None
         self._leaving = Leaving()
@@ -239,20 +242,18 @@ class Assignment:
             if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
                 proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
             elif basis is not None and engine is item and record is not None and len(slots) == 1:
-                self._settle(record, basis, proposal, snapshot)
+                self._settle(basis, proposal)
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot)
 
-    def _settle(self, record: Record, basis: tuple[object, ...], proposal: Proposal, snapshot: Snapshot) -> None:
+    def _settle(self, basis: Basis, proposal: Proposal) -> None:
         """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
-        name, steady = record.program, self._steady.get(record.key)
-        as_it_should = runs_as_wanted(
-            record, snapshot.table.get(name), snapshot.notes.get(name), snapshot.observed.get(name)
-        )
+        _, _, record, state, note, seen = basis
+        steady = self._steady.get(record.key)
         ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)
-        if as_it_should and steady is not None and steady[1] is proposal and ports:
+        if steady is not None and steady[1] is proposal and ports and runs_as_wanted(record, state, note, seen):
             self._settled[record.owner] = basis, proposal
 
     def take(

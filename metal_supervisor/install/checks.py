@@ -66,8 +66,8 @@ def refuse_strange(state: Path) -> None:
     if not state.is_dir() or is_state_directory(state) or (state / "models.d").is_dir():
         return
     ours = (*KEPT, "models", "launchd", "lost+found")
-    strange = sorted(each.name for each in state.iterdir() if each.is_dir() and each.name not in ours)
-    strange = [name for name in strange if not name.startswith(".")]
+    there = [each.name for each in state.iterdir() if each.is_dir()]
+    strange = sorted(name for name in there if name not in ours and not name.startswith("."))
     if strange:
         text = f"{state} is no state directory of metal-supervisor, and has directories of its own ({strange[0]!r:.80})"
         raise InstallError(f"{text}; choose another with --state-dir, which may be a new one in it")

@@ -15,6 +15,7 @@ from pathlib import Path
 from metal_supervisor import __version__
 from metal_supervisor.controller import boot
 from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
+from metal_supervisor.placement.cordon import NOT_RUNNING
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State
@@ -23,8 +24,6 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
 WAIT_S = 60.0
-NOT_RUNNING = 3
-"""Exit code, the same as that of `metal-supervisor status`."""
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:

@@ -64,9 +64,7 @@ class Claim:
 
     @property
     def edition(self) -> tuple[str, str]:
-        """Order of the objects that had one name. By the server's clock alone; within a second by uid, so that all Macs
-        agree.
-        """
+        """Order of the objects that had one name, on which all Macs agree: by the server's clock, then by uid."""
         return self.created, self.owner_uid
 
 

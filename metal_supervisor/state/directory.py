@@ -154,11 +154,11 @@ class StateDir:
 
     def write_section(self, program: str, text: str) -> None:
         """Write a program's section."""
-        self._files.replace("models.d", f"{program}.conf", text)
+        self._files.put("models.d", f"{program}.conf", text)
 
     def remove_section(self, program: str) -> None:
         """Remove a program's section, if it has one."""
-        self._files.replace("models.d", f"{program}.conf", None)
+        self._files.put("models.d", f"{program}.conf", None)
 
     def sections_on_file(self) -> Mapping[str, object]:
         """Program -> edition of its section, which is another once it was replaced or edited.

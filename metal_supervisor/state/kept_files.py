@@ -194,8 +194,8 @@ class KeptFiles:
         path.unlink(missing_ok=True)
         self._written.pop(path, None)
 
-    def replace(self, directory: str, name: str, text: str | None) -> None:
-        """Write a file that nobody else writes, or remove it, without listing its directory again for that.
+    def put(self, directory: str, name: str, text: str | None) -> None:
+        """Write a file of which this process is the one writer, or remove it for None; its directory stays listed.
 
         What others change there in that moment is seen LISTED_S later.
         """
