@@ -116,7 +116,8 @@ def _memory(hand: Hand, records: Mapping[str, Record]) -> list[Problem]:
                              f"{record.verdict.reason} {record.warning}"))  # fmt: skip
     told = json.loads(hand.system.fetch("/status")[1])["memory"] or {}  # None until the controller has said anything
     kept = told.get("budget"), told.get("charged"), told.get("waiting")
-    true = budget_bytes, sum(each.holds_bytes for each in claimed), sum(each.waits for each in claimed)
+    queued = sum(each.waits and each.need_bytes <= budget_bytes for each in claimed)  # who never fits is in no queue
+    true = budget_bytes, sum(each.holds_bytes for each in claimed), queued
     if kept != true:
         why = told.get("pressure")
         found.append((7, f"/status has (budget, charged, waiting) as {kept}, not {true}; pressure {why}"))
