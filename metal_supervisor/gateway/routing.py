@@ -19,8 +19,8 @@ _OPENAI = (
     "audio/translations", "audio/speech", "images/generations", "images/edits", "images/variations",
 )  # fmt: skip
 _LLAMA = (
-    "completion", "completions", "chat/completions", "embedding", "embeddings", "infill", "tokenize", "detokenize",
-    "apply-template", "rerank", "reranking",
+    "completion", "completions", "chat/completions", "responses", "embedding", "embeddings", "infill", "tokenize",
+    "detokenize", "apply-template", "rerank", "reranking",
 )  # fmt: skip
 PATHS = frozenset(
     {f"/v1/{each}" for each in (*_OPENAI, "messages", "messages/count_tokens")} | {f"/{each}" for each in _LLAMA}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,15 @@ def test_a_path_may_name_the_service() -> None:
     assert routing.target("/services/team/b/v1/embeddings") == routing.Target("/v1/embeddings", ("team", "b"))
     assert routing.target("/v1/embeddings") == routing.Target("/v1/embeddings", None)
     assert routing.target("/services/a%2e/b/v1/x").service is None
+
+
+def test_the_page_lists_the_paths_that_are_passed_on() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text("utf-8")
+    section = page.partition("## What is passed on")[2].partition("\n## ")[0]
+    groups = [set(re.findall(r"`(/[^`]+)`", each)) for each in section.split("\n- ")[1:]]
+    # "the first group without `/v1`"
+    groups[-1] = (groups[-1] - {"/v1"}) | {path.removeprefix("/v1") for path in groups[0]}
+    assert set.union(*groups) == routing.PATHS
 
 
 def test_the_context_is_that_of_one_request() -> None:
