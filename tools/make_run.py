@@ -23,6 +23,7 @@ from pathlib import Path
 import find_llama_server
 import tiny_gguf
 
+from metal_supervisor.install.checks import OF_A_CLUSTER
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes the checks of settings
 from metal_supervisor.settings.loader import ConfigError, add_flags, load, overrides_from
 
@@ -68,7 +69,7 @@ def main() -> int:  # noqa: RET503 - exec does not return
     if given["CLUSTER"]:
         kubeconfig = str(Path(given["CLUSTER"]).expanduser().absolute())
         identity = f"{kubeconfig} {given['CONTEXT']}"
-        run = RUN / f"cluster-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+        run = RUN / f"{OF_A_CLUSTER}{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
         flags += ["--kubeconfig", kubeconfig]
         flags += ["--context", given["CONTEXT"]] if given["CONTEXT"] else []
     if given["NAMESPACE"]:

@@ -23,6 +23,8 @@ from metal_supervisor.supervisord.client import Supervisord
 KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
 KEPT = ("log", "hub")
 """Directories that stay for the user."""
+OF_A_CLUSTER = "cluster-"
+"""Beginning of the names of the state directories for clusters that tools/make_run.py makes below `.run`."""
 
 
 def refuse_anothers(where: InstallPaths) -> bool:
@@ -62,15 +64,24 @@ def refuse_strange(state: Path) -> None:
     """Raise InstallError for a directory with directories that are not ours: an uninstall could not tell which are.
 
     What was restored from a copy, or left by an uninstall, is ours; hidden ones are the file manager's or the volume's.
+    `make run CLUSTER=…` has state directories of its own below that of `make run`.
     """
-    if not state.is_dir() or is_state_directory(state) or (state / "models.d").is_dir():
+    if not state.is_dir() or _is_used(state):
         return
     ours = (*KEPT, "models", "launchd", "lost+found")
-    there = [each.name for each in state.iterdir() if each.is_dir()]
-    strange = sorted(name for name in there if name not in ours and not name.startswith("."))
+    there = [each for each in state.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    strange = sorted(
+        each.name for each in there
+        if each.name not in ours and not (each.name.startswith(OF_A_CLUSTER) and _is_used(each))
+    )  # fmt: skip
     if strange:
         text = f"{state} is no state directory of metal-supervisor, and has directories of its own ({strange[0]!r:.80})"
         raise InstallError(f"{text}; choose another with --state-dir, which may be a new one in it")
+
+
+def _is_used(state: Path) -> bool:
+    """True if a directory is a system's, even if that never came to run."""
+    return is_state_directory(state) or (state / "models.d").is_dir()
 
 
 def refuse_running(state: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_port_is_not_taken_by_what_a_killed_supervisord_of_this_directory_left
 
 
 @pytest.mark.parametrize(
-    "names", [["app"], ["Documents", ".cache"], ["log", "src"]], ids="-".join
+    "names", [["app"], ["Documents", ".cache"], ["log", "src"], ["cluster-notes"]], ids="-".join
 )
 def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
     """An uninstall would take an app/ for its own."""
@@ -174,6 +174,12 @@ def test_one_that_was_restored_or_left_by_an_uninstall_is_taken(tmp_path: Path, 
     (tmp_path / "apiserver.db").touch()
     for name in names:
         (tmp_path / name).mkdir()
+    checks.refuse_strange(tmp_path)
+
+
+def test_one_that_holds_the_directory_of_another_system_is_taken(tmp_path: Path) -> None:
+    """After `make run CLUSTER=…`, which keeps `.run/cluster-…`, the plain `make run` was refused."""
+    StateDir(tmp_path / "cluster-1234abcd").create()
     checks.refuse_strange(tmp_path)
 
 
