@@ -44,14 +44,15 @@ HEAD = """# Logs
 
 ## Where they are
 
-In `log/` in the state directory, a file for each program: `controller.log`, `sidecar.log`, `apiserver.log`, and where
-they run `power.log` and `sleepwatch.log`, in the form below; `default.tiny.log` is what the engine of a service wrote,
-byte for byte, and `crashed/` has the end of its life before; `supervisord.log` is supervisord's own, and `boot.log` or
-`launchd.log` has the words of a start, as text.
+In `log/` in the state directory, a file for each program: `controller.log`, `sidecar.log`, and where they run
+`apiserver.log`, `gateway.log`, `gateway-2.log` (the other worker), `gateway-holder.log`, `power.log` and
+`sleepwatch.log`, in the form below; `default.tiny.log` is what the engine of a service wrote, byte for byte, and
+`crashed/` has the end of its life before; `supervisord.log` is supervisord's own, and `boot.log` or `launchd.log` has
+the words of a start, as text.
 `metal-supervisor logs NAME -f` shows any of them, on a terminal without anything that it would act on.
 
-supervisord rotates them by renaming: ours at 20 MB with two older files (`controller.log.1` …), those of engines by the
-settings `log_size` and `log_files`. A long line may begin in one file and end in the next.
+supervisord rotates them by renaming: ours at 20 MB with two older files (`controller.log.1` …), its own with three,
+those of engines by the settings `log_size` and `log_files`. A long line may begin in one file and end in the next.
 
 ## Form
 
@@ -95,7 +96,7 @@ reads along takes what begins with `{`.
 
 ## How much
 
-`metal-supervisor log-level debug` (or `info`, `warning`, `error`) changes what the controller and the sidecar write
+`metal-supervisor log-level debug` (or `info`, `warning`, `error`) changes what controller, sidecar and gateway write
 while they run, and `metal-supervisor log-level setting` goes back to the setting `log_level`, which the others have
 from their start.
 
