@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
         "--bundle", type=usable_path, metavar="FILE.tar.gz",
-        help="also write an archive to show to others, without secrets and names",
+        help="also write an archive to show to others, without secrets; names of models, Mac and cluster stay",
     )  # fmt: skip
     loader.add_flags(doctor)
     text = "how much controller, sidecar and gateway log from now on, without a restart of any"
