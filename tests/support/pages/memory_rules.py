@@ -55,11 +55,12 @@ PRESSURE = f"""
 The budget keeps our own engines in bounds; it knows nothing of the browser beside them. So the machine is
 looked at every `--memory-watchdog-interval` seconds (5): how much is available, the kernel's own level and the
 growth of swap on a Mac, and on Linux how long tasks waited for memory (PSI). The worst of them counts. What
-cannot be read says nothing: an unknown reading starts, stops and returns nobody. A level takes two looks to
-rise, and a fifth of `--memory-recovery` ({PACE.recover_s:g} s) of clearly better readings to fall a step, so
-that it does not flap. The share that must be available follows from what the budget leaves free: a Mac that is
-full of models by the budget's own rule is not in trouble. `--memory-pressure-warning` and `-critical` (0.20 and
-0.10 of the memory) are upper caps.
+cannot be read says nothing: an unknown reading keeps nobody from starting, and stops and returns nobody. A
+level takes two looks to rise (one, where less than half of what is critical is available), and a fifth of
+`--memory-recovery` ({PACE.recover_s:g} s) of clearly better readings to fall a step, so that it does not flap.
+The share that must be available follows from what the budget leaves free: a Mac that is full of models by the
+budget's own rule is not in trouble. `--memory-pressure-warning` and `-critical` (0.20 and 0.10 of the memory) are upper
+caps.
 
 | memory | budget | Warning below | Critical below |
 | --- | --- | --- | --- |
