@@ -43,7 +43,9 @@ ANNOTATIONS = {
         '`"true"`, `"false"`',
         "loads the model when somebody asks for it; also on a Model ([on-demand.md](on-demand.md))",
     ),
-    "idle-ttl": ("seconds, or `15m`", "how long such a model stays loaded without a request; also on a Model"),
+    "idle-ttl": (
+        "seconds, `15m`, or `off`", "how long such a model stays loaded without a request; also on a Model",
+    ),
     "aliases": ("names with commas", "further names at the gateway ([gateway.md](gateway.md#names))"),
     "hosts": ("hosts with commas; on a Secret", "where the Secret may be sent ([models.md](models.md#credentials))"),
 }
