@@ -59,7 +59,7 @@ SWITCH = ValueCheck("1, 0, true, false, on or off", "(?i:0|1|true|false|on|off)"
 LOCALE = ValueCheck("a locale such as en_US.UTF-8", r"[A-Za-z0-9_@.-]{0,40}")
 ZONE = ValueCheck("a time zone such as Europe/Berlin", r"[A-Za-z0-9_+-]{1,30}(/[A-Za-z0-9_+-]{1,30}){0,2}")
 COMMON: Mapping[str, Variable] = {
-    **variables("LANG LC_ALL LC_CTYPE LC_NUMERIC LC_TIME", LOCALE),
+    **variables("LANG LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME", LOCALE),
     **variables("TZ", ZONE),
     **variables("OMP_NUM_THREADS", whole(1, 1024)),
     **variables("NO_COLOR"),

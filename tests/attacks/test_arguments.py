@@ -254,7 +254,7 @@ def test_no_variable_of_the_binaries_at_hand_gets_there_unless_it_was_judged() -
 
 
 @pytest.mark.parametrize("value", [":/etc/passwd", "/etc/passwd", "../../etc/passwd", "a/../../b", "x" * 200])
-@pytest.mark.parametrize("name", ["TZ", "LANG", "LC_ALL", "OMP_NUM_THREADS", "GGML_METAL_NDEBUG"])
+@pytest.mark.parametrize("name", ["TZ", "LANG", "LC_ALL", "LC_MESSAGES", "OMP_NUM_THREADS", "GGML_METAL_NDEBUG"])
 def test_a_harmless_variable_takes_no_path(name: str, value: str) -> None:
     found = decided(env=variable(name, value))
     assert not isinstance(found, Service) and found[1].startswith(f"spec.env[1].value: {name} takes ")
