@@ -39,6 +39,8 @@ Fields are of `spec`; `[]` is any item of a list, and `.*` any name of a map. A 
 fields. Where only some values are refused they are named, with the note of the first one. What is said of flags is true
 of a build that has them all: an older one gets fewer, and what it cannot do without is refused by name. `--your-flag`
 and `YOUR_NAME` stand for any that this Mac accepts: [llama-server.md](llama-server.md#specextraargs) has the rules.
+The Models that were tried lie on the Mac; of a repository, `files` says what is fetched
+([models.md](models.md#sources)).
 """
 NOTE = "\0"
 """What a note's text begins with, until it has a number."""
