@@ -44,6 +44,7 @@ FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
 """Age after which the next request checks a file, or tries a failed server, again."""
+MISSING = Reading(None, problem="it is not here, or a manifest may not name it")
 
 
 # ── files on this Mac ────────────────────────────────────────────────────────────────────────────
@@ -292,8 +293,18 @@ class Headers:
 
     def look(self, path: str) -> Reading | None:
         """Return the latest reading of a file on this Mac; None until it has been read."""
+        return self._local(path, path, lambda: read_file(Path(path)))
+
+    def judged(self, name: str, path: str, is_here: Callable[[], bool]) -> Reading | None:
+        """As `look`, for a path that has not been judged: MISSING unless `is_here`, which the thread asks first.
+
+        `name`: of this reading, for `keep`.
+        """
+        return self._local(name, path, lambda: read_file(Path(path)) if is_here() else MISSING)
+
+    def _local(self, name: str, path: str, read: Callable[[], Reading]) -> Reading | None:
         # A local file is read within a millisecond: a short wait here saves a second pass.
-        return self._asked(path, lambda: read_file(Path(path)), LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: state_of(path))
+        return self._asked(name, read, LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: state_of(path))
 
     def library(self, source: str, registry: str) -> Reading | None:
         """Return the latest reading of a model in Ollama's library; None until it has been read."""

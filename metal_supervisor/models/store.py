@@ -157,14 +157,11 @@ class Store:
             return True
         return False
 
-    def near(self, artifact: Artifact) -> bool | None:
-        """True if an artifact is on this Mac, False if it would be fetched, None for a local path without a file."""
-        if self.here(artifact) is not None:
-            return True
-        return None if artifact.local else False
-
     def here(self, artifact: Artifact) -> Path | None:
-        """Path of an artifact on this Mac, whether or not it is wanted; None if it is not here, or not allowed."""
+        """Path of an artifact on this Mac, whether or not it is wanted; None if it is not here, or not allowed.
+
+        Any thread may ask. For a local artifact one other than the controller's has to: its disk may hang.
+        """
         try:
             if artifact.local:
                 path = Path(artifact.source)

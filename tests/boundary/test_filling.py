@@ -536,9 +536,9 @@ def test_nobody_learns_of_files_outside_the_roots(home: Home, tmp_path: Path) ->
         artifact = Artifact(str(path))
         found = home.failed(artifact, "SourceNotAllowed", "is not below --allowed-roots")
         assert found.size_bytes == 0 and found.path == ""
-    assert [home.store.near(Artifact(str(each))) for each in (there, tmp_path / "no")] == [None, None]
+    assert [home.store.here(Artifact(str(each))) for each in (there, tmp_path / "no")] == [None, None]
     (root / "m.gguf").write_bytes(MODEL)
-    assert home.store.near(Artifact(str(root / "m.gguf"))) is True
+    assert home.store.here(Artifact(str(root / "m.gguf"))) == root / "m.gguf"
     home.ready(Artifact(str(root / "m.gguf")))
 
 
@@ -736,6 +736,6 @@ def test_a_note_that_makes_no_sense_is_as_good_as_none(home: Home, web: Uneven) 
                 json.dumps({**good, "model": 5}), json.dumps({**good, "files": {"m.gguf": {"size_bytes": "x"}}})):
         home.restart()
         (home.slot(artifact) / "slot.json").write_text(bad)
-        assert home.store.near(artifact) is False
+        assert home.store.here(artifact) is None
         home.ready(artifact)
     assert web.sent() == len(MODEL)

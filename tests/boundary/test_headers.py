@@ -11,18 +11,32 @@ import time
 import tracemalloc
 import urllib.parse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from range_server import Web, serving
 
+from metal_supervisor.controller.prerequisites.composer import Composer
+from metal_supervisor.controller.prerequisites.offers import CANNOT_S, FETCH_S, READY_S, Offers
+from metal_supervisor.controller.prerequisites.readings import Readings
+from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.models import headers as headers_module
 from metal_supervisor.models.headers import Headers, read_file, read_listing
 from metal_supervisor.models.listing import Listing, Piece
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store import Store
+from metal_supervisor.models.store_context import Terms
+from metal_supervisor.runtimes import Binary
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.gguf import Header, Prefix, read_header
+from metal_supervisor.spec.sources import Artifact
+from metal_supervisor.spec.types import Endpoint, Model, Service
 from tests.support.broken import mutated
 from tests.support.faults import Figure, fault
 from tests.support.pace import within
@@ -396,6 +410,40 @@ def test_a_disk_that_hangs_keeps_nobody_waiting(
     hang.set()
     assert until_read(lambda: asker.headers.look(str(tiny))).header is not None
     eventually(lambda: asker.rings == 1, WITHIN_S, "the bell")
+
+
+class HangingDisk(Places):
+    """Places on a disk that does not answer until it is told to."""
+
+    hang = threading.Event()
+
+    def check(self, path: Path) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise AssertionError("the pass itself asked a disk that hangs")
+        self.hang.wait(WITHIN_S)
+
+
+def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path: Path) -> None:
+    """Whether this Mac has a model that is named by its path is asked in each pass, before it claims the service."""
+    places = HangingDisk()
+    store = Store(tmp_path, lambda: None, Terms(places=places))
+    readings = Readings(asker.headers, store, str(tmp_path), "")
+    binary = Binary("/bin/engine", frozenset())
+    offers = Offers(
+        store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None)
+    )  # fmt: skip
+    model = Model(
+        "default", "m", "u", 1, str(tiny), "gguf", "metal", None, None, artifact=Artifact(str(tiny))
+    )  # fmt: skip
+    endpoint = Endpoint("m", 8080, "", "ClusterIP", None)
+    service = Service("default", "m", "u", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, {})
+    snapshot = cast(Any, SimpleNamespace(room=Room(64 << 30, 48 << 30, 48 << 30)))
+    assert offers.delay_s(service, snapshot) == FETCH_S
+    places.hang.set()
+    eventually(lambda: offers.delay_s(service, snapshot) == READY_S, WITHIN_S, "the answer of the disk")
+    eventually(lambda: asker.rings, WITHIN_S, "the bell")
+    gone = replace(service, model=replace(model, artifact=Artifact(f"{tiny}-gone")))
+    eventually(lambda: offers.delay_s(gone, snapshot) == CANNOT_S, WITHIN_S, "a missing file")
 
 
 def test_what_is_forgotten_while_it_is_read_rings_no_bell(

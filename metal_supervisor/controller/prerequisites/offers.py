@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from metal_supervisor.controller.prerequisites.composer import Composer, EngineParts
 from metal_supervisor.controller.prerequisites.daemons import Daemons
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room, Snapshot
+from metal_supervisor.models.headers import MISSING
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import RUNTIMES, Binary
@@ -43,34 +44,39 @@ class Offers:
         if isinstance(item, Rejected):
             return CANNOT_S if item.reason in NO_RUNTIME else READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
-        nears = [self._store.near(artifact) for artifact in parts]
+        paths = [each.source if each.local else str(self._store.here(each) or "") for each in parts]
+        readings = {
+            path: self._readings.judged(each) if each.local else self._readings.look(path)
+            for each, path in zip(parts, paths, strict=True) if path
+        }  # fmt: skip
+        missing = MISSING in readings.values()
         binary, problem = self._binary(item, snapshot)
-        if None in nears or problem or (RUNTIMES[item.runtime].shared is not None and self._daemons.foreign(item)):
+        if missing or problem or (RUNTIMES[item.runtime].shared is not None and self._daemons.foreign(item)):
             return CANNOT_S
-        if not all(nears):
+        if not all(paths) or binary is None:
             return FETCH_S
-        fits = self._has_room(item, binary, snapshot.room) if binary is not None else None
+        fits = self._has_room(item, binary, paths, readings, snapshot.room)
         if fits is None:
             return FETCH_S
         return READY_S if fits else CANNOT_S
 
-    def _has_room(self, service: Service, binary: Binary, room: Room) -> bool | None:
+    def _has_room(
+        self, service: Service, binary: Binary, paths: Sequence[str], readings: Mapping[str, Reading | None], room: Room
+    ) -> bool | None:
         """True if a service fits beside the engines of this Mac and the earlier offers of this pass.
 
-        None while the header of its model is being read; True for a model whose size is known only once it runs.
+        None while a header is being read; True for a model whose size is known only once it runs. `paths`: of its
+        files, the model's first; `readings`: of these.
         """
-        path = str(self._store.here(service.model.artifact) or "")
-        further = {each.key: str(self._store.here(each.artifact) or "") for each in service.companions}
-        files = {path, *further.values()} - {""}
+        path, further = paths[0], {each.key: file for each, file in zip(service.companions, paths[1:], strict=True)}
 
         def look(named: str) -> Reading | None:
-            return self._readings.look(named) if named in files else self._readings.look_from_home(named)
+            return readings[named] if named in readings else self._readings.look_from_home(named)
 
-        reading = self._readings.look(path) if path else None
-        composed = self._composer.compose(EngineParts(service, binary, path, 0, reading, further), look)
-        if composed is None and path:
+        composed = self._composer.compose(EngineParts(service, binary, path, 0, readings[path], further), look)
+        if composed is None:
             return None
-        needs = composed[1].bytes or 0 if composed else 0
+        needs = composed[1].bytes or 0
         if self._offered_bytes + needs > max(room.left_for(service.namespace), 0):
             return False
         self._offered_bytes += needs

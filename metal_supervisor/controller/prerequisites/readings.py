@@ -8,6 +8,7 @@ from pathlib import Path
 from metal_supervisor.models.headers import Headers
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
+from metal_supervisor.spec.sources import Artifact
 
 FOREIGN = Reading(None, problem="a manifest may not name it")
 
@@ -25,6 +26,12 @@ class Readings:
         """Metadata of a file; None while it is being read."""
         self._wanted.add(path)
         return self._headers.look(path)
+
+    def judged(self, artifact: Artifact) -> Reading | None:
+        """Metadata of a file that a manifest names; MISSING if it is not here or not allowed, None while it is read."""
+        name = f"file://{artifact.source}"
+        self._wanted.add(name)
+        return self._headers.judged(name, artifact.source, lambda: self._store.here(artifact) is not None)
 
     def look_from_home(self, path: str) -> Reading | None:
         """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
