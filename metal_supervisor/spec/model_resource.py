@@ -81,7 +81,7 @@ def read_artifact(resource: Json) -> Artifact:
         if files:
             place = sources.beside(place, files[0], "spec.files[0]")
         else:
-            quantization = named or fields.word(resource, "spec.quantization") or ""
+            quantization = (named or fields.word(resource, "spec.quantization") or "").upper()  # as most names have it
     return Artifact(
         place, directory, files if directory and remote else (), quantization, digest,
         (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),

@@ -53,7 +53,7 @@ class Artifact:
     files: tuple[str, ...] = ()
     """Paths to fetch from below a directory; empty: all that an engine reads."""
     quantization: str = ""
-    """Part of the name of the repository's GGUF file, e.g. `Q4_K_M`, if `source` names no file."""
+    """Part of the name of the repository's GGUF file, e.g. `Q4_K_M`, if `source` names no file; in capitals."""
     sha256: str = ""
     """Expected digest of the file, lower-case hex; "" if none is set."""
     secret: tuple[str, str] | None = None

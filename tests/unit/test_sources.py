@@ -135,6 +135,12 @@ def test_a_repository_may_name_its_quantization(written: str, expected: tuple[st
     assert without_quantization(written) == expected
 
 
+def test_a_quantization_in_other_letters_is_the_same_files() -> None:
+    spelt = [read_artifact({"spec": {"source": "hf://O/R", "quantization": each}}) for each in ("Q4_K_M", "q4_k_m")]
+    spelt.append(read_artifact({"spec": {"source": "hf://O/R:q4_K_m"}}))
+    assert len(set(spelt)) == len({each.slot for each in spelt}) == 1
+
+
 def test_a_named_quantization_is_that_of_the_field() -> None:
     named = read_artifact({"spec": {"source": "hf://O/R:Q4_K_M"}})
     field = read_artifact({"spec": {"source": "hf://O/R", "quantization": "Q4_K_M"}})
