@@ -133,6 +133,8 @@ class EngineClient:
         tail, begun = _Tail(upstream if event_stream else None), exchange.early is not None
         if begun and not (upstream.status == 200 and event_stream):
             raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, and no stream")
+        if not 200 <= upstream.status < 600:  # 101 would make the connection another protocol's
+            raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, which ends no request")
         response = exchange.early or web.StreamResponse(
             status=upstream.status, headers=_for_client(upstream.headers, exchange)
         )

@@ -420,3 +420,20 @@ def test_a_header_of_an_engine_that_http_forbids_is_left_out() -> None:
             assert b"X-Good" in told and b"X-Odd" not in told
 
     run(go)
+
+
+@pytest.mark.parametrize("status", [b"000", b"099", b"101", b"199", b"600", b"999"])
+def test_a_status_that_ends_no_request_is_not_passed_on(status: bytes) -> None:
+    """What clients make of it differs: some wait for more, or take the connection for another protocol's."""
+
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            upgrade = b"Upgrade: x\r\nConnection: upgrade\r\n"
+            writer.write(b"HTTP/1.1 %s Odd\r\n%sContent-Length: 2\r\n\r\nok" % (status, upgrade))
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            told = await gateway.ask(b'{"model":"tiny"}')
+        assert told.startswith(b"HTTP/1.1 502 "), told[:40]
+
+    run(go)
