@@ -16,6 +16,8 @@ from packaging.specifiers import SpecifierSet
 from metal_supervisor import __version__
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
+from metal_supervisor.host import processes
+from metal_supervisor.spec.document import string
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
@@ -154,8 +156,8 @@ def _supervisord(around: Surroundings) -> Sequence[Finding]:
     return [judge_supervisord(path, there, version, problem)]
 
 
-def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path) -> Finding:
-    """Finding about our own programs under supervisord. `logs`: their directory."""
+def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path, gateway: str = "") -> Finding:
+    """Finding about our own programs under supervisord. `logs`: their directory; `gateway`: its problem if it runs."""
     needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
     good = State.RUNNING, State.STARTING
     serving = [each for each in gateway_note.WORKERS if each in table and table[each].state in good]
@@ -168,6 +170,8 @@ def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path
     ]
     if wrong:
         return fail("; ".join(wrong), f"see the logs in {logs}; `metal-supervisor upgrade` starts them anew")
+    if gateway:
+        return fail(f"the gateway's problem: {gateway}", "correct it; the gateway tries again every few seconds")
     return ok(f"{', '.join(wanted)} run")
 
 
@@ -175,7 +179,9 @@ def _programs(around: Surroundings) -> Sequence[Finding]:
     table = around.table()
     if table is None:
         return []
-    return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log")]
+    note = gateway_note.read(around.settings.state_path)
+    gateway = string(note, "problem") if processes.has_written(note.get("pid"), note.get("at")) else ""
+    return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log", gateway)]
 
 
 CHECKS = (

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,10 @@ from metal_supervisor.doctor.findings import Check, Finding, ok
 from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import TIMED_OUT, Done
+from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Standing
+from metal_supervisor.state import gateway_note
 from tests.support.records import a_record
 from tests.support.system import eventually, free_ports
 
@@ -196,6 +199,20 @@ def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path) -> Non
         left.wait()
         around.directory.remove_link()
     assert found(around, "orphans")["orphans"][0].status == "ok"
+
+
+def test_what_is_wrong_with_the_gateway_is_told_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = surroundings(tmp_path)
+    names = ("controller", "sidecar", "apiserver", "gateway")
+    table = {name: ProgramState(name, State.RUNNING, 1, 0.0, 0) for name in names}
+    monkeypatch.setattr(Surroundings, "table", lambda _: table)
+    told = {"pid": os.getpid(), "at": time.time(), "problem": "127.0.0.1:9000 is taken by another program"}
+    gateway_note.write(around.settings.state_path, told)
+    (finding,) = found(around, "programs")["programs"]
+    assert finding.status == "fail" and "127.0.0.1:9000 is taken" in finding.text
+    gateway_note.write(around.settings.state_path, {**told, "at": 1.0})  # an earlier process of this pid
+    (finding,) = found(around, "programs")["programs"]
+    assert finding.status == "ok"
 
 
 def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:

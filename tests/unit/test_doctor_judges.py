@@ -136,6 +136,8 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("controller is missing",)),
     ("programs", "fail", software.judge_programs({**OURS, "sidecar": row("sidecar", State.FATAL)}, True, STATE),
      ("sidecar FATAL", "logs")),
+    ("programs", "fail", software.judge_programs(OURS, True, STATE, "its certificate has expired"),
+     ("gateway", "its certificate has expired")),
     ("launchd", "ok", launchd.judge_jobs([("system", JOB), ("gui/501", None)], 30), ("system/dev.metal-supervisor",)),
     ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", None)], 30),
      ("no launchd job", "LaunchDaemon")),
