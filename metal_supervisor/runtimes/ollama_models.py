@@ -17,6 +17,7 @@ from typing import Any
 
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama import MODELS
+from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 
@@ -147,7 +148,7 @@ def _rows(found: Json) -> list[Json]:
 def _stays(row: Json) -> bool:
     """True if the model does not expire within years."""
     until = str(row.get("expires_at"))[:4]
-    return until.isdigit() and int(until) >= time.gmtime().tm_year + YEARS
+    return until.isdecimal() and int(until) >= time.gmtime().tm_year + YEARS
 
 
 def _digest_of(daemon: Daemon, name: str) -> str:
@@ -168,8 +169,8 @@ def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
 
     def told(line: Json) -> None:
         nonlocal moved_at, most
-        if isinstance(line.get("total"), int):
-            sizes[str(line.get("digest"))] = int(line.get("completed") or 0), line["total"]
+        if size := whole(line, "total"):
+            sizes[str(line.get("digest"))] = whole(line, "completed"), size
         done, total = (sum(each[at] for each in sizes.values()) for at in (0, 1))
         if done > most or not sizes:
             moved_at, most = time.monotonic(), done

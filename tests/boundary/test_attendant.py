@@ -15,7 +15,7 @@ import pytest
 from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.runtimes import model_attacher
-from metal_supervisor.runtimes.daemon_client import DaemonRefused
+from metal_supervisor.runtimes.daemon_client import Daemon, DaemonRefused
 from metal_supervisor.runtimes.model_attacher import ModelAttacher, Pause
 from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import MODELS
@@ -395,6 +395,22 @@ def test_a_service_may_be_named_as_the_model_of_the_library_that_it_runs(tmp_pat
     theirs = Library(ours=False, qwen3="mine")
     with pytest.raises(DaemonRefused, match=r"rename the InferenceService$"):
         use(theirs, job)
+
+
+@pytest.mark.parametrize("odd", [[], {}, "x", "²²²²", 1e999, 1e99, int("1" * 400), -1, True, None], ids=ascii)
+def test_numbers_of_an_ollama_that_are_none_end_no_attendant(stand: Stand, tmp_path: Path, odd: object) -> None:
+    lines = {"digest": odd, "total": odd, "completed": odd}, {"total": 5, "completed": odd}, {"status": "success"}
+    stand.answers["POST", "/api/pull"] = Answer(200, b"".join(json.dumps(each).encode() + b"\n" for each in lines))
+    stand.answers["POST", "/api/create"] = said(200, {"status": "success"})
+    stand.answers["POST", "/api/generate"] = said(200, {})
+    made = {"name": NAME, "digest": "d", "expires_at": odd}
+    for path in ("/api/tags", "/api/ps"):
+        stand.answers["GET", path] = said(200, {"models": [made]})
+    told: list[str] = []
+    daemon = Daemon("127.0.0.1", stand.port, ours=True)
+    model = OllamaModel({**ollama(tmp_path / "m"), "library": "qwen3:latest"})
+    model.attach(daemon, 20.0, told.append)
+    assert told[-1] == "Ollama loads the model" and not model.attached(daemon)
 
 
 def test_a_file_that_has_gone_is_told_and_waited_for(state: StateDir, stand: Stand, tmp_path: Path) -> None:
