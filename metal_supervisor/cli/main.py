@@ -224,6 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         # The log of a program rather has the traceback.
         at_a_terminal = parsed.command not in programs.PROGRAMS
+        if at_a_terminal and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            say(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, then run this again")
+            return 1
         if at_a_terminal and error.errno in UNUSABLE and error.filename:
             say(f"{error.filename}: {error.strerror}; run this as its owner, or name another")
             return loader.ConfigError.code

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import re
 import sys
 import types
@@ -13,6 +15,7 @@ import pytest
 
 from metal_supervisor.cli import main, programs
 from metal_supervisor.cli.command_parser import GROUPS
+from metal_supervisor.install import upgrade
 from metal_supervisor.settings import loader
 
 INTERNAL = {"boot", *programs.PROGRAMS}
@@ -106,3 +109,15 @@ def test_ctrl_c_while_the_modules_are_still_imported_is_exit_code_130(monkeypatc
     monkeypatch.setitem(sys.modules, "metal_supervisor.cli.main", Interrupted("main"))
     monkeypatch.setattr(sys, "argv", ["metal-supervisor", "version"])
     assert begin() == 130
+
+
+def test_a_full_disk_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a write, unlike an open, names no file
+
+    monkeypatch.setattr(upgrade, "upgrade", full)
+    assert main.main(["upgrade", "--state-dir", str(tmp_path)]) == 1
+    text = f"a file cannot be written: {os.strerror(errno.ENOSPC)}; make room, then run this again"
+    assert capsys.readouterr().err == f"metal-supervisor: {text}\n"
