@@ -194,8 +194,9 @@ def _parts(settings: Settings) -> Iterator[str]:
 
 def _keeps_awake(settings: Settings) -> bool:
     """True if the configured program that keeps this Mac awake exists and is executable."""
-    path = Path(settings.caffeinate).expanduser()
-    return bool(settings.caffeinate) and path.is_file() and os.access(path, os.X_OK)
+    # Not Path's, which raise for `~` of no user and in a directory that is closed to this one: nothing would start.
+    path = os.path.expanduser(settings.caffeinate)  # noqa: PTH111
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:

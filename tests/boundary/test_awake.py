@@ -112,7 +112,8 @@ def test_there_is_a_program_for_it_only_where_there_is_one_to_run(tmp_path: Path
         boot.write_conf(directory, Settings(caffeinate=caffeinate))
         return (tmp_path / "supervisord.conf").read_text()
 
-    for absent in ("", str(path), str(tmp_path)):
+    # The last two stand for a directory that is closed to this user, which none is to root: they raise as that does.
+    for absent in ("", str(path), str(tmp_path), "~no-such-user/it", str(tmp_path / ("x" * 300))):
         assert "caffeinate" not in text(absent)
     path.write_text("")
     assert "caffeinate" not in text(str(path)), "it cannot be executed"
