@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
-from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, columns
+from metal_supervisor.cli.terminal import NOT_FOUND, columns
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.terminal_text import encodable, escaped, labelled
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import controller_report
 from metal_supervisor.supervisord.client import Supervisord

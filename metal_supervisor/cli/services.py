@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO, TypeVar
 
-from metal_supervisor.cli.terminal import NOT_FOUND, NOT_RUNNING, CommandError
+from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
@@ -20,6 +20,7 @@ from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.own_processes import run_holds

@@ -14,7 +14,7 @@ from typing import TextIO, cast
 
 from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
-from metal_supervisor.cli.terminal import NOT_RUNNING, Live, colours, columns
+from metal_supervisor.cli.terminal import Live, colours, columns
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
@@ -22,6 +22,7 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.terminal_text import encodable, escaped, fitted
 from metal_supervisor.spec.throughput import tokens_per_s
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 from metal_supervisor.supervisord.ctl_plugin import endpoint, listing

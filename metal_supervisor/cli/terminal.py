@@ -16,8 +16,8 @@ from typing import TextIO
 from metal_supervisor.spec.terminal_text import fitted
 from metal_supervisor.spec.user_error import UserError
 
-OK, FAILED, USAGE, NOT_RUNNING, NOT_FOUND, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit codes. 2: the command line, or what it names, cannot be used; 4: there is nothing of that name."""
+OK, FAILED, USAGE, NOT_FOUND, INTERRUPTED = 0, 1, 2, 4, 130
+"""Exit codes. 2: the command line, or what it names, cannot be used; 3 is `NOT_RUNNING`; 4: nothing of that name."""
 UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
 CLEAR = "\r\x1b[J"
 UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})

@@ -15,10 +15,10 @@ from pathlib import Path
 from metal_supervisor import __version__
 from metal_supervisor.controller import boot
 from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
-from metal_supervisor.placement.cordon import NOT_RUNNING
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State
+from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable

@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state.directory import CORDON_FILE, StateDir
 from metal_supervisor.state.doorbell import ring
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Supervisord
 
 LOOK_EVERY_S, TELL_EVERY_S = 0.2, 30.0
-NOT_RUNNING = 3
-"""Exit code, the same as that of `metal-supervisor status`."""
 
 
 def _write(directory: StateDir, word: str) -> None:

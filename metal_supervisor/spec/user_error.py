@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NOT_RUNNING = 3
+"""Exit code of a command that found nothing running."""
+
 
 class UserError(Exception):
     """Something is in a command's way; the message says what it is and what to do."""
