@@ -200,6 +200,8 @@ def _shown_running(running: Mapping[str, int]) -> str:
 def _subject(settings: Settings, question: Question) -> _Subject:
     """The model that a question is about. Raises CannotTell."""
     source = question.source
+    if not source.strip():  # as a path it would be the current directory
+        raise CannotTell(f"SOURCE is empty; give {FORMS}")
     try:
         path = Path(source).expanduser()
         here = source.startswith(("/", "~", ".", "file://")) or path.exists()
@@ -208,7 +210,7 @@ def _subject(settings: Settings, question: Question) -> _Subject:
         if source.startswith("file://"):
             path = Path(canonical(source, "SOURCE"))
         if path.is_dir():
-            return _mlx(question, path.name, headers.read_file(path))
+            return _mlx(question, path.name or source, headers.read_file(path))
     except Unusable as error:
         raise CannotTell(str(error)) from None
     except Bad as bad:

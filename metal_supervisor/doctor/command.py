@@ -99,7 +99,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) ->
     finally:
         logging.disable(logging.NOTSET)
     print(body(findings) if arguments.json else "\n".join(lines(findings)))
-    if arguments.bundle:
+    if arguments.bundle is not None:
         target = Path(arguments.bundle).expanduser().absolute()
         try:
             count = bundle.write(target, around, findings)
