@@ -64,8 +64,8 @@ def _slim(item: Json) -> Json:
 
 def _precedes(version: str, known: str) -> bool:
     """True if a resourceVersion is not later than another; if they are not numbers, only if they are equal."""
-    if version.isdecimal() and known.isdecimal():
-        return int(version) <= int(known)
+    if version.isdecimal() and known.isdecimal():  # and without leading zeros; Python makes no int of 5000 digits
+        return (len(version), version) <= (len(known), known)
     return version == known
 
 

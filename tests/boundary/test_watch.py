@@ -360,6 +360,7 @@ def test_blank_lines_are_nothing(reflect: Reflect) -> None:
         b'{"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": {}}}}',
         b'{"type": "ERROR", "object": {"code": 1e999}}',
         b'{"type": "ADDED", "object": {"metadata": {"name": "a", "uid": {}, "resourceVersion": "2"}}}',
+        b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "%s"}}}' % (b"9" * 5000),
     ],
 )  # fmt: skip
 def test_a_garbage_line_is_an_error_and_the_reflector_lives_on(reflect: Reflect, line: bytes) -> None:
