@@ -102,7 +102,7 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
     return Surroundings(settings, **fields)
 
 
-def found(around: Surroundings, *names: str, check_s: float = 5.0) -> dict[str, list[Finding]]:
+def found(around: Surroundings, *names: str, check_s: float = 60.0) -> dict[str, list[Finding]]:
     """What the checks of these names came to, or all of them."""
     checks: tuple[Check, ...] = tuple(each for each in CHECKS if not names or each.name in names)
     told: dict[str, list[Finding]] = {}
