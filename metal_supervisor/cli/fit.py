@@ -285,7 +285,7 @@ def _argv(plan: FitPlan, binary: Binary, reading: Reading) -> tuple[str, ...]:
     options: dict[str, int | str] = {"contextSize": plan.context, "parallelSlots": plan.slots}
     if plan.kv_type != "f16":
         options |= {"cacheTypeCustomK": plan.kv_type, "cacheTypeCustomV": plan.kv_type}
-    model = Model("default", "model", "", 1, "/model.gguf", "gguf", "metal", None, None)
+    model = Model("default", "model", "", 1, "/model.gguf", "gguf", None, None)
     endpoint = Endpoint("model", 8080, "/v1/chat/completions", "ClusterIP", None)
     service = Service(
         "default", "model", "", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, options

@@ -252,16 +252,13 @@ def folded(name: str, grammar: Grammar) -> str:
     return name.replace("_", "-") if grammar.folds and name.startswith("--") else name
 
 
-def refusal(
-    parsed: ParsedArguments, grammar: Grammar, opened: Collection[str], engine: str, where: str = "spec.extraArgs"
-) -> Problem | None:
+def refusal(parsed: ParsedArguments, grammar: Grammar, opened: Collection[str], engine: str) -> Problem | None:
     """(reason, message) of the first argument that a manifest may not hold, None if all are fine.
 
     `opened`: flags that the administrator of this Mac allows although they are refused, or in no table.
     """
     for item in parsed.items:
-        place = f"{where}[{item.index}]"
-        if problem := _refused(item, place, grammar, opened, engine):
+        if problem := _refused(item, f"spec.extraArgs[{item.index}]", grammar, opened, engine):
             return problem
     return None
 

@@ -35,7 +35,6 @@ def read_model(resource: Json, draft: str = "") -> Model:
         generation=metadata.get("generation", 0),
         source=fields.get(resource, "spec.source", str, "").strip(),
         format=fields.get(resource, "spec.format", str, "gguf"),
-        accelerator=fields.get(resource, "spec.hardware.accelerator", str, "cpu"),
         gpu_layers=fields.get(resource, "spec.hardware.gpu.layers", int, None),
         sha256=artifact.sha256 or None,
         limit=read_limit(resource),

@@ -79,8 +79,6 @@ class Model:
     """`spec.source` as written."""
     format: str
     """`spec.format`, `gguf` when unset."""
-    accelerator: str
-    """`spec.hardware.accelerator`, `cpu` when unset."""
     gpu_layers: int | None
     sha256: str | None
     limit: ModelLimit = field(default_factory=ModelLimit)

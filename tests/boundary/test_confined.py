@@ -34,7 +34,7 @@ from tests.support.system import engine_path, eventually
 
 BINARY = Binary("/opt/engine/llama-server", frozenset(), homes=("/opt/engine",), build="b")
 ENGINE = Engine((BINARY.path,), (), "", Probe())
-MODEL = Model("default", "m", "u", 1, "/m.gguf", "gguf", "metal", None, None)
+MODEL = Model("default", "m", "u", 1, "/m.gguf", "gguf", None, None)
 SERVICE = Service(
     "default", "tiny", "u", 1, MODEL, "llama-server", 1, False, Endpoint("tiny", 8080, "", "ClusterIP", None), "chat",
     "normal", None, {},

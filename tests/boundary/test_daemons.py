@@ -78,7 +78,7 @@ LIBRARY = "https://ollama.com/library/tiny:1b"
 
 def service(name: str = "one", runtime: str = "omlx", source: str = "/m", **more: Any) -> Service:
     artifact = Artifact(canonical(source))
-    model = Model("default", "phi", "m", 1, source, "mlx", "metal", None, None, artifact=artifact)
+    model = Model("default", "phi", "m", 1, source, "mlx", None, None, artifact=artifact)
     options = more.pop("options", {})
     made = Service("default", name, "u", 1, model, runtime, 1, False, ENDPOINT, "chat", "normal", None, options)
     return replace(made, **more)

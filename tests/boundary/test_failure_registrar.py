@@ -29,7 +29,7 @@ from tests.support.system import ISVC, SLICES, api_faults, eventually, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(
-    "default", "tiny", "u", 2, Model("default", "phi", "m", 1, "/m.gguf", "gguf", "metal", None, None),
+    "default", "tiny", "u", 2, Model("default", "phi", "m", 1, "/m.gguf", "gguf", None, None),
     "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {},
 )  # fmt: skip
 OUTLOOK = Outlook(

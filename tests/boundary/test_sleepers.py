@@ -47,7 +47,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeTarget]:
     base, (port,) = tmp_path_factory.mktemp("sleeper"), free_ports(1)
     file = base / "tiny.gguf"
     tiny_gguf.write_tiny_gguf(file)
-    model = Model("default", "tiny", "m", 1, str(file), "gguf", "metal", None, None)
+    model = Model("default", "tiny", "m", 1, str(file), "gguf", None, None)
     asked = Service(
         "default", "tiny", "u", 1, model, "llama-server", 1, False, Endpoint("tiny", 8080, "/", "ClusterIP", None),
         "chat", "normal", None, {"contextSize": 512, "idleTtlS": TTL_S}, ("--threads", "1"),

@@ -414,7 +414,7 @@ class Files:
 def composed(name: str, edition: int, release: int = 0) -> tuple[Service, Engine, Program]:
     """The InferenceService of that name in one of its editions, and what a release of this Mac's makes of it."""
     service = Service(
-        "default", name, f"u-{name}", edition + 1, Model("default", name, "m", 1, "/m", "gguf", "metal", None, None),
+        "default", name, f"u-{name}", edition + 1, Model("default", name, "m", 1, "/m", "gguf", None, None),
         "llama-server", 1, False, Endpoint(name, 8080, "/v1", "ClusterIP", None), "chat", "normal", None,
         {"contextSize": edition},
     )  # fmt: skip

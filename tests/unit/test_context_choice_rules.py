@@ -22,7 +22,7 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, Probe, Service
 from tests.support.records import a_record
 
-MODEL = Model("default", "phi", "m", 1, "/models/m.gguf", "gguf", "metal", None, None)
+MODEL = Model("default", "phi", "m", 1, "/models/m.gguf", "gguf", None, None)
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service("default", "tiny", "u", 1, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {})
 EDITED = replace(SERVICE, generation=2, options={"parallelSlots": 2})

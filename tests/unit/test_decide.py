@@ -35,7 +35,7 @@ from tests.support.records import accept, refuse
 
 TINY = "default", "tiny"
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
-MODEL = Model("default", "phi", "m", 1, "/m.gguf", "gguf", "metal", None, None)
+MODEL = Model("default", "phi", "m", 1, "/m.gguf", "gguf", None, None)
 SERVICE = Service(
     "default", "tiny", "u", 2, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {}
 )

@@ -50,7 +50,7 @@ PLACE = Place("/models/m.gguf", "127.0.0.1", 18100, None, "/state")
 
 
 def of_service(*extra: str, mode: str = "chat", **options: Any) -> Demands:
-    model = Model("default", "phi", "m", 1, "/models/m.gguf", "gguf", "metal", None, None)
+    model = Model("default", "phi", "m", 1, "/models/m.gguf", "gguf", None, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     asked = Service(
         "default", "tiny", "u", 1, model, "llama-server", 1, False, endpoint, mode, "normal", None, options, extra

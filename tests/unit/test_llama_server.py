@@ -33,7 +33,7 @@ def service(
     *, mode: str = "chat", extra: tuple[str, ...] = (), layers: int | None = None, model_name: str = "phi",
     env: tuple[tuple[str, str], ...] = (), **options: Any,
 ) -> Service:
-    model = Model("default", model_name, "m", 1, "/models/m.gguf", "gguf", "metal", layers, None)
+    model = Model("default", model_name, "m", 1, "/models/m.gguf", "gguf", layers, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
         "default", "tiny", "u", 1, model, "llama-server", 1, False, endpoint, mode, "normal", None, options, extra, env

@@ -35,7 +35,7 @@ WHERE = ["--model", "/models/m", "--host", "127.0.0.1", "--port", "18100"]
 def service(
     *, mode: str = "chat", extra: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = (), **options: Any
 ) -> Service:
-    model = Model("default", "phi", "m", 1, "/models/m", "mlx", "metal", None, None)
+    model = Model("default", "phi", "m", 1, "/models/m", "mlx", None, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
         "default", "tiny", "u", 1, model, "mlx-server", 1, False, endpoint, mode, "normal", None, options, extra, env

@@ -271,7 +271,7 @@ def test_a_bare_service_gets_the_documented_defaults() -> None:
     )
     assert (dict(found.options), found.extra_args, found.env, found.container_port) == ({}, (), (), None)
     assert found.model.source == "/models/tiny.gguf"
-    assert (found.model.accelerator, found.model.gpu_layers, found.model.sha256) == ("metal", None, None)
+    assert (found.model.gpu_layers, found.model.sha256) == (None, None)
 
 
 def test_null_counts_as_unset_in_every_field() -> None:

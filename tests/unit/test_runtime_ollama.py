@@ -25,7 +25,7 @@ def service(
     *, source: str = FILE, mode: str = "chat", layers: int | None = None, extra: tuple[str, ...] = (),
     env: tuple[tuple[str, str], ...] = (), port: int | None = None, **options: Any,
 ) -> Service:  # fmt: skip
-    model = Model("default", "phi", "m", 1, source, "gguf", "metal", layers, None)
+    model = Model("default", "phi", "m", 1, source, "gguf", layers, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
         "default", "tiny", "u", 1, model, "ollama", 1, False, endpoint, mode, "normal", port, options, extra, env

@@ -28,7 +28,7 @@ def service(
     *, mode: str = "chat", extra: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = (), port: int | None = None,
     **options: Any,
 ) -> Service:  # fmt: skip
-    model = Model("default", "phi", "m", 1, "/models/m", "mlx", "metal", None, None)
+    model = Model("default", "phi", "m", 1, "/models/m", "mlx", None, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
         "default", "tiny", "u", 1, model, "omlx", 1, False, endpoint, mode, "normal", port, options, extra, env

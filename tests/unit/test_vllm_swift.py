@@ -33,7 +33,7 @@ TOKEN_IN_BYTES = 4 * (2 * 2 * 32 + 2 * 4)
 def service(
     *, mode: str = "chat", extra: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = (), **options: Any
 ) -> Service:
-    model = Model("default", "phi", "m", 1, "/models/m", "mlx", "metal", None, None)
+    model = Model("default", "phi", "m", 1, "/models/m", "mlx", None, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
         "default", "tiny", "u", 1, model, "vllm-swift", 1, False, endpoint, mode, "normal", None, options, extra, env

@@ -154,7 +154,7 @@ class Confinement:
         """Trial of an engine as a service of this runtime would have it, with the shipped model."""
         mlx = "gguf" not in RUNTIMES[runtime].formats
         path = str(MLX if mlx else GGUF)
-        model = Model("", "probe", "", 0, path, "mlx" if mlx else "gguf", "metal", None, None, artifact=Artifact(path))
+        model = Model("", "probe", "", 0, path, "mlx" if mlx else "gguf", None, None, artifact=Artifact(path))
         endpoint = Endpoint("probe", 8080, "", "ClusterIP", None)
         service = Service(
             "", "probe", "", 0, model, runtime, 1, False, endpoint, "chat", "normal", None, {"contextSize": 256}
