@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from metal_supervisor.controller import plan  # noqa: E402
-from metal_supervisor.placement import claims  # noqa: E402
+from metal_supervisor.placement import leases  # noqa: E402
 from metal_supervisor.settings import logging  # noqa: E402
 
 PAGE, SOURCE = ROOT / "docs" / "logs.md", ROOT / "metal_supervisor"
@@ -259,7 +259,7 @@ def page() -> str:
     head = HEAD.replace("@JSON@", logging.json_line(SAMPLE)).replace("@TEXT@", logging.text_lines(SAMPLE))
     head = head.replace("@VALUE@", str(logging.LONGEST_VALUE)).replace("@TRACEBACK@", str(logging.LONGEST_TRACEBACK))
     verbs = [f"| `{do.value}` | {text} |" for do, text in VERBS.items()]
-    moves = MOVES.replace("@MOVES@", ", ".join(f"`{do.value}`" for do in claims.ClaimAction)).replace(
+    moves = MOVES.replace("@MOVES@", ", ".join(f"`{do.value}`" for do in leases.ClaimAction)).replace(
         "@ANY@", ANY_PROGRAM
     )
     rows = [

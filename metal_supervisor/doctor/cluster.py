@@ -15,7 +15,7 @@ from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import addresses, local_status, machine, processes
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
-from metal_supervisor.placement.claims import KIND, NODE, REAPER_LEASE
+from metal_supervisor.placement.leases import KIND, NODE, REAPER_LEASE
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json

@@ -16,8 +16,8 @@ from metal_supervisor.cluster.answers import now_micro, only_kube_errors
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import machine
-from metal_supervisor.placement import claims
-from metal_supervisor.placement.claims import ClaimAction, Move, SlotId
+from metal_supervisor.placement import leases
+from metal_supervisor.placement.leases import ClaimAction, Move, SlotId
 from metal_supervisor.spec.resources import service_name
 from metal_supervisor.spec.types import Json, Key
 
@@ -124,7 +124,7 @@ class Claimer(threading.Thread):
     def _perform(self, move: Move) -> bool:
         """Make one request; False if the API could not be reached, or if what answered is no API."""
         namespace, service, index = move.slot
-        name = claims.claim_name(service, index)
+        name = leases.claim_name(service, index)
         self._remember(move)
         if self._in_vain(move, self._watched().get((namespace, name))):
             return True
@@ -162,7 +162,7 @@ class Claimer(threading.Thread):
         # Fields unchanged since the previous holder are owned by both, and would conflict for ever. All but the first
         # claim are forced, and guarded by the resourceVersion that they were decided from.
         first = move.do is ClaimAction.CLAIM
-        body = claims.claim_object(move, self._node, now_micro())
+        body = leases.claim_object(move, self._node, now_micro())
         return self._kube.apply(path, body, manifests.field_manager(self._node), force=not first)
 
     def _in_vain(self, move: Move, lease: Json | None) -> bool:
@@ -197,7 +197,7 @@ class Claimer(threading.Thread):
             self.foreign.pop(key, None)
             return False
         labels = found["metadata"].get("labels") or {}
-        theirs = labels.get("llmkube.ai/managed-by") == "metal-agent" and claims.NODE not in labels
+        theirs = labels.get("llmkube.ai/managed-by") == "metal-agent" and leases.NODE not in labels
         now = time.time() + self._kube.clock_offset_s
         if not (theirs and manifests.fresh_elsewhere(found, now, machine.own_addresses(self._told))):
             self.foreign.pop(key, None)

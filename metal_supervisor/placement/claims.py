@@ -1,4 +1,4 @@
-"""Claims: Leases that assign each replica of a service to one Mac, decided from a snapshot of them.
+"""Claims: which replica of a service each Mac runs, decided from a snapshot of their Leases.
 
 There is no scheduler and no leader. Every replica of an InferenceService is a slot with a Lease of its own,
 created by the first Mac to claim it and never renewed; server-side apply without force lets only one win.
@@ -12,24 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from metal_supervisor.cluster.manifests import node_lease_name
-from metal_supervisor.spec.resources import GROUP, VERSION
-from metal_supervisor.spec.types import Json, Key
+from metal_supervisor.placement.leases import Claim, ClaimAction, Move, SlotId
+from metal_supervisor.spec.types import Key
 
-PREFIX = "metal-supervisor.io/"
-KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
-REAPER_LEASE = "metal-reaper"
-READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
-CREATED = PREFIX + "created"
-ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
-LONGEST_NAME, LONGEST_LABEL = 200, 63
 LOAD_S, JITTER_S, ANOTHER_S, BACK_S, LEFT_S = 0.05, 0.05, 3.0, 5.0, 8.0
 """BACK_S: until a Mac takes a slot back that it serves, and another one holds and does not serve. LEFT_S: until it
 offers itself for what it left to others."""
 MOST_SLOTS = 1000
 """Slots of one service that are looked at: more than any fleet has Macs for."""
-SlotId = tuple[str, str, int]
-"""(namespace, InferenceService, index of the replica)."""
 
 
 class Life(str, Enum):
@@ -45,45 +35,6 @@ class Life(str, Enum):
 
 
 ALIVE = frozenset({Life.LIVE, Life.DRAINING})
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A Lease on one slot."""
-
-    slot: SlotId
-    holder: str
-    version: str
-    owner_uid: str
-    """uid of the InferenceService it was made for."""
-    acquired: str
-    ready: bool
-    """True if the holder reports that it serves."""
-    created: str = ""
-    """creationTimestamp of that InferenceService."""
-
-    @property
-    def edition(self) -> tuple[str, str]:
-        """Order of the objects that had one name, on which all Macs agree: by the server's clock, then by uid."""
-        return self.created, self.owner_uid
-
-
-@dataclass(frozen=True)
-class NodeLease:
-    """A Mac's heartbeat in one namespace."""
-
-    namespace: str
-    node: str
-    version: str
-    released: bool
-    duration_s: float
-    unschedulable: str
-    """"" or `cordon` or `drain`."""
-    session: str
-    left_bytes: int = 0
-    """What is left of its memory budget."""
-    engines: frozenset[str] = frozenset()
-    """Programs that serve models there."""
 
 
 @dataclass(frozen=True)
@@ -107,28 +58,6 @@ class Ask:
         return self.created, self.uid
 
 
-class ClaimAction(str, Enum):
-    """Kinds of requests about a slot."""
-
-    CLAIM = "claim"
-    TAKE = "take over"
-    UPDATE = "update"
-    RELEASE = "release"
-
-
-@dataclass(frozen=True)
-class Move:
-    """One request about one slot."""
-
-    do: ClaimAction
-    slot: SlotId
-    uid: str
-    version: str = ""
-    acquired: str = ""
-    ready: bool = False
-    created: str = ""
-
-
 @dataclass(frozen=True)
 class ClaimDecision:
     """Outcome of one evaluation of the Leases."""
@@ -140,107 +69,6 @@ class ClaimDecision:
     """Monotonic time since which each slot could be claimed."""
     again_in_s: float | None
     """Seconds until the next evaluation is worthwhile although nothing has changed, None if it is not."""
-
-
-def _short(name: str, most: int) -> str:
-    if len(name) <= most:
-        return name
-    return f"{name[: most - 9].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def claim_name(service: str, index: int) -> str:
-    """Name of the Lease of a slot."""
-    return f"isvc-{_short(service, LONGEST_NAME)}-{index}"
-
-
-def claim_object(move: Move, node: str, now_micro: str) -> Json:
-    """Lease of a slot, as its holder applies it."""
-    namespace, service, index = move.slot
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "InferenceService", "name": service, "uid": move.uid}
-    metadata: Json = {
-        "name": claim_name(service, index),
-        "namespace": namespace,
-        "labels": {KIND: "claim", NODE: node, SERVICE: _short(service, LONGEST_LABEL)},
-        "annotations": {READY: "true" if move.ready else "false", CREATED: move.created},
-        "ownerReferences": [owner],
-    }
-    if move.do is not ClaimAction.CLAIM:
-        metadata["resourceVersion"] = move.version
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": metadata,
-        "spec": {"holderIdentity": node, "acquireTime": move.acquired or now_micro},
-    }
-
-
-def node_lease_object(
-    namespace: str, node: str, duration_s: float, annotations: Mapping[str, str], now_micro: str
-) -> Json:
-    """A Mac's node Lease. A duration of 0 releases it: peers act at once."""
-    released = duration_s <= 0
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": node_lease_name(node),
-            "namespace": namespace,
-            "labels": {KIND: "node", NODE: node},
-            "annotations": dict(annotations),
-        },
-        "spec": {
-            "holderIdentity": "" if released else node,
-            "leaseDurationSeconds": 1 if released else max(1, round(duration_s)),
-            "renewTime": now_micro,
-        },
-    }
-
-
-def _owner(metadata: Json) -> tuple[str, str]:
-    """(name, uid) of the InferenceService that owns an object."""
-    for each in metadata.get("ownerReferences") or []:
-        if each.get("kind") == "InferenceService":
-            return str(each.get("name", "")), str(each.get("uid", ""))
-    return "", ""
-
-
-def parse(lease: Json) -> Claim | NodeLease | None:
-    """A Lease that is a claim or a Mac's own; None for any other, and for a damaged one."""
-    metadata, spec = lease["metadata"], lease.get("spec") or {}
-    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
-    if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
-        duration, left = spec.get("leaseDurationSeconds"), notes.get(MEMORY_LEFT, "")
-        engines = (each.split() for each in notes.get(ENGINES, "").split(","))
-        return NodeLease(
-            namespace, labels[NODE], version, not spec.get("holderIdentity"),
-            float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
-            notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
-            int(left) if left.isdecimal() and len(left) < 18 else 0, frozenset(each[0] for each in engines if each),
-        )  # fmt: skip
-    if labels.get(KIND) != "claim":
-        return None
-    service, uid = _owner(metadata)
-    service = service or labels.get(SERVICE, "")  # one without an owner is void: its holder, or another Mac, mends it
-    index = metadata["name"].rpartition("-")[2]
-    if not (service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index))):
-        return None
-    return Claim(
-        (namespace, service, int(index)), spec.get("holderIdentity") or "", version, uid,
-        spec.get("acquireTime") or "", notes.get(READY) == "true", notes.get(CREATED, ""),
-    )  # fmt: skip
-
-
-def read(leases: Iterable[Json]) -> tuple[dict[SlotId, Claim], dict[tuple[str, str], NodeLease]]:
-    """(claims by slot, node Leases by (namespace, node))."""
-    claims: dict[SlotId, Claim] = {}
-    nodes: dict[tuple[str, str], NodeLease] = {}
-    for found in map(parse, leases):
-        if isinstance(found, Claim):
-            claims[found.slot] = found
-        elif found is not None:
-            nodes[found.namespace, found.node] = found
-    return claims, nodes
 
 
 @lru_cache(maxsize=1 << 14)
@@ -370,13 +198,3 @@ def peers_ready(held: Iterable[Claim], lives: Mapping[tuple[str, str], Life], me
 def shared_namespaces(lives: Mapping[tuple[str, str], Life], me: str) -> frozenset[str]:
     """Namespaces in which another Mac is live."""
     return frozenset(space for (space, node), life in lives.items() if node != me and life in ALIVE)
-
-
-def misfit(selector: object, labels: Mapping[str, str]) -> str:
-    """Reason why a `spec.nodeSelector` does not match this Mac's labels, "" if it does."""
-    if not selector:
-        return ""
-    if not isinstance(selector, dict):
-        return "spec.nodeSelector must be an object of labels"
-    missing = [f"{name}={value}" for name, value in sorted(selector.items()) if labels.get(name) != value]
-    return f"spec.nodeSelector asks for {', '.join(missing)}" if missing else ""

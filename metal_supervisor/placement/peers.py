@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.manifests import node_lease_name
-from metal_supervisor.placement.claims import ALIVE, Claim, Life, NodeLease, SlotId, digest, parse
+from metal_supervisor.placement.claims import ALIVE, Life, digest
+from metal_supervisor.placement.leases import Claim, NodeLease, SlotId, parse
 from metal_supervisor.spec.types import Json, Key
 
 OVERDUE_AGAIN_S = 1.0

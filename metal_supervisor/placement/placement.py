@@ -18,9 +18,10 @@ from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.reflector import Reflector, key_of
-from metal_supervisor.placement import claims, peers
+from metal_supervisor.placement import claims, leases, peers
 from metal_supervisor.placement.claimer import Claimer
-from metal_supervisor.placement.claims import Ask, Claim, Life, NodeLease, SlotId
+from metal_supervisor.placement.claims import Ask, Life
+from metal_supervisor.placement.leases import Claim, NodeLease, SlotId
 from metal_supervisor.placement.peers import Sighting
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import mapping
@@ -47,7 +48,7 @@ class Placed:
     """InferenceService -> the slots this Mac holds."""
     known: bool = True
     """False until the Leases have been read: running engines keep running, and none is started."""
-    claims: Mapping[SlotId, claims.Claim] = field(default_factory=dict)
+    claims: Mapping[SlotId, Claim] = field(default_factory=dict)
     lives: Mapping[tuple[str, str], Life] = field(default_factory=dict)
     again_in_s: float | None = None
     namespaces: frozenset[str] = frozenset()
@@ -76,7 +77,7 @@ class Placement:
         # The passes between the first and the last answer to a batch of claims would each place a few.
         self._leases = Reflector(
             kube, api_path("leases", settings.namespace),
-            lambda: None if self._claimer.busy else wake(), selector=f"{claims.KIND} in (node,claim,reaper)",
+            lambda: None if self._claimer.busy else wake(), selector=f"{leases.KIND} in (node,claim,reaper)",
             is_news=self._is_news,
         )
         self._sightings: dict[Key, Sighting] = {}
@@ -141,11 +142,11 @@ class Placement:
         if not self._leases.seen.synced:
             return Placed({}, known=False)
         now = time.monotonic()
-        leases = self._claimer.seen(self._leases.seen.items)
-        held, nodes = claims.read(leases.values())
+        seen = self._claimer.seen(self._leases.seen.items)
+        held, nodes = leases.read(seen.values())
         missing = peers.without_lease(held, nodes)
-        self._sightings = peers.sight(self._sightings, leases, now, self._renewals, missing)
-        for key in [key for key in list(self._renewals) if key not in leases]:
+        self._sightings = peers.sight(self._sightings, seen, now, self._renewals, missing)
+        for key in [key for key in list(self._renewals) if key not in seen]:
             del self._renewals[key]
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
@@ -206,7 +207,7 @@ class Placement:
         self,
         key: Key,
         item: Service | Rejected,
-        held: Mapping[SlotId, claims.Claim],
+        held: Mapping[SlotId, Claim],
         lives: Mapping[tuple[str, str], Life],
     ) -> bool:
         """True if this Mac could offer for a replica: an unclaimed one, or one of a Mac that is not live."""
@@ -244,11 +245,11 @@ class Placement:
             and placed.lives.get((record.namespace, claim.holder)) in claims.ALIVE
         )  # fmt: skip
 
-    def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
+    def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], NodeLease], now: float) -> None:
         """Warn, once certain, if neither a peer nor a reaper would withdraw this Mac's endpoints after its death."""
         others = any(node != self._node and not lease.released for (_, node), lease in nodes.items())
         reaper = any(
-            name == claims.REAPER_LEASE and now - seen.at < REAPER_STALE_S
+            name == leases.REAPER_LEASE and now - seen.at < REAPER_STALE_S
             for (_, name), seen in self._sightings.items()
         )
         settled = self._leases.connected_at and now - self._leases.connected_at > REAPER_STALE_S
@@ -256,7 +257,7 @@ class Placement:
         if self.unwatched and not before:
             log.warning("no peer watches this Mac", extra={"advice": self.unwatched})
 
-    def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], claims.NodeLease], now: float) -> None:
+    def _look_for_a_clone(self, nodes: Mapping[tuple[str, str], NodeLease], now: float) -> None:
         """Detect another session in this Mac's node Lease after its own: two Macs with one identity.
 
         The one that started later gives way, for as long as the other renews the Lease; sessions begin with their start
@@ -318,5 +319,11 @@ def node_labels(settings: Settings, node: str, system: str, machine: str, chip: 
 
 
 def unplaced(written: Json, labels: Mapping[str, str]) -> str:
-    """Reason why a service is not for this Mac, "" if it may be."""
-    return claims.misfit(mapping(written, "spec").get("nodeSelector"), labels)
+    """Reason why the `spec.nodeSelector` of a service does not match this Mac's labels, "" if it does."""
+    selector = mapping(written, "spec").get("nodeSelector")
+    if not selector:
+        return ""
+    if not isinstance(selector, dict):
+        return "spec.nodeSelector must be an object of labels"
+    missing = [f"{name}={value}" for name, value in sorted(selector.items()) if labels.get(name) != value]
+    return f"spec.nodeSelector asks for {', '.join(missing)}" if missing else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from metal_supervisor import __version__
 from metal_supervisor.host import machine
-from metal_supervisor.placement.claims import PREFIX, UNSCHEDULABLE
+from metal_supervisor.placement.leases import PREFIX, UNSCHEDULABLE
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.registrar import Around

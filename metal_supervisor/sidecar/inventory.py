@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from metal_supervisor.host import chip, darwin_memory, machine
-from metal_supervisor.placement.claims import ENGINES, PREFIX
+from metal_supervisor.placement.leases import ENGINES, PREFIX
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.loader import Settings

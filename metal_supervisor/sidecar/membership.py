@@ -22,7 +22,7 @@ from metal_supervisor.cluster.answers import now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import sleep_clock
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 
@@ -65,7 +65,7 @@ class Membership:
 
     def describe(self, notes: Mapping[str, str]) -> None:
         """Set the Lease's annotations from the next renewal on; renew at once if the cordon has changed."""
-        if notes.get(claims.UNSCHEDULABLE) != self._notes.get(claims.UNSCHEDULABLE):
+        if notes.get(leases.UNSCHEDULABLE) != self._notes.get(leases.UNSCHEDULABLE):
             self._due_now = set(self._renewed_at)
         self._notes = notes
 
@@ -111,8 +111,8 @@ class Membership:
             raise failed
 
     def _write(self, namespace: str, duration_s: float) -> None:
-        notes = {**self._notes, claims.SESSION: self._session}
-        body = claims.node_lease_object(namespace, self._node, duration_s, notes, now_micro())
+        notes = {**self._notes, leases.SESSION: self._session}
+        body = leases.node_lease_object(namespace, self._node, duration_s, notes, now_micro())
         path = api_path("leases", namespace, body["metadata"]["name"])
         self._kube.apply(path, body, manifests.field_manager(self._node), force=True)
 
@@ -124,7 +124,7 @@ class Membership:
     def withdraw_peer(self, namespace: str, node: str) -> None:
         """Withdraw the endpoints of a silent Mac; a slice that cannot be written does not keep the others."""
         path = api_path("endpointslices", namespace)
-        selector = f"{claims.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
+        selector = f"{leases.NODE}={node},{manifests.SLICE_MANAGER}={manifests.MANAGED_BY}"
         failed: KubeError | None = None
         for item in self._kube.request("GET", path, {"labelSelector": selector}).get("items", []):
             try:

@@ -19,7 +19,7 @@ from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import service_name
@@ -261,7 +261,7 @@ class Publisher:
         Names may meet: of the second replica on `mini` and the first on `mini-1`, and of `a.b` and `a-b`.
         """
         labels = (found or {"metadata": {}})["metadata"].get("labels") or {}
-        node, name = labels.get(claims.NODE, self._node), labels.get("llmkube.ai/inference-service", record.name)
+        node, name = labels.get(leases.NODE, self._node), labels.get("llmkube.ai/inference-service", record.name)
         if node != self._node:
             return f"the Mac {node} (--node-name)"
         return "" if name == record.name else f"InferenceService {name}"
@@ -352,7 +352,7 @@ class Publisher:
 
     def _own_slices(self, wanted: Mapping[Key, WantedStatus]) -> list[Json]:
         """This Mac's slices in all namespaces, or in those that are wanted where its rights end there."""
-        own = f"{claims.NODE}={self._node}"
+        own = f"{leases.NODE}={self._node}"
         try:
             return self._slices_in(self._namespace, own)
         except KubeError as error:

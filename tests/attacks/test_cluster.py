@@ -19,8 +19,8 @@ import yaml
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import APPLY, MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import Report
-from metal_supervisor.placement import claims
-from metal_supervisor.placement.claims import ClaimAction, Move
+from metal_supervisor.placement import leases
+from metal_supervisor.placement.leases import ClaimAction, Move
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Endpoint, Standing
 from tests.cluster.server import ROOT, KubeCluster, crd_directory
@@ -64,11 +64,11 @@ def service_of(name: str = "tiny", kind: str = "ClusterIP", space: str = SPACE) 
 
 def claim_of(index: int, holder: str) -> Object:
     """A claim on a replica of `tiny`."""
-    return dict(claims.claim_object(Move(ClaimAction.CLAIM, (SPACE, "tiny", index), "uid-tiny"), holder, NOW))
+    return dict(leases.claim_object(Move(ClaimAction.CLAIM, (SPACE, "tiny", index), "uid-tiny"), holder, NOW))
 
 
 def node_lease_of(node: str, duration_s: float = 40.0) -> Object:
-    return dict(claims.node_lease_object(SPACE, node, duration_s, {}, NOW))
+    return dict(leases.node_lease_object(SPACE, node, duration_s, {}, NOW))
 
 
 def foreign_service(name: str = "web") -> Object:
@@ -223,7 +223,7 @@ def _in_force(fence: Fence) -> bool:
     """One write that each policy refuses; a policy counts a moment after it was made."""
     mac, reaper = fence.mac, fence.reaper
     probes: list[Callable[[], str]] = [
-        lambda: mac.apply(edited(slice_of("web", MAC), labels={claims.NODE: PEER})),
+        lambda: mac.apply(edited(slice_of("web", MAC), labels={leases.NODE: PEER})),
         lambda: mac.apply(slice_of("web", MAC)),
         lambda: mac.apply(node_lease_of(PEER)),
         lambda: mac.apply(foreign_service("made")),
@@ -252,17 +252,17 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "redirect a peer's slice": lambda on: on.mac.merge(PEERS, {"endpoints": [{"addresses": ["192.168.1.20"]}]}),
     "another port for a peer's slice": lambda on: on.mac.merge(PEERS, {"ports": [{"name": "http", "port": 22}]}),
     "relabel a peer's slice as one's own": lambda on: on.mac.merge(
-        PEERS, {"metadata": {"labels": {claims.NODE: MAC}}}
+        PEERS, {"metadata": {"labels": {leases.NODE: MAC}}}
     ),
     "relabel one's own slice as a peer's": lambda on: on.mac.merge(
-        OURS, {"metadata": {"labels": {claims.NODE: PEER}}}
+        OURS, {"metadata": {"labels": {leases.NODE: PEER}}}
     ),
-    "take a peer's node label away": lambda on: on.mac.merge(PEERS, {"metadata": {"labels": {claims.NODE: None}}}),
+    "take a peer's node label away": lambda on: on.mac.merge(PEERS, {"metadata": {"labels": {leases.NODE: None}}}),
     "take the manager's label off": lambda on: on.mac.merge(
         OURS, {"metadata": {"labels": {manifests.SLICE_MANAGER: None}}}
     ),
     "a slice with a peer's label": lambda on: on.mac.create(slice_of("fresh", PEER)),
-    "a slice without any node": lambda on: on.mac.create(edited(slice_of("fresh"), labels={claims.NODE: None})),
+    "a slice without any node": lambda on: on.mac.create(edited(slice_of("fresh"), labels={leases.NODE: None})),
     "a slice that is not ready, with a peer's label": lambda on: on.mac.create(slice_of("fresh", PEER, ready=False)),
     "a slice by a peer's name": lambda on: on.mac.create(edited(slice_of("fresh"), name=f"fresh-{PEER}")),
     "a slice by generateName": lambda on: on.mac.said(
@@ -302,13 +302,13 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "delete every Lease of the namespace": lambda on: on.mac.delete_all(node_lease_of(PEER)),
     "release a peer's node Lease": lambda on: on.mac.apply(node_lease_of(PEER, 0)),
     "drain a peer": lambda on: on.mac.merge(
-        node_lease_of(PEER), {"metadata": {"annotations": {claims.UNSCHEDULABLE: "drain"}}}
+        node_lease_of(PEER), {"metadata": {"annotations": {leases.UNSCHEDULABLE: "drain"}}}
     ),
     "a peer's name in one's own Lease": lambda on: on.mac.merge(
         node_lease_of(MAC), {"spec": {"holderIdentity": PEER}}
     ),
     "a peer's label on one's own Lease": lambda on: on.mac.merge(
-        node_lease_of(MAC), {"metadata": {"labels": {claims.NODE: PEER}}}
+        node_lease_of(MAC), {"metadata": {"labels": {leases.NODE: PEER}}}
     ),
     "the reaper's Lease": lambda on: on.mac.apply(node_lease_of(REAPER)),
     "the Lease of another program": lambda on: on.mac.merge(
@@ -325,7 +325,7 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
         claim_of(0, PEER), {"spec": {"holderIdentity": "mac-c"}}
     ),
     "say that a peer does not serve": lambda on: on.mac.merge(
-        claim_of(0, PEER), {"metadata": {"annotations": {claims.READY: "false"}}}
+        claim_of(0, PEER), {"metadata": {"annotations": {leases.READY: "false"}}}
     ),
     "a claim for a peer": lambda on: on.mac.create(claim_of(2, PEER)),
     "a claim for no one": lambda on: on.mac.create(
@@ -378,7 +378,7 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "the reaper empties the slice of another application": lambda on: on.reaper.merge(
         foreign_slice(), {"endpoints": [{"addresses": ["10.244.0.7"], "conditions": GONE}]}
     ),
-    "the reaper relabels": lambda on: on.reaper.merge(PEERS, {"metadata": {"labels": {claims.NODE: MAC}}}),
+    "the reaper relabels": lambda on: on.reaper.merge(PEERS, {"metadata": {"labels": {leases.NODE: MAC}}}),
     "the reaper deletes a slice": lambda on: on.reaper.delete(PEERS),
     "the reaper makes a slice": lambda on: on.reaper.create(slice_of("fresh", REAPER)),
     "the reaper claims": lambda on: on.reaper.create(claim_of(2, REAPER)),
@@ -408,7 +408,7 @@ ALLOWED: dict[str, Callable[[Fence], str]] = {
     "delete the own Lease": lambda on: on.mac.delete(node_lease_of(MAC)),
     "claim": lambda on: on.mac.apply(claim_of(2, MAC)),
     "say that it serves": lambda on: on.mac.merge(
-        claim_of(1, MAC), {"metadata": {"annotations": {claims.READY: "true"}}}
+        claim_of(1, MAC), {"metadata": {"annotations": {leases.READY: "true"}}}
     ),
     "give a claim back": lambda on: on.mac.delete(claim_of(1, MAC)),
     "make a Service": lambda on: on.mac.apply(service_of("fresh")),
@@ -423,8 +423,8 @@ ALLOWED: dict[str, Callable[[Fence], str]] = {
     ),
     "the reaper renews its Lease": lambda on: on.reaper.apply(
         {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-         "metadata": {"name": claims.REAPER_LEASE, "namespace": SPACE, "labels": {claims.KIND: "reaper"}},
-         "spec": {"holderIdentity": claims.REAPER_LEASE, "leaseDurationSeconds": 20}}
+         "metadata": {"name": leases.REAPER_LEASE, "namespace": SPACE, "labels": {leases.KIND: "reaper"}},
+         "spec": {"holderIdentity": leases.REAPER_LEASE, "leaseDurationSeconds": 20}}
     ),
 }
 

@@ -13,7 +13,7 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.placement.claimer import Claimer
-from metal_supervisor.placement.claims import Claim, ClaimAction, Move, SlotId, read
+from metal_supervisor.placement.leases import Claim, ClaimAction, Move, SlotId, read
 from tests.support.macs import LEASES, embedded_cluster
 from tests.support.system import ISVC, SLICES, eventually, service
 

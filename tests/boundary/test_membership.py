@@ -14,7 +14,7 @@ import pytest
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.host import sleep_clock
 from metal_supervisor.host.sleep_clock import Clocks
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.sidecar import fleetnode, membership
 from metal_supervisor.sidecar.fleetnode import FleetNode, fleet_node
 from metal_supervisor.sidecar.membership import Membership
@@ -69,7 +69,7 @@ def test_the_lease_says_who_and_what_this_mac_is_and_is_renewed_when_due(kube: K
     assert mac.renew("default") is False
     found = lease(kube, "mac-a")
     assert found["spec"]["holderIdentity"] == "mac-a" and found["spec"]["leaseDurationSeconds"] == 40
-    assert found["metadata"]["annotations"] == {"metal-supervisor.io/chip": "M9", claims.SESSION: "s1"}
+    assert found["metadata"]["annotations"] == {"metal-supervisor.io/chip": "M9", leases.SESSION: "s1"}
     assert mac.due_at(NS) == clock.now + 8.0, "five renewals to a term: four may get lost"
     clock.now += 5
     mac.renew("default")
@@ -82,13 +82,13 @@ def test_the_lease_says_who_and_what_this_mac_is_and_is_renewed_when_due(kube: K
 def test_a_drain_is_told_at_once_and_taken_back_at_once(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-b", 40.0, "s1")
     mac.renew("default")
-    mac.describe({claims.UNSCHEDULABLE: "drain"})
+    mac.describe({leases.UNSCHEDULABLE: "drain"})
     mac.renew("default")
-    assert lease(kube, "mac-b")["metadata"]["annotations"][claims.UNSCHEDULABLE] == "drain"
+    assert lease(kube, "mac-b")["metadata"]["annotations"][leases.UNSCHEDULABLE] == "drain"
     mac.describe({})
     assert mac.due_at(NS) <= clock.now
     mac.renew("default")
-    assert claims.UNSCHEDULABLE not in lease(kube, "mac-b")["metadata"]["annotations"]
+    assert leases.UNSCHEDULABLE not in lease(kube, "mac-b")["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("before", ["[" * 100_000, "{", '"x"', "[1, null]"])
@@ -165,10 +165,10 @@ def test_a_drain_hides_no_gap(kube: Kube, clock: Clock) -> None:
     mac = Membership(kube, "mac-f", 40.0, "s1")
     mac.renew("default")
     clock.slept_s += 8 * 3600.0
-    mac.describe({claims.UNSCHEDULABLE: "drain"})
+    mac.describe({leases.UNSCHEDULABLE: "drain"})
     assert mac.due_at(NS) <= clock.now
     assert mac.renew("default") is True and not mac.steady("default"), "peers have taken its endpoints out all the same"
-    assert lease(kube, "mac-f")["metadata"]["annotations"][claims.UNSCHEDULABLE] == "drain"
+    assert lease(kube, "mac-f")["metadata"]["annotations"][leases.UNSCHEDULABLE] == "drain"
     mac.describe({})
     assert mac.due_at(NS) <= clock.now
     assert mac.renew("default") is False and mac.due_at(NS) > clock.now, "told once"
@@ -178,7 +178,7 @@ def slice_of(kube: Kube, node: str, ready: bool = True, service: str = "tiny") -
     return kube.apply(f"{SLICES}/{service}-{node}", {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": f"{service}-{node}", "namespace": "default", "labels": {
-            "kubernetes.io/service-name": service, claims.NODE: node,
+            "kubernetes.io/service-name": service, leases.NODE: node,
             "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
         }},
         "addressType": "IPv4",

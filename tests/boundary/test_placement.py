@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.cluster.reflector import Watched
-from metal_supervisor.placement import claims, placement
+from metal_supervisor.placement import leases, placement
 from metal_supervisor.placement.placement import REAPER_STALE_S, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
@@ -41,14 +41,14 @@ class Seen:
 
 
 def node(name: str, session: str = "", duration_s: float = 40.0, version: str = "1") -> dict[str, Any]:
-    body = claims.node_lease_object("default", name, duration_s, {claims.SESSION: session}, "t")
+    body = leases.node_lease_object("default", name, duration_s, {leases.SESSION: session}, "t")
     body["metadata"]["resourceVersion"] = version
     return body
 
 
 def reaper() -> dict[str, Any]:
-    metadata = {"namespace": "default", "name": claims.REAPER_LEASE, "resourceVersion": "7"}
-    return {"metadata": {**metadata, "labels": {claims.KIND: "reaper"}}}
+    metadata = {"namespace": "default", "name": leases.REAPER_LEASE, "resourceVersion": "7"}
+    return {"metadata": {**metadata, "labels": {leases.KIND: "reaper"}}}
 
 
 def test_a_mac_that_nobody_watches_over_says_so(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_renewal_counts_from_when_it_came_and_wakes_no_pass(tmp_path: Path, mo
     assert seen.placement._leases._is_news(node("mac-b"), node("mac-b", version="2")) is False
     monkeypatch.setattr(placement.time, "monotonic", lambda: now + 20.0)
     seen.show(node("mac-a", version="2"), node("mac-b", version="2"))
-    name = claims.node_lease_name("mac-b")
+    name = leases.node_lease_name("mac-b")
     assert seen.placement._sightings["default", name].at == now + 7.0
     assert seen.placement._leases._is_news(node("mac-b"), node("mac-b", duration_s=0.0, version="3")) is True
     seen.show(node("mac-a", version="2"), node("mac-b", duration_s=0.0, version="3"))

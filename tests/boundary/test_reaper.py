@@ -22,7 +22,7 @@ from apiserver_support import LEASES, SLICES, Client
 
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.cluster import manifests
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from tests.support.system import eventually
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conf" / "reaper" / "reaper.py"
@@ -39,11 +39,11 @@ class Cluster:
     def renew(self, node: str, duration_s: float = 1) -> None:
         self._count += 1
         now = f"2026-11-21T09:00:00.{self._count:06d}Z"
-        lease = claims.node_lease_object("default", node, duration_s, {}, now)
+        lease = leases.node_lease_object("default", node, duration_s, {}, now)
         assert self.client.apply(f"{LEASES}/{lease['metadata']['name']}", lease, f"metal/{node}").code in (200, 201)
 
     def publish(self, node: str, ready: bool = True, managed_by: str = manifests.MANAGED_BY) -> None:
-        labels = {"kubernetes.io/service-name": "tiny", manifests.SLICE_MANAGER: managed_by, claims.NODE: node}
+        labels = {"kubernetes.io/service-name": "tiny", manifests.SLICE_MANAGER: managed_by, leases.NODE: node}
         body = {
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
             "metadata": {"name": f"tiny-{node}", "labels": labels},
@@ -167,10 +167,10 @@ def test_it_shows_that_it_runs(cluster: Cluster, start: Start) -> None:
     path = f"{LEASES}/metal-reaper"
     first = eventually(lambda: cluster.client.get(path).code == 200 and cluster.client.get(path).body)
     assert first["spec"]["holderIdentity"] == "metal-reaper" and first["spec"]["leaseDurationSeconds"] == 1
-    assert first["metadata"]["labels"] == {claims.KIND: "reaper"}
+    assert first["metadata"]["labels"] == {leases.KIND: "reaper"}
     version = first["metadata"]["resourceVersion"]
     eventually(lambda: cluster.client.get(path).body["metadata"]["resourceVersion"] != version)
-    assert claims.read([first]) == ({}, {}), "no Mac takes it for another Mac"
+    assert leases.read([first]) == ({}, {}), "no Mac takes it for another Mac"
 
 
 def test_a_failure_is_one_line_and_ends_nothing(cluster: Cluster, start: Start) -> None:
@@ -220,7 +220,7 @@ class Fake:
         if what == self.module.LEASES:
             metadata = {"name": "metal-a", "resourceVersion": str(self.version)}
             return {"items": [{"metadata": metadata, "spec": self.lease}] if self.lease is not None else []}
-        metadata = {"name": "x-a", "resourceVersion": "7", "labels": {claims.NODE: "a"}}
+        metadata = {"name": "x-a", "resourceVersion": "7", "labels": {leases.NODE: "a"}}
         return {"items": [{"metadata": metadata, "endpoints": [{"addresses": ["10.0.0.5"]}]}]}
 
     def watch(self, seconds: float, renewing: bool = False) -> int:
@@ -288,7 +288,7 @@ def test_a_refusal_is_told_unless_the_mac_was_faster(
         raise urllib.error.HTTPError("u", next(codes), "no", Message(), io.BytesIO())
 
     monkeypatch.setattr(fake.module, "call", conflict)
-    found = {"metadata": {"name": "x", "resourceVersion": "1", "labels": {claims.NODE: "a"}}, "endpoints": []}
+    found = {"metadata": {"name": "x", "resourceVersion": "1", "labels": {leases.NODE: "a"}}, "endpoints": []}
     for _ in range(3):
         fake.reaper.reap(found, 40.0)
     assert capsys.readouterr().out == "cannot reap x: 403 no\n"

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from metal_supervisor.cluster.kube import MERGE, Kube
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from tests.cluster.server import crd_directory
 from tests.fleet.figures import Figures, Span
 from tests.fleet.mac import Held
@@ -94,7 +94,7 @@ class History:
             time.sleep(0.2)
 
     def _look(self) -> None:
-        path, selector = "/apis/coordination.k8s.io/v1/leases", {"labelSelector": f"{claims.KIND}=claim"}
+        path, selector = "/apis/coordination.k8s.io/v1/leases", {"labelSelector": f"{leases.KIND}=claim"}
         found = self._kube.request("GET", path, selector)
         for item in found["items"]:
             self._see(item)
@@ -305,7 +305,7 @@ class Fleet:
         found = []
         for space in spaces(self.plan):
             path = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
-            query = {"labelSelector": f"{claims.NODE} in ({','.join(sorted(nodes))})"}
+            query = {"labelSelector": f"{leases.NODE} in ({','.join(sorted(nodes))})"}
             found += [
                 each["metadata"]["name"] for each in self.kube.request("GET", path, query)["items"]
                 if any(point["conditions"]["ready"] for point in each["endpoints"])

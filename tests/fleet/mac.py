@@ -29,7 +29,7 @@ from metal_supervisor.cluster.report import report
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.loop import TICK_S
-from metal_supervisor.placement.claims import PREFIX
+from metal_supervisor.placement.leases import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar.board import Row

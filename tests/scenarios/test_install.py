@@ -19,7 +19,7 @@ from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.plan import SETTINGS_FILE
 from metal_supervisor.install.steps import InstallError, Machine
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
@@ -29,7 +29,7 @@ from tests.support.launchd import no_pause
 from tests.support.macs import LEASES, Mac, embedded_cluster
 from tests.support.system import System, eventually, service
 
-NODE_LEASE = claims.node_lease_object("default", "studio", 1.0, {}, "")["metadata"]["name"]
+NODE_LEASE = leases.node_lease_object("default", "studio", 1.0, {}, "")["metadata"]["name"]
 
 
 class Home:
@@ -213,7 +213,7 @@ def test_a_mac_of_a_cluster_leaves_nothing_behind_in_it(tmp_path: Path) -> None:
 def test_a_mac_that_never_served_takes_its_lease_along(tmp_path: Path) -> None:
     with embedded_cluster(tmp_path) as kubeconfig:
         kube = Kube(kubeconfig)
-        lease = claims.node_lease_object("default", "studio", 40.0, {}, "2026-01-01T00:00:00.000000Z")
+        lease = leases.node_lease_object("default", "studio", 40.0, {}, "2026-01-01T00:00:00.000000Z")
         kube.request("POST", LEASES, body=lease)
         directory = StateDir(tmp_path / "state")
         directory.create()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.cluster.answers import now_micro
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from tests.support.engines import Stopwatch
 from tests.support.faults import Figure, fault
 from tests.support.gateway import with_gateway
@@ -162,12 +162,12 @@ def test_endpoints_stay_out_while_it_wakes_in_the_dark_and_sleeps_on(mac: Mac, w
 
 def claimed_ready(mac: Mac) -> set[str]:
     """What this Mac's claims tell its peers."""
-    return {mac.get(f"{LEASES}/isvc-{name}-0")["metadata"]["annotations"][claims.READY] for name in NAMES}
+    return {mac.get(f"{LEASES}/isvc-{name}-0")["metadata"]["annotations"][leases.READY] for name in NAMES}
 
 
 def test_no_peer_stops_serving_for_a_mac_that_is_asleep(mac: Mac, watch: Watch) -> None:
-    path = f"{LEASES}/{claims.node_lease_name('peer')}"
-    mac.kube.apply(path, claims.node_lease_object("default", "peer", HOUR_S, {}, now_micro()), "peer")
+    path = f"{LEASES}/{leases.node_lease_name('peer')}"
+    mac.kube.apply(path, leases.node_lease_object("default", "peer", HOUR_S, {}, now_micro()), "peer")
     try:
         eventually(lambda: claimed_ready(mac) == {"true"}, AWAKE_WITHIN_S, "it to say that it serves")
         watch.say("will")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from metal_supervisor.placement import claims, peers
-from metal_supervisor.placement.claims import Ask, Claim, ClaimAction, Life, Move, NodeLease
+from metal_supervisor.placement import claims, leases, peers, placement
+from metal_supervisor.placement.claims import Ask, Life
+from metal_supervisor.placement.leases import Claim, ClaimAction, Move, NodeLease
 from metal_supervisor.placement.peers import Sighting
 
 NS = "llm"
@@ -31,7 +32,7 @@ def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
 
 def decide(
     *held: Claim, asked: Ask | None = None, lives: dict[tuple[str, str], Life] | None = None, accepting: bool = True,
-    waiting: dict[claims.SlotId, float] | None = None, not_ours: tuple[tuple[str, str], ...] = (), now: float = NOW,
+    waiting: dict[leases.SlotId, float] | None = None, not_ours: tuple[tuple[str, str], ...] = (), now: float = NOW,
 ) -> claims.ClaimDecision:
     asks = {} if not_ours else {KEY: asked or ask()}
     found = {each.slot: each for each in held}
@@ -247,10 +248,10 @@ def lease(node: str, **changes: Any) -> NodeLease:
 
 def judge(peer_at: float, own_at: float | None, connected_at: float = 0.0, **changes: Any) -> Life:
     nodes = {(NS, PEER): lease(PEER, **changes)}
-    seen = {(NS, claims.node_lease_name(PEER)): Sighting("1", peer_at)}
+    seen = {(NS, leases.node_lease_name(PEER)): Sighting("1", peer_at)}
     if own_at is not None:
         nodes[NS, ME] = lease(ME)
-        seen[NS, claims.node_lease_name(ME)] = Sighting("9", own_at)
+        seen[NS, leases.node_lease_name(ME)] = Sighting("9", own_at)
     return peers.judge({}, nodes, seen, ME, connected_at, 40.0)[NS, PEER]
 
 
@@ -262,16 +263,16 @@ def test_silence_counts_only_as_far_as_our_own_renewals_are_seen() -> None:
 
 
 def test_a_mac_whose_own_renewals_are_not_seen_counts_as_silent_itself() -> None:
-    nodes, seen = {(NS, ME): lease(ME)}, {(NS, claims.node_lease_name(ME)): Sighting("9", 100.0)}
+    nodes, seen = {(NS, ME): lease(ME)}, {(NS, leases.node_lease_name(ME)): Sighting("9", 100.0)}
     for now, life in ((139.0, Life.LIVE), (140.0, Life.SILENT)):
         assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, now=now)[NS, ME] is life
 
 
 def test_after_an_outage_peers_have_a_whole_term_to_come_back() -> None:
     nodes = {(NS, name): lease(name) for name in (ME, PEER)}
-    seen = {(NS, claims.node_lease_name(PEER)): Sighting("1", 100.0)}
+    seen = {(NS, leases.node_lease_name(PEER)): Sighting("1", 100.0)}
     for own_at, life in ((150.0, Life.LIVE), (189.0, Life.LIVE), (190.0, Life.SILENT)):
-        seen[NS, claims.node_lease_name(ME)] = Sighting("9", own_at)
+        seen[NS, leases.node_lease_name(ME)] = Sighting("9", own_at)
         assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, {NS: 150.0})[NS, PEER] is life
     assert peers.judge({}, nodes, seen, ME, 0.0, 40.0, {"other": 150.0})[NS, PEER] is Life.SILENT
 
@@ -290,7 +291,7 @@ def test_who_says_so_is_gone_at_once_or_draining() -> None:
 
 def test_a_peer_is_looked_at_again_when_it_may_be_silent_and_every_second_once_it_is_overdue() -> None:
     nodes, seen = {(NS, ME): lease(ME), (NS, PEER): lease(PEER)}, {
-        (NS, claims.node_lease_name(ME)): Sighting("9", 100.0), (NS, claims.node_lease_name(PEER)): Sighting("1", 90.0)
+        (NS, leases.node_lease_name(ME)): Sighting("9", 100.0), (NS, leases.node_lease_name(PEER)): Sighting("1", 90.0)
     }
     assert peers.next_silence_s(nodes, ALIVE, seen, ME, 0.0, 110.0) == 20.0
     assert peers.next_silence_s(nodes, ALIVE, seen, ME, 105.0, 110.0) == 35.0, "a new connection gives a whole term"
@@ -324,8 +325,8 @@ def test_a_holder_without_a_node_lease_is_believed_for_a_term() -> None:
 
     def life(own_at: float) -> Life:
         seen = {
-            (NS, claims.node_lease_name("ghost")): Sighting("", 100.0),
-            (NS, claims.node_lease_name(ME)): Sighting("9", own_at),
+            (NS, leases.node_lease_name("ghost")): Sighting("", 100.0),
+            (NS, leases.node_lease_name(ME)): Sighting("9", own_at),
         }
         return peers.judge(held, {(NS, ME): lease(ME)}, seen, ME, 0.0, 40.0)[NS, "ghost"]
 
@@ -337,14 +338,14 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
         lease["metadata"]["resourceVersion"] = str(version)
         return lease
 
-    theirs = written(claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t"), 7)
-    own, peer = (claims.node_lease_object(NS, name, 40.0, {}, "t") for name in (ME, PEER))
+    theirs = written(leases.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t"), 7)
+    own, peer = (leases.node_lease_object(NS, name, 40.0, {}, "t") for name in (ME, PEER))
     seen: dict[tuple[str, str], Sighting] = {}
 
-    def life(at: float, *leases: dict[str, Any]) -> Life:
+    def life(at: float, *others: dict[str, Any]) -> Life:
         nonlocal seen
-        found = {(NS, each["metadata"]["name"]): each for each in (theirs, written(own, int(at)), *leases)}
-        held, nodes = claims.read(found.values())
+        found = {(NS, each["metadata"]["name"]): each for each in (theirs, written(own, int(at)), *others)}
+        held, nodes = leases.read(found.values())
         seen = peers.sight(seen, found, at, missing=peers.without_lease(held, nodes))
         return peers.judge(held, nodes, seen, ME, 1.0, 40.0)[NS, PEER]
 
@@ -360,27 +361,27 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
 def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
     move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z")
-    body = claims.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
+    body = leases.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
     assert all(len(value) <= 63 for value in body["metadata"]["labels"].values())
-    found, nodes = claims.read([body])
+    found, nodes = leases.read([body])
     assert nodes == {}
     assert found == {
         (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created)
     }
-    assert "resourceVersion" not in claims.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
+    assert "resourceVersion" not in leases.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
     take = Move(ClaimAction.TAKE, (NS, name, 12), "u1", "5")
-    assert claims.claim_object(take, ME, "t")["metadata"]["resourceVersion"] == "5"
+    assert leases.claim_object(take, ME, "t")["metadata"]["resourceVersion"] == "5"
 
 
 def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
-    body = claims.node_lease_object(NS, ME, 40.0, {claims.SESSION: "s1", claims.UNSCHEDULABLE: "drain"}, "t")
+    body = leases.node_lease_object(NS, ME, 40.0, {leases.SESSION: "s1", leases.UNSCHEDULABLE: "drain"}, "t")
     assert body["spec"] == {"holderIdentity": ME, "leaseDurationSeconds": 40, "renewTime": "t"}
-    assert claims.read([body])[1][NS, ME] == NodeLease(NS, ME, "", False, 40.0, "drain", "s1")
-    gone = claims.node_lease_object(NS, ME, 0.0, {}, "t")
+    assert leases.read([body])[1][NS, ME] == NodeLease(NS, ME, "", False, 40.0, "drain", "s1")
+    gone = leases.node_lease_object(NS, ME, 0.0, {}, "t")
     assert gone["spec"]["holderIdentity"] == ""
-    assert claims.read([gone])[1][NS, ME].released
+    assert leases.read([gone])[1][NS, ME].released
 
 
 @pytest.mark.parametrize(
@@ -391,33 +392,33 @@ def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
     ],
 )
 def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
-    body = claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
+    body = leases.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
     body["metadata"].update(damage)
     body["spec"] = None
-    found, nodes = claims.read([body])
+    found, nodes = leases.read([body])
     assert nodes == {} and all(each.holder == "" for each in found.values())
 
 
 def test_a_claim_that_lost_its_owner_is_mended_by_its_holder() -> None:
     """Its slot cannot be claimed anew, because the Lease exists."""
-    body = claims.claim_object(Move(ClaimAction.CLAIM, (*KEY, 0), "u1"), ME, "t")
+    body = leases.claim_object(Move(ClaimAction.CLAIM, (*KEY, 0), "u1"), ME, "t")
     del body["metadata"]["ownerReferences"]
-    (found,) = claims.read([body])[0].values()
+    (found,) = leases.read([body])[0].values()
     assert (found.slot, found.holder, found.owner_uid) == ((*KEY, 0), ME, "")
     assert kinds(decide(found)) == [(ClaimAction.TAKE, 0)]
 
 
 def test_a_renewal_is_told_from_what_a_mac_has_to_say() -> None:
     def at(time: str, version: str, duration_s: float = 40.0, **notes: str) -> dict[str, Any]:
-        body = claims.node_lease_object(NS, PEER, duration_s, {claims.SESSION: "s", **notes}, time)
+        body = leases.node_lease_object(NS, PEER, duration_s, {leases.SESSION: "s", **notes}, time)
         body["metadata"]["resourceVersion"] = version
         return body
 
     assert peers.is_renewal(at("t1", "1"), at("t2", "2", **{"metal-supervisor.io/memory-left": "5"}))
-    for said in ({claims.SESSION: "other"}, {claims.UNSCHEDULABLE: "drain"}):
+    for said in ({leases.SESSION: "other"}, {leases.UNSCHEDULABLE: "drain"}):
         assert not peers.is_renewal(at("t1", "1"), at("t2", "2", **said))
     assert not peers.is_renewal(at("t1", "1"), at("t2", "2", duration_s=0.0)), "a release"
-    held = claims.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t")
+    held = leases.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), PEER, "t")
     assert not peers.is_renewal(held, held), "a claim is decided from by its version"
 
 
@@ -442,7 +443,7 @@ def test_a_sighting_lasts_as_long_as_the_version() -> None:
     ],
 )
 def test_a_node_selector_is_held_against_the_labels(selector: object, missing: str) -> None:
-    found = claims.misfit(selector, {"kubernetes.io/os": "darwin"})
+    found = placement.unplaced({"spec": {"nodeSelector": selector}}, {"kubernetes.io/os": "darwin"})
     assert (missing in found) if missing else found == ""
 
 
@@ -453,7 +454,7 @@ class Server:
     """What matters of an API server's Leases: who applied last, with which version, forced or not."""
 
     def __init__(self) -> None:
-        self.slots: dict[claims.SlotId, Claim] = {}
+        self.slots: dict[leases.SlotId, Claim] = {}
         self._versions = itertools.count(1)
 
     def perform(self, node: str, move: Move) -> None:
@@ -515,8 +516,8 @@ def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_en
 
 def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
     def read(**notes: str) -> NodeLease:
-        told = {claims.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
-        return claims.read([claims.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
+        told = {leases.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
+        return leases.read([leases.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
 
     found = read(memory_left="12", engines="llama-server 7200, omlx")
     assert (found.left_bytes, found.engines) == (12, frozenset({"llama-server", "omlx"}))
@@ -525,5 +526,5 @@ def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
 
 
 def test_a_mac_whose_memory_changed_wakes_nobody() -> None:
-    before, now = (claims.node_lease_object(NS, ME, 40, {claims.MEMORY_LEFT: left}, left) for left in ("1", "2"))
+    before, now = (leases.node_lease_object(NS, ME, 40, {leases.MEMORY_LEFT: left}, left) for left in ("1", "2"))
     assert peers.is_renewal(before, now)

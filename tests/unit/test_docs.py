@@ -16,7 +16,7 @@ from metal_supervisor.cluster import manifests
 from metal_supervisor.controller.prerequisites import daemons
 from metal_supervisor.host import addresses
 from metal_supervisor.install import go_agent
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx, probing
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_flags import SWITCHES as LOADING
@@ -225,8 +225,8 @@ def test_the_phases_of_a_service_are_told_with_reasons_that_they_have() -> None:
 def test_what_is_said_of_a_cluster_is_what_the_code_does() -> None:
     text = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     for said in (
-        f"{manifests.ACCELERATOR_LABEL}=metal", f"{claims.KIND}=node", addresses.REASON,
-        claims.node_lease_name("<node>"), claims.claim_name("<name>", 0).replace("-0", "-<slot>"),
+        f"{manifests.ACCELERATOR_LABEL}=metal", f"{leases.KIND}=node", addresses.REASON,
+        leases.node_lease_name("<node>"), leases.claim_name("<name>", 0).replace("-0", "-<slot>"),
         *addresses.HOST_NAMES,
     ):  # fmt: skip
         assert said in re.sub(r"\s+", " ", text), said

@@ -9,7 +9,7 @@ import pytest
 
 from metal_supervisor.controller import leaving
 from metal_supervisor.controller.leaving import LACKING_AGAIN_S, LEAVE_S, OFFER_AGAIN_S, OFFERS_EVERY_S, Leaving
-from metal_supervisor.placement.claims import Claim, NodeLease, SlotId
+from metal_supervisor.placement.leases import Claim, NodeLease, SlotId
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Service, Standing

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from metal_supervisor.cluster import manifests
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import leases
 from metal_supervisor.spec import references
 
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
@@ -91,7 +91,7 @@ def test_a_mac_may_renew_its_own_token_only() -> None:
 
 
 def test_the_account_is_called_as_the_macs_own_lease_is() -> None:
-    assert ("ServiceAccount", claims.node_lease_name("mac-a")) in objects("mac.yaml")
+    assert ("ServiceAccount", leases.node_lease_name("mac-a")) in objects("mac.yaml")
 
 
 def test_every_part_of_the_fence_is_enforced() -> None:
@@ -106,7 +106,7 @@ def test_every_part_of_the_fence_is_enforced() -> None:
 
 def test_the_fence_speaks_of_what_the_agent_writes() -> None:
     text = (RBAC / "fence.yaml").read_text()
-    for name in (claims.NODE, manifests.SLICE_MANAGER, manifests.MANAGED_BY, "llmkube.ai/managed-by"):
+    for name in (leases.NODE, manifests.SLICE_MANAGER, manifests.MANAGED_BY, "llmkube.ai/managed-by"):
         assert f"'{name}'" in text
-    assert claims.claim_name("x", 0).startswith("isvc-") and "startsWith('isvc-')" in text
-    assert len(claims.node_lease_name("")) == 6 and "substring(6)" in text
+    assert leases.claim_name("x", 0).startswith("isvc-") and "startsWith('isvc-')" in text
+    assert len(leases.node_lease_name("")) == 6 and "substring(6)" in text

@@ -17,7 +17,7 @@ from metal_supervisor import runtimes
 from metal_supervisor.cluster.manifests import service_object, url_of
 from metal_supervisor.controller import reconcile
 from metal_supervisor.models.metadata import Demand, Reading
-from metal_supervisor.placement import claims
+from metal_supervisor.placement import placement
 from metal_supervisor.runtimes import Binary, Executable, Place
 from metal_supervisor.spec.attachment import JOB
 from metal_supervisor.spec.references import Holding, Source, filled
@@ -206,7 +206,7 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
         **{name: repr(getattr(record, name)) for name in ACTED_ON},
         "standing": (service.awaits[0] if service.awaits else record.verdict.standing).value,
         "url": url_of(service.namespace, service.endpoint),
-        "placement": claims.misfit(asked["spec"].get("nodeSelector"), {}),
+        "placement": placement.unplaced(asked, {}),
     }
     return Outcome(None, arguments(engine.argv), facts, daemon_arguments(service, binary, place))
 
