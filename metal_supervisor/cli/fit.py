@@ -21,10 +21,11 @@ from metal_supervisor.memory.estimate import CACHE_TYPES, Estimate
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.memory.fit_advice import Charge, FitPlan
 from metal_supervisor.memory.shape import shape_of
-from metal_supervisor.models import headers
+from metal_supervisor.models.headers import read_file
 from metal_supervisor.models.listing import Listing, Unusable
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
@@ -210,7 +211,7 @@ def _subject(settings: Settings, question: Question) -> _Subject:
         if source.startswith("file://"):
             path = Path(canonical(source, "SOURCE"))
         if path.is_dir():
-            return _mlx(question, path.name or source, headers.read_file(path))
+            return _mlx(question, path.name or source, read_file(path))
     except Unusable as error:
         raise CannotTell(str(error)) from None
     except Bad as bad:
@@ -219,7 +220,7 @@ def _subject(settings: Settings, question: Question) -> _Subject:
         raise CannotTell(bad.message) from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of a user without a home directory
         raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    return _gguf(settings, question, path.name, headers.read_file(path))
+    return _gguf(settings, question, path.name, read_file(path))
 
 
 def _remote(settings: Settings, question: Question) -> _Subject:
@@ -228,12 +229,12 @@ def _remote(settings: Settings, question: Question) -> _Subject:
     place = canonical(written, "SOURCE")
     if library_model(place):
         raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
-    with contextlib.closing(Client(SourcePolicy(lax=True), headers.READ_S)) as client:
+    with contextlib.closing(Client(SourcePolicy(lax=True), READ_S)) as client:
         listing = _listed(settings, place, quantization, client)
         if listing.path:
             return _subject(settings, replace(question, source=listing.path))
         name = shown(place).rpartition("/")[2]
-        reading = headers.read_listing(listing, client)
+        reading = read_listing(listing, client)
     if reading.config is not None:
         return _mlx(question, name, reading)
     return _gguf(settings, question, listing.pieces[0].name, reading)

@@ -36,7 +36,8 @@ from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine
 from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.models.backups import is_temporary
-from metal_supervisor.models.headers import Headers, read_listing
+from metal_supervisor.models.headers import Headers
+from metal_supervisor.models.remote.remote_headers import read_listing
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import terms_of
 from metal_supervisor.placement.placement import Placement

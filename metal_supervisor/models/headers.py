@@ -1,8 +1,7 @@
-"""Headers of model files, from the disk or from a web server, so that a model's memory is known before it is loaded.
+"""Headers of model files, so that a model's memory is known before it is loaded.
 
 Admission asks on every pass and must not wait: a network mount may hang, and a server may be slow. So `Headers` reads
-in threads and returns what is known so far. Of a file on a server only the first bytes are read (HTTP Range). Errors
-are not raised: they are the `problem` of a `Reading`.
+in threads and returns what is known so far. Errors are not raised: they are the `problem` of a `Reading`.
 """
 
 from __future__ import annotations
@@ -12,42 +11,25 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.models.listing import Listing, Piece, Unusable
-from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.listing import Listing, Piece
+from metal_supervisor.models.metadata import Reading, merged, unreadable
 from metal_supervisor.models.remote.fetch import Opened
 from metal_supervisor.models.remote.ollama_library import NotThere, blob_url
+from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
-from metal_supervisor.models.remote.web import Client, read_part
-from metal_supervisor.models.remote.web_answers import Answer, extent, is_encoded
+from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
-from metal_supervisor.spec.gguf import (
-    MAX_DATA_BYTES,
-    MAX_HEADER_BYTES,
-    BadGguf,
-    CutShort,
-    NeedMore,
-    NotGguf,
-    Prefix,
-    read_header,
-)
-from metal_supervisor.spec.shards import merge, shard_names
-from metal_supervisor.spec.sources import shown
+from metal_supervisor.spec.gguf import BadGguf, read_header
+from metal_supervisor.spec.shards import shard_names
 
-READ_S = 20.0
-ALTOGETHER_S = 180.0
-"""Deadline of all requests about one model together, against a server that drips bytes."""
-FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
 LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
 """Age after which the next request checks a file, or tries a failed server, again."""
 MISSING = Reading(None, problem="it is not here, or a manifest may not name it")
-
-
-# ── files on this Mac ────────────────────────────────────────────────────────────────────────────
 
 
 def read_file(path: Path) -> Reading:
@@ -61,7 +43,7 @@ def read_file(path: Path) -> Reading:
     names = shard_names(path.name)
     if len(names) == 1:
         return _read_one(path)
-    return _together(names, [_read_one(path.with_name(name)) for name in names])
+    return merged(names, [_read_one(path.with_name(name)) for name in names])
 
 
 def _read_one(path: Path) -> Reading:
@@ -76,17 +58,9 @@ def _read_one(path: Path) -> Reading:
     except OSError as error:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
     except BadGguf as error:
-        return _refused(error, size)
+        return unreadable(error, size)
     except ValueError as error:  # a path that no file can have
         return Reading(size, problem=str(error))
-
-
-def _refused(error: BadGguf, size: int | None) -> Reading:
-    """Reading of a file that is not understood. Its size is kept only if no engine loads it either.
-
-    An engine has other limits than this reader, and the size of a file says nothing of its cache.
-    """
-    return Reading(size if isinstance(error, (NotGguf, CutShort)) else None, problem=str(error))
 
 
 def _read_directory(path: Path) -> Reading:
@@ -108,147 +82,6 @@ def _read_directory(path: Path) -> Reading:
     return Reading(size, config=config)
 
 
-def _together(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
-    """Merge the readings of all shards, given in their order."""
-    sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
-    size = sum(sizes) if len(sizes) == len(readings) else None
-    for name, reading in zip(names, readings, strict=True):
-        if reading.header is None:  # an engine may take a first one that can be read for the whole model
-            return Reading(size if readings[0].header is None else None, problem=f"{name}: {reading.problem}")
-    first, *rest = [reading.header for reading in readings if reading.header is not None]
-    try:
-        return Reading(size, merge(first, rest))
-    except BadGguf as error:
-        return _refused(error, size)
-
-
-# ── files on a web server ────────────────────────────────────────────────────────────────────────
-
-
-class _Remote:
-    """The first bytes of a file on a server, as many as were requested so far. Requests raise Unusable, Stopped."""
-
-    def __init__(self, client: Client, url: str, secret: Mapping[str, str], until: float) -> None:
-        self._client, self._url, self._secret, self._until = client, url, secret, until
-        self._whole: Answer | None = None
-        """Answer of a server that ignores ranges and sends the file from its start."""
-        self.data = b""
-        self.size_bytes: int | None = None
-        """Size of the whole file, None until it is known."""
-
-    def close(self) -> None:
-        if self._whole is not None:
-            self._whole.close()
-
-    def read_on(self, upto: int) -> bool:
-        """Read on towards the first `upto` bytes; False if none came."""
-        before = len(self.data)
-        if self._whole is None:
-            self._ask(upto)
-        if self._whole is not None:
-            self._take(self._whole, upto)
-        return len(self.data) > before
-
-    def _take(self, answer: Answer, upto: int) -> None:
-        parts, have = [self.data], len(self.data)
-        while have < upto and (part := read_part(self._client, self._url, answer, min(CHUNK_BYTES, upto - have))):
-            if time.monotonic() > self._until:
-                raise self._failed("takes too long")
-            parts.append(part)
-            have += len(part)
-        self.data = b"".join(parts)
-
-    def _ask(self, upto: int) -> None:
-        have = len(self.data)
-        answer = self._client.get(self._url, {"Range": f"bytes={have}-{upto - 1}"}, self._secret)
-        start, size = extent(answer)
-        try:
-            if is_encoded(answer):
-                raise self._failed("answers with an encoding of the file, not with its bytes")
-            if answer.status == 416 and have:
-                self.size_bytes = have
-            elif answer.status not in (200, 206):
-                raise self._failed(f"answered {answer.status}")
-            elif answer.status == 206 and start != have:
-                said = answer.headers.get("Content-Range", "")
-                raise self._failed(f"was asked for a range from byte {have}, and gives {said!r:.80}")
-            elif size is not None and self.size_bytes not in (None, size):
-                raise self._failed("gives another size each time; is the file being replaced?")
-            elif size is not None and size <= MAX_DATA_BYTES:
-                self.size_bytes = size
-            if answer.status == 206:
-                self._take(answer, upto)
-                if answer.headers.get("Content-Length") == str(len(self.data) - have):
-                    answer.drain_conn()  # fully read: return the connection to the pool
-            elif answer.status == 200:
-                self.data, self._whole = b"", answer
-        finally:
-            if answer is not self._whole:
-                answer.close()
-
-    def _failed(self, text: str) -> Unusable:
-        return Unusable("DownloadFailed", f"{shown(self._url)} {text}")
-
-    def header(self) -> Reading:
-        """Read as many first bytes as the header needs. Raises BadGguf."""
-        wanted = FIRST_BYTES
-        while True:
-            if not self.read_on(wanted):
-                if self.size_bytes is not None and len(self.data) < self.size_bytes:
-                    raise self._failed(f"ended after {len(self.data)} of {self.size_bytes} bytes")
-                self.size_bytes = len(self.data)  # the end of the file
-            try:
-                header = read_header(Prefix(self.data, self.size_bytes), self.size_bytes)
-            except NeedMore as more:
-                # Up to the longest header allowed: the reader itself refuses a longer one.
-                wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
-                continue
-            size = self.size_bytes
-            return Reading(header.data_offset + header.data_bytes if size is None else size, header)
-
-
-def read_listing(listing: Listing, client: Client) -> Reading:
-    """Read the header, or the config.json, of a model listed on a server. Raises Stopped, but never Unusable."""
-    until = time.monotonic() + ALTOGETHER_S
-    config = next((piece for piece in listing.pieces if piece.name.rpartition("/")[2] == CONFIG), None)
-    if config is not None:
-        return _read_config(client, config, listing, until)
-    readings = [_read_url(client, piece.url, listing.headers, until) for piece in listing.pieces]
-    return readings[0] if len(readings) == 1 else _together([piece.name for piece in listing.pieces], readings)
-
-
-def _read_config(client: Client, config: Piece, listing: Listing, until: float) -> Reading:
-    """Read an MLX model on a server: its config.json, and the size of the listed weights."""
-    weights = [piece.size_bytes for piece in listing.pieces if piece.name.endswith(WEIGHTS)]
-    size = sum(each or 0 for each in weights) if weights and all(weights) else None
-    remote = _Remote(client, config.url, listing.headers, until)
-    try:
-        while len(remote.data) < MOST_CONFIG_BYTES and remote.read_on(MOST_CONFIG_BYTES):
-            pass
-        found = json.loads(remote.data)
-    except Unusable as error:
-        return Reading(size, problem=str(error))
-    except (ValueError, RecursionError):
-        return Reading(size, problem=f"{shown(config.url)} cannot be read")
-    finally:
-        remote.close()
-    if not isinstance(found, dict):
-        return Reading(size, problem=f"its {CONFIG} is no object")
-    return Reading(size, config=found)
-
-
-def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float) -> Reading:
-    remote = _Remote(client, url, headers, until)
-    try:
-        return remote.header()
-    except BadGguf as error:
-        return _refused(error, remote.size_bytes)
-    except Unusable as error:
-        return Reading(remote.size_bytes, problem=str(error))
-    finally:
-        remote.close()
-
-
 def state_of(path: str) -> object:
     """Inode, size and mtime of each shard, of a directory of each file in it; None if they cannot be read.
 
@@ -262,9 +95,6 @@ def state_of(path: str) -> object:
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
     except (OSError, ValueError):
         return None
-
-
-# ── asked for on every pass ──────────────────────────────────────────────────────────────────────
 
 
 @dataclass

@@ -6,11 +6,12 @@ that the engine needs for all its files is one `Demand`, which admission decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metal_supervisor.spec.gguf import Header
+from metal_supervisor.spec.gguf import BadGguf, CutShort, Header, NotGguf
+from metal_supervisor.spec.shards import merge
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,28 @@ class Reading:
     """Reason why there is neither header nor config, for a status message; "" if there is one."""
     config: Mapping[str, Any] | None = None
     """Content of a directory's config.json; None if it cannot be read, and for a file."""
+
+
+def unreadable(error: BadGguf, size: int | None) -> Reading:
+    """Reading of a file that is not understood. Its size is kept only if no engine loads it either.
+
+    An engine has other limits than this reader, and the size of a file says nothing of its cache.
+    """
+    return Reading(size if isinstance(error, (NotGguf, CutShort)) else None, problem=str(error))
+
+
+def merged(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
+    """Merge the readings of all shards, given in their order."""
+    sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
+    size = sum(sizes) if len(sizes) == len(readings) else None
+    for name, reading in zip(names, readings, strict=True):
+        if reading.header is None:  # an engine may take a first one that can be read for the whole model
+            return Reading(size if readings[0].header is None else None, problem=f"{name}: {reading.problem}")
+    first, *rest = [reading.header for reading in readings if reading.header is not None]
+    try:
+        return Reading(size, merge(first, rest))
+    except BadGguf as error:
+        return unreadable(error, size)
 
 
 @dataclass(frozen=True)

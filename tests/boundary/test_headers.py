@@ -24,10 +24,12 @@ from metal_supervisor.controller.prerequisites.offers import CANNOT_S, FETCH_S, 
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.models import headers as headers_module
-from metal_supervisor.models.headers import Headers, read_file, read_listing
+from metal_supervisor.models.headers import Headers, read_file
 from metal_supervisor.models.listing import Listing, Piece
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.places import Places
+from metal_supervisor.models.remote import remote_headers
+from metal_supervisor.models.remote.remote_headers import read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.store import Store
@@ -320,7 +322,7 @@ def test_a_header_without_end_is_given_up(web: Web) -> None:
 
 
 def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(headers_module, "ALTOGETHER_S", 0.3)
+    monkeypatch.setattr(remote_headers, "ALTOGETHER_S", 0.3)
     web.files["m.gguf"], web.padding["m.gguf"] = b"GGUF", 1 << 30
     start = time.monotonic()
     assert "takes too long" in remote(f"{web.url}/dripping/m.gguf").problem
@@ -433,7 +435,7 @@ def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path:
         store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None)
     )  # fmt: skip
     model = Model(
-        "default", "m", "u", 1, str(tiny), "gguf", "metal", None, None, artifact=Artifact(str(tiny))
+        "default", "m", "u", 1, str(tiny), "gguf", None, None, artifact=Artifact(str(tiny))
     )  # fmt: skip
     endpoint = Endpoint("m", 8080, "", "ClusterIP", None)
     service = Service("default", "m", "u", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, {})
