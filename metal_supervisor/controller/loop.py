@@ -282,9 +282,7 @@ class Controller:
         """The engines that are up, and what each holds."""
         return self.memory.ups(_own(records), proposals, snapshot.table, snapshot.notes, snapshot.observed)
 
-    def _relieved(
-        self, records: Mapping[Key, Record], ups: Mapping[Key, Up], snapshot: Snapshot
-    ) -> dict[Key, Record]:
+    def _relieved(self, records: Mapping[Key, Record], ups: Mapping[Key, Up], snapshot: Snapshot) -> dict[Key, Record]:
         """The records with those marked that memory pressure evicts or readmits, also while the API is unreachable."""
         return {**self.memory.relieve(_own(records), ups, snapshot.notes, snapshot.now), **_daemons(records)}
 

@@ -5,19 +5,44 @@ Another program, perhaps of another release, writes the report: malformed parts 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from metal_supervisor import __version__
 from metal_supervisor.host import machine
 from metal_supervisor.placement.leases import PREFIX, UNSCHEDULABLE
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.inventory import Inventory, noted
-from metal_supervisor.sidecar.registrar import Around
+from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec.document import items, mapping
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.types import Json, Key
+from metal_supervisor.state.programs import UnreadableRecord, built
 
 
-def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, str]) -> Around:
+@dataclass(frozen=True)
+class ClusterContext:
+    """The cluster context of this Mac."""
+
+    operator: bool | None = False
+    """True if LLMKube's operator writes status here; None while that is unknown."""
+    namespaces: frozenset[str] = frozenset()
+    """Namespaces in which this Mac renews a Lease."""
+    silent: tuple[tuple[str, str], ...] = ()
+    """(namespace, node) of the Macs whose endpoints their peers withdraw."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Annotations of the node Lease."""
+    cloned: str = ""
+    """Non-empty if another Mac uses this one's name: nothing may be written then."""
+    silence: str = ""
+    """Text about LLMKube's operator if it is assumed to be present, but may be gone, else ""."""
+
+
+ALONE = ClusterContext()
+"""That of a Mac with the embedded API, which no other Mac shares."""
+
+
+def cluster_context(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, str]) -> ClusterContext:
     """The cluster context of this Mac. `watched`: the namespace, "" for all; `told`: the controller's report; `notes`:
     annotations of the node Lease.
     """
@@ -26,7 +51,7 @@ def around(watched: str, rows: Iterable[Row], told: Json, notes: Mapping[str, st
     where = {watched} if watched else {row.record.namespace for row in rows} | asked
     silent = [each for each in items(told, "silent") if isinstance(each, list) and len(each) == 2]
     operator = cluster.get("operator")
-    return Around(
+    return ClusterContext(
         operator if isinstance(operator, bool) else None,
         frozenset(where),
         tuple((str(namespace), str(node)) for namespace, node in silent),
@@ -47,3 +72,13 @@ def node_notes(inventory: Inventory, address: str, told: Json, cordoned: str) ->
         **{f"{PREFIX}memory-{name}": str(memory[name]) for name in ("budget", "left") if name in memory},
     }
     return {**notes, UNSCHEDULABLE: cordoned} if cordoned else notes
+
+
+def models_of(found: Json) -> dict[Key, WantedModel]:
+    """The Models in the controller's report."""
+    models = {}
+    for name in found:
+        namespace, _, short = name.partition("/")
+        with contextlib.suppress(UnreadableRecord):  # written by another version
+            models[namespace, short] = built(WantedModel, mapping(found, name), "model")
+    return models

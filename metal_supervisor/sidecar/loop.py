@@ -7,7 +7,6 @@ process is noticed at once, by its pid: the endpoint is withdrawn before supervi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -26,7 +25,7 @@ from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import shutdown
 from metal_supervisor.sidecar.board import Board, Recent, Row
-from metal_supervisor.sidecar.cluster_context import around, node_notes
+from metal_supervisor.sidecar.cluster_context import ALONE, ClusterContext, cluster_context, models_of, node_notes
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.engine_scraper import EngineScraper
 from metal_supervisor.sidecar.fleetnode import FleetNode
@@ -36,7 +35,7 @@ from metal_supervisor.sidecar.memory_sampler import MemorySampler
 from metal_supervisor.sidecar.observer import UNCONFIRMED_S, Observer
 from metal_supervisor.sidecar.power import PowerFile
 from metal_supervisor.sidecar.probes import Prober
-from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
@@ -48,7 +47,6 @@ from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 from metal_supervisor.state.doorbell import Doorbell
-from metal_supervisor.state.programs import UnreadableRecord, built
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import Refused, ShuttingDown, Supervisord, Unavailable
@@ -287,10 +285,7 @@ class Sidecar:
         self._table, self._supervisord_since = table, 0.0
         observed = {seen.pid for seen in self._observer.observations.values()}
         self._dead &= {row.pid for row in self._table.values()} | observed
-        self.exits.watch_only(
-            {row.pid for row in self._table.values() if row.state in LIVE}
-            | (observed - self._dead)
-        )
+        self.exits.watch_only({row.pid for row in self._table.values() if row.state in LIVE} | (observed - self._dead))
         return ""
 
     def _controller(self) -> Json:
@@ -330,8 +325,8 @@ class Sidecar:
         self._tell_of_move(self.addresses.address)
         models = mapping(told, "models")
         if models != self._models_told[0]:
-            self._models_told = models, _models_of(models)
-        self.registrar.want(self._rows.wanted, self._models_told[1], self._around(found, told))
+            self._models_told = models, models_of(models)
+        self.registrar.want(self._rows.wanted, self._models_told[1], self._cluster_context(found, told))
 
     def _tell_of_move(self, address: str) -> None:
         """Post an Event if the advertised address of this Mac has changed: the old one is no longer valid."""
@@ -342,12 +337,11 @@ class Sidecar:
             self._happenings.append(Recent(time.time(), self.node, what))
         self._address = address or self._address
 
-    def _around(self, rows: list[Row], told: Json) -> Around:
-        """The cluster context of this Mac; empty with the embedded API, which no other Mac shares."""
+    def _cluster_context(self, rows: list[Row], told: Json) -> ClusterContext:
         if self.settings.embedded:
-            return Around()
+            return ALONE
         notes = node_notes(self._inventory, self.addresses.address, told, self.state.cordoned())
-        found = around(self.settings.namespace, rows, told, notes)
+        found = cluster_context(self.settings.namespace, rows, told, notes)
         return found if self._is_news(told) else replace(found, silent=())
 
     def _is_news(self, told: Json) -> bool:
@@ -358,13 +352,3 @@ class Sidecar:
         at = told.get("at")
         self._found_at = at if self._found_at is None else self._found_at
         return at != self._found_at and time.monotonic() - self._heard_of(told) < NEWS_S
-
-
-def _models_of(found: Json) -> dict[Key, WantedModel]:
-    """The Models in the controller's report."""
-    models = {}
-    for name in found:
-        namespace, _, short = name.partition("/")
-        with contextlib.suppress(UnreadableRecord):  # written by another version
-            models[namespace, short] = built(WantedModel, mapping(found, name), "model")
-    return models

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from metal_supervisor.cluster.answers import only_kube_errors
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.sidecar.backoff import Backoffs, pause_s
+from metal_supervisor.sidecar.cluster_context import ALONE, ClusterContext
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
@@ -42,24 +43,6 @@ OF_THE_MAC = frozenset({"lease", "fleetnode", "resync"})
 log = logging.getLogger("sidecar")
 
 
-@dataclass(frozen=True)
-class Around:
-    """The cluster context of this Mac."""
-
-    operator: bool | None = False
-    """True if LLMKube's operator writes status here; None while that is unknown."""
-    namespaces: frozenset[str] = frozenset()
-    """Namespaces in which this Mac renews a Lease."""
-    silent: tuple[tuple[str, str], ...] = ()
-    """(namespace, node) of the Macs whose endpoints their peers withdraw."""
-    notes: tuple[tuple[str, str], ...] = ()
-    """Annotations of the node Lease."""
-    cloned: str = ""
-    """Non-empty if another Mac uses this one's name: nothing may be written then."""
-    silence: str = ""
-    """Text about LLMKube's operator if it is assumed to be present, but may be gone, else ""."""
-
-
 class Registrar(threading.Thread):
     """The thread that writes the desired objects."""
 
@@ -79,7 +62,7 @@ class Registrar(threading.Thread):
         self._publisher = Publisher(kube, node, on_change, not embedded, namespace)
         self._fleet_node = fleet_node
         self._membership = membership
-        self._around = Around()
+        self._context = ALONE
         self._on_change = on_change
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -107,20 +90,19 @@ class Registrar(threading.Thread):
     # ── what the sidecar says and asks ───────────────────────────────────────────────────────────
 
     def want(
-        self, wanted: Mapping[Key, WantedStatus], models: Mapping[Key, WantedModel], around: Around | None = None
+        self, wanted: Mapping[Key, WantedStatus], models: Mapping[Key, WantedModel], context: ClusterContext = ALONE
     ) -> None:
         """Set the desired state of the cluster's objects."""
-        around = around or Around()
         with self._lock:
             if self._publisher.begin():
                 self._wake.set()
-            if (wanted, models, around) == (self._wanted, self._models, self._around):
+            if (wanted, models, context) == (self._wanted, self._models, self._context):
                 return
             self._note_withdrawals(wanted)
             for key in self._wanted.keys() & wanted.keys():
                 if self._wanted[key] != wanted[key]:
                     self._backoffs.over(("endpoints", key))  # an engine that died must not wait for its announcement
-            self._wanted, self._models, self._around = wanted, models, around
+            self._wanted, self._models, self._context = wanted, models, context
             self._settled.clear()
             self.out = False
         self._wake.set()
@@ -128,10 +110,10 @@ class Registrar(threading.Thread):
     def withdraw_all(self) -> None:
         """Withdraw every endpoint as last wanted; used if the last pass of a shutdown fails."""
         with self._lock:
-            wanted, models, around = self._wanted, self._models, self._around
+            wanted, models, context = self._wanted, self._models, self._context
         ends = Observed("", 0, False, time.time(), "STOPPING")
         ending = {key: replace(each, report=report(each.record, ends, asleep=True)) for key, each in wanted.items()}
-        self.want(ending, models, around)
+        self.want(ending, models, context)
 
     def _note_withdrawals(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Record the time of the decision for endpoints to withdraw; the caller holds the lock."""
@@ -152,7 +134,7 @@ class Registrar(threading.Thread):
 
     def tell_of_mac(self, what: Happening) -> None:
         """Queue an Event about this Mac in each namespace that it serves."""
-        for namespace in sorted(self._around.namespaces):
+        for namespace in sorted(self._context.namespaces):
             self.tell(namespace, what)
 
     def look_now(self) -> None:
@@ -186,18 +168,18 @@ class Registrar(threading.Thread):
     def _due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
-        due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._around.namespaces))
+        due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces))
         if self._backoffs:
             later = due_at if due_at > time.monotonic() else float("inf")  # overdue: it is one of those held back
             due_at = min(later, self._backoffs.due_at())
         due_at = min(due_at, self._publisher.statuses.held_until())  # one that is past is new: it ran out in this pass
-        if self._refused or self._overdue or self._around.cloned:  # overdue, and refused
+        if self._refused or self._overdue or self._context.cloned:  # overdue, and refused
             due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
         return due_at
 
     def release(self) -> None:
         """Release the Leases, so that peers know this Mac stops. Errors are logged."""
-        if self._around.cloned:
+        if self._context.cloned:
             return  # it is the other one's Lease
         try:
             self._membership.release()
@@ -209,17 +191,17 @@ class Registrar(threading.Thread):
         self._urgent.clear()
         began = time.monotonic()
         with self._lock:
-            wanted, models, around = self._wanted, self._models, self._around
+            wanted, models, context = self._wanted, self._models, self._context
             events, self._events = self._events, []
         self._pass_failed = self._refused = self._overdue = False
         self._lost_s = 0.0
-        if around.cloned:
-            self._troubled(around.cloned)
+        if context.cloned:
+            self._troubled(context.cloned)
             return self._keep(events)
         publish, membership = self._publisher, self._membership
-        publish.statuses.operator, publish.statuses.silence = around.operator, around.silence
-        membership.describe(dict(around.notes))
-        for namespace in sorted(around.namespaces):
+        publish.statuses.operator, publish.statuses.silence = context.operator, context.silence
+        membership.describe(dict(context.notes))
+        for namespace in sorted(context.namespaces):
             self._attempt("lease", namespace, partial(self._live, namespace))
         if time.monotonic() >= publish.resync_at:
             self._attempt("resync", "", partial(publish.resync, wanted))
@@ -232,7 +214,7 @@ class Registrar(threading.Thread):
                 self._is_out(key)
         if not late:
             self._look_whether_out(wanted)
-        for what, on, action in self._after_withdrawals(wanted, models, around, late):
+        for what, on, action in self._after_withdrawals(wanted, models, context, late):
             if self._is_overtaken(began):
                 return self._begin_anew(events)
             self._attempt(what, on, action)
@@ -272,7 +254,7 @@ class Registrar(threading.Thread):
         self,
         wanted: Mapping[Key, WantedStatus],
         models: Mapping[Key, WantedModel],
-        around: Around,
+        context: ClusterContext,
         late: Sequence[Key],
     ) -> Iterator[tuple[str, Hashable, Callable[[], None]]]:
         """The writes of a pass that may wait, as for `_attempt`: what carries traffic first, then statuses."""
@@ -284,13 +266,13 @@ class Registrar(threading.Thread):
             yield "forget", key, partial(publish.forget, key)
         for key in self._out_since.keys() - wanted.keys() - publish.unwanted(wanted):
             self._is_out(key)
-        for peer in membership.to_withdraw(around.silent):
+        for peer in membership.to_withdraw(context.silent):
             yield "peers", peer, partial(membership.withdraw_peer, *peer)
         for key, want in wanted.items():
             if not publish.statuses.rests(want):
                 yield "status", key, partial(publish.statuses.service, want)
         publish.statuses.forget_models_but(models)
-        for key, model in models.items() if around.operator is False else ():
+        for key, model in models.items() if context.operator is False else ():
             yield "status", ("Model", *key), partial(publish.statuses.model, key, model)
         if self._fleet_node is not None:
             served = [want.record.model for want in wanted.values() if want.report.ready]
@@ -303,7 +285,7 @@ class Registrar(threading.Thread):
         """
         if self._urgent.is_set() or time.monotonic() - began < SLOW_S:
             return self._urgent.is_set()
-        return began < self._membership.due_at(self._around.namespaces) <= time.monotonic()
+        return began < self._membership.due_at(self._context.namespaces) <= time.monotonic()
 
     def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Set `out` and notify, once, if the cluster shows no endpoint. No service in `wanted` is ready."""

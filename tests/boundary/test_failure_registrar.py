@@ -16,8 +16,9 @@ from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.host import sleep_note
 from metal_supervisor.sidecar import publisher as publisher_module
 from metal_supervisor.sidecar import registrar as registrar_module
+from metal_supervisor.sidecar.cluster_context import ClusterContext
 from metal_supervisor.sidecar.membership import Membership
-from metal_supervisor.sidecar.registrar import Around, Registrar
+from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.processes import Observed
@@ -112,7 +113,7 @@ def test_a_message_that_waits_is_in_time_and_hides_nothing_while_another_write_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, membership, registrar = setup()
-    registrar.want(wanted(), {}, Around(operator=False, namespaces=frozenset({"default"})))
+    registrar.want(wanted(), {}, ClusterContext(operator=False, namespaces=frozenset({"default"})))
     registrar._one_pass()
     registrar._backoffs.hold(("status", "other"), KubeError(503, "ServiceUnavailable", "later", 3600.0))
     lease_at = membership.due_at(frozenset({"default"}))
@@ -255,18 +256,18 @@ def test_a_lease_that_becomes_due_overtakes_too(monkeypatch: pytest.MonkeyPatch)
     cluster = Slow(lambda: monkeypatch.setattr(membership, "due_at", lambda _namespaces: time.monotonic()))
     _, membership, registrar = setup(cluster)
     monkeypatch.setattr(registrar_module, "SLOW_S", 0.0)
-    registrar.want(ready("a", "b"), {}, Around(namespaces=frozenset({"default"})))
+    registrar.want(ready("a", "b"), {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert sum(path.endswith("/status") for path in cluster.written) == 1 and registrar._wake.is_set()
 
 
 def test_a_copy_of_a_mac_does_not_say_that_the_other_one_stops() -> None:
     cluster, _, registrar = setup()
-    registrar.want({}, {}, Around(namespaces=frozenset({"default"})))
+    registrar.want({}, {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert [path for path in cluster.written if "/leases/metal-mac-a" in path], "it did not know yet"
     cluster.written.clear()
-    registrar.want(wanted(), {}, Around(namespaces=frozenset({"default"}), cloned="another Mac is called so"))
+    registrar.want(wanted(), {}, ClusterContext(namespaces=frozenset({"default"}), cloned="another Mac is called so"))
     registrar._one_pass()
     registrar.release()
     assert cluster.written == []
@@ -420,7 +421,7 @@ def test_endpoints_are_out_though_the_lease_cannot_be_written() -> None:
     registrar._one_pass()
     assert not registrar.out, "it serves"
     cluster.refuses = {"/leases/": 500}
-    registrar.want(asleep(), {}, Around(namespaces=frozenset({"default"})))
+    registrar.want(asleep(), {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert not cluster.refuses and registrar.out and "500" in registrar.trouble[0]
     registrar.want(wanted(), {})
@@ -465,7 +466,7 @@ def test_one_object_whose_write_fails_silences_nothing_else(tmp_path: Path, rule
         membership = Membership(kube, "mac-a", 0.5, "session")  # renewed every 0.1 s
         registrar = Registrar(kube, "mac-a", membership, lambda: None)
         api_faults(kube.server, {**rule, "action": {"status": 500}})
-        registrar.want(want, {}, Around(namespaces=frozenset({"default"}), operator=False))
+        registrar.want(want, {}, ClusterContext(namespaces=frozenset({"default"}), operator=False))
         registrar.tell(want["default", "bad"].record, Happening("Normal", "Tried", "it is tried"))
         versions: set[str] = set()
 
@@ -549,7 +550,7 @@ def test_a_pass_that_loses_long_to_failing_writes_ends_and_the_next_one_begins_w
         record = accept(replace(SERVICE, name=f"s{number}"), None, OUTLOOK, 100.0)
         many[record.key] = WantedStatus(record, report(record, UP), "192.0.2.1", "")
     cluster.refuses, cluster.slow_s = {"/endpointslices/": 504}, 1.1
-    registrar.want(many, {}, Around(namespaces=frozenset({"default"})))
+    registrar.want(many, {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert cluster.written[0].endswith("/leases/metal-mac-a") and registrar._pass_failed
     assert not any("/endpointslices/" in path for path in cluster.written)
@@ -692,7 +693,7 @@ def test_what_fails_is_counted_by_what_was_written_and_how_it_was_answered() -> 
     cluster.refuses = {"/endpointslices/tiny-mac-a": 409}
     registrar._one_pass()
     cluster.refuses = {"/leases/": 503}
-    registrar.want(wanted(), {}, Around(namespaces=frozenset({"default"})))
+    registrar.want(wanted(), {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
     assert registrar._counters.counted().refused == {("endpoints", "409"): 1, ("lease", "503"): 1}
 
@@ -744,7 +745,7 @@ def test_an_engine_that_the_cluster_does_not_name_has_nothing_to_withdraw() -> N
 @pytest.mark.parametrize("code", [404, 409, 422])
 def test_a_lease_that_is_refused_for_what_it_says_is_not_written_again_at_once(code: int) -> None:
     cluster, _, registrar = setup()
-    registrar.want({}, {}, Around(namespaces=frozenset({"default"})))
+    registrar.want({}, {}, ClusterContext(namespaces=frozenset({"default"})))
     cluster.refuses = {"/leases/": code}
     registrar._one_pass()
     assert registrar._due_at() - time.monotonic() > 1
@@ -764,7 +765,7 @@ def test_an_address_that_is_not_accepted_takes_the_one_of_before_out() -> None:
 
 def test_what_happens_while_there_is_a_copy_of_a_mac_is_told_once_it_is_alone() -> None:
     cluster, _, registrar = setup(Mute())
-    registrar.want({}, {}, Around(cloned="another Mac is called so"))
+    registrar.want({}, {}, ClusterContext(cloned="another Mac is called so"))
     registrar.tell("default", Happening("Normal", "Moved", "elsewhere"))
     registrar._one_pass()
     assert cluster.written == []
@@ -785,7 +786,7 @@ class LoginPage(Cluster):
 
 def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
     cluster, _, registrar = setup(LoginPage())
-    around = Around(namespaces=frozenset({"default"}))
+    around = ClusterContext(namespaces=frozenset({"default"}))
     registrar.want(wanted(), {}, around)
     registrar._one_pass()
     assert "metadata" in registrar.trouble[0]
@@ -814,7 +815,7 @@ def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_status_whose_removal_fails_is_removed_later() -> None:
     cluster, _, registrar = setup()
-    around = Around(operator=False)
+    around = ClusterContext(operator=False)
     registrar.want(wanted(), {}, around)
     registrar._one_pass()
     leaves = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.sidecar import loop
-from metal_supervisor.sidecar.cluster_context import around
+from metal_supervisor.sidecar.cluster_context import cluster_context
 from tests.boundary.test_failure_registrar import Cluster
 from tests.boundary.test_sidecar_leaves import a_sidecar
 
@@ -21,7 +21,7 @@ def test_an_old_report_takes_no_peer_out_and_neither_does_one_that_has_stood_sti
     sidecar = a_sidecar(tmp_path, Cluster(), kubeconfig="x")
 
     def silent(at: float) -> tuple[tuple[str, str], ...]:
-        return sidecar._around([], {"at": at, "silent": [list(SILENT)]}).silent
+        return sidecar._cluster_context([], {"at": at, "silent": [list(SILENT)]}).silent
 
     assert silent(100.0) == () == silent(100.0), "yesterday's"
     assert silent(200.0) == (SILENT,)
@@ -31,5 +31,5 @@ def test_an_old_report_takes_no_peer_out_and_neither_does_one_that_has_stood_sti
 
 @pytest.mark.parametrize("told", [5, "ab", {"a": 1}, [["a"], {}], None])
 def test_parts_of_the_controllers_report_that_are_malformed_are_ignored(told: Any) -> None:
-    found = around("", [], {"namespaces": told, "silent": told, "cluster": told}, {})
+    found = cluster_context("", [], {"namespaces": told, "silent": told, "cluster": told}, {})
     assert found.silent == () == tuple(found.namespaces) and found.operator is None and not found.cloned

@@ -33,7 +33,7 @@ from metal_supervisor.placement.leases import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar.board import Row
-from metal_supervisor.sidecar.cluster_context import around
+from metal_supervisor.sidecar.cluster_context import cluster_context
 from metal_supervisor.sidecar.membership import Membership, session_kept
 from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
@@ -226,4 +226,4 @@ class SimulatedMac:
             file = ModelFile(**item["file"])
             models[namespace, short] = WantedModel(item["uid"], item["generation"], item["source"], file)
         notes = {PREFIX + "address": self._address, PREFIX + "memory-budget": str(1 << 36)}
-        self.registrar.want(wanted, models, around(self.settings.namespace, rows, told, notes))
+        self.registrar.want(wanted, models, cluster_context(self.settings.namespace, rows, told, notes))
