@@ -1,4 +1,4 @@
-"""Interpretation of a Model: the file or directory that its fields name, and its limit on memory.
+"""Interpretation of Models: the files that a service's Models name for its engine, and a limit on memory.
 
 As with an InferenceService, nothing trusts a type; a field that cannot be used is a `Bad` that names it.
 """
@@ -6,6 +6,8 @@ As with an InferenceService, nothing trusts a type; a field that cannot be used 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 from metal_supervisor.spec import auxiliary_files as companions
 from metal_supervisor.spec import fields, sources
@@ -13,7 +15,7 @@ from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.references import OBJECT_NAME
 from metal_supervisor.spec.sizes import fraction, quantity
 from metal_supervisor.spec.sources import Artifact, library_model
-from metal_supervisor.spec.types import DIRECTORY_FORMATS, Json, Model, ModelLimit
+from metal_supervisor.spec.types import DIRECTORY_FORMATS, Companion, Json, Key, Model, ModelLimit, Role
 
 
 def read_model(resource: Json, draft: str = "") -> Model:
@@ -41,6 +43,48 @@ def read_model(resource: Json, draft: str = "") -> Model:
         projector=projector,
         artifact=artifact,
     )
+
+
+def _readable(written: Json, draft: str = "") -> Model:
+    """A Model whose file this Mac can obtain; raises Bad, which names it."""
+    try:
+        return read_model(written, draft)
+    except Bad as bad:
+        raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
+
+
+def model_files(
+    namespace: str, written: Json, speculation: Json | None, model_of: Callable[[Key], Json | None]
+) -> tuple[Model, tuple[Companion, ...]]:
+    """(the Model of a service, the further files that its engine loads); raises Bad."""
+    said = speculation or {}
+    beside = said.get("draftModel", "")
+    model = _readable(written, beside)
+    draft = companions.draft_beside(model.artifact, beside) if beside else None
+    if name := said.get("draftModelRef"):
+        draft = _draft(namespace, name, model_of)
+    origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
+    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
+
+
+def _draft(namespace: str, name: str, model_of: Callable[[Key], Json | None]) -> Companion:
+    """The draft model that is a Model of its own; raises Bad, which names the field."""
+    path = f"{companions.SPECULATION}.draftModelRef"
+    if not OBJECT_NAME.fullmatch(name):
+        raise Bad("InvalidSpec", f"{path} {name!r:.80} is not the name of a Model; name one of the same namespace")
+    found = model_of((namespace, name))
+    if found is None:
+        text = f'{path} names "{name}", and namespace "{namespace}" has no such Model; apply it, or change the name'
+        raise Bad("DraftModelNotFound", text)
+    try:
+        model = _readable(found)
+    except Bad as bad:
+        raise Bad(bad.reason, f"{path}: {bad.message}") from None
+    if model.format != "gguf":
+        raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
+    edition, artifact = f"{model.uid}/{model.generation}", model.artifact
+    return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
 
 
 def read_limit(model: Json) -> ModelLimit:

@@ -18,21 +18,12 @@ from metal_supervisor.spec.arguments import NO_FLAGS, ParsedArguments, parse
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.environment import Vocabulary
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.model_resource import read_model
+from metal_supervisor.spec.model_resource import model_files
 from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy, unloading
 from metal_supervisor.spec.references import OBJECT_NAME, read_environment
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import (
-    Companion,
-    Endpoint,
-    Json,
-    Key,
-    Model,
-    Rejected,
-    Role,
-    Service,
-)
+from metal_supervisor.spec.types import Endpoint, Json, Key, Model, Rejected, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -81,10 +72,6 @@ class Policy:
     installed: frozenset[str] = frozenset()
     """The `runtimes` whose program is installed: a service that names none gets one of these if possible."""
 
-    def serves(self, runtime: str) -> frozenset[str]:
-        """The formats that a runtime serves here."""
-        return self.runtimes.get(runtime, frozenset())
-
 
 UNSUPPORTED = {
     "args": "engines on a Mac take their arguments from spec.extraArgs",
@@ -92,8 +79,6 @@ UNSUPPORTED = {
     "bindAddress": "what engines listen on is this Mac's setting --bind",
 }
 """Fields that would mean something on a Mac but are not honoured: refused by name, never dropped."""
-
-
 OMLX_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize", "turboQuantBits")
 
 
@@ -192,7 +177,8 @@ def _offers(policy: Policy) -> str:
 
 def _by_format(model: Model, policy: Policy, kept: str) -> str:
     """The runtime of a service that names none: the one it runs on, else the first that is installed here."""
-    able = [name for name in (kept, policy.default_runtime, *policy.runtimes) if model.format in policy.serves(name)]
+    names = (kept, policy.default_runtime, *policy.runtimes)
+    able = [name for name in names if model.format in policy.runtimes.get(name, ())]
     if able and able[0] == kept:
         return kept
     found = next((name for name in able if name in policy.installed), able[0] if able else None)
@@ -229,48 +215,6 @@ def _aliases(resource: Json) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _readable(written: Json, draft: str = "") -> Model:
-    """A Model whose file this Mac can obtain; raises Bad, which names it."""
-    try:
-        return read_model(written, draft)
-    except Bad as bad:
-        raise Bad(bad.reason, f'Model "{written["metadata"]["name"]}": {bad.message}') from None
-
-
-def _files(
-    namespace: str, written: Json, speculation: Json | None, model_of: Callable[[Key], Json | None]
-) -> tuple[Model, tuple[Companion, ...]]:
-    """(the Model of a service, the further files that its engine loads); raises Bad."""
-    said = speculation or {}
-    beside = said.get("draftModel", "")
-    model = _readable(written, beside)
-    draft = companions.draft_beside(model.artifact, beside) if beside else None
-    if name := said.get("draftModelRef"):
-        draft = _draft(namespace, name, model_of)
-    origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
-    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
-    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
-
-
-def _draft(namespace: str, name: str, model_of: Callable[[Key], Json | None]) -> Companion:
-    """The draft model that is a Model of its own; raises Bad, which names the field."""
-    path = f"{companions.SPECULATION}.draftModelRef"
-    if not OBJECT_NAME.fullmatch(name):
-        raise Bad("InvalidSpec", f"{path} {name!r:.80} is not the name of a Model; name one of the same namespace")
-    found = model_of((namespace, name))
-    if found is None:
-        text = f'{path} names "{name}", and namespace "{namespace}" has no such Model; apply it, or change the name'
-        raise Bad("DraftModelNotFound", text)
-    try:
-        model = _readable(found)
-    except Bad as bad:
-        raise Bad(bad.reason, f"{path}: {bad.message}") from None
-    if model.format != "gguf":
-        raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
-    edition, artifact = f"{model.uid}/{model.generation}", model.artifact
-    return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
-
-
 Reader: TypeAlias = Callable[[Json, Callable[[Key], Json | None], Policy, str], "Service | Bad"]
 """As `read_service`."""
 
@@ -283,9 +227,9 @@ def read_service(resource: Json, model_of: Callable[[Key], Json | None], policy:
         return bad
 
 
-def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: Policy, kept: str) -> Service:
-    """The Service of one InferenceService; raises Bad."""
-    namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
+def _referenced(resource: Json, model_of: Callable[[Key], Json | None]) -> Json:
+    """The Model that a service refers to, and that is for a Mac; raises Bad."""
+    namespace = resource["metadata"]["namespace"]
     reference = fields.get(resource, "spec.modelRef", str, "")
     if not OBJECT_NAME.fullmatch(reference):
         text = f"spec.modelRef {reference!r:.80} is not the name of a Model; name one of the same namespace"
@@ -297,11 +241,18 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
     if not is_metal(found):
         text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"; set it'
         raise Bad("NotMetal", text, keeps_running=False)
+    return found
+
+
+def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: Policy, kept: str) -> Service:
+    """The Service of one InferenceService; raises Bad."""
+    namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
+    found = _referenced(resource, model_of)
     if resource["metadata"].get("deletionTimestamp"):
         held = ", ".join(map(str, resource["metadata"].get("finalizers") or ["nothing any more"]))
         raise Bad("Deleting", f"it is being deleted; its finalizers are waited for: {held}", keeps_running=False)
     speculation = companions.speculation(resource)
-    model, further = _files(namespace, found, speculation, model_of)
+    model, further = model_files(namespace, found, speculation, model_of)
     endpoint = _endpoint(resource, name)
     if len(endpoint.service) > 63:
         text = f"metadata.name has {len(name)} characters, but the Service it is reached by may have 63; shorten it"
@@ -356,7 +307,7 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         created=_created(resource),
         ignored=(
             *misspelled.misspelled(resource, misspelled.SERVICE),
-            *misspelled.misspelled(found, misspelled.MODEL, f'Model "{reference}" '),
+            *misspelled.misspelled(found, misspelled.MODEL, f'Model "{model.name}" '),
             *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored),
             *ignored,
         ),
