@@ -7,7 +7,6 @@ import contextlib
 import io
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -16,14 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
-
 from metal_supervisor.gateway import watched
 from metal_supervisor.gateway.access import Doorman
 from metal_supervisor.gateway.backends import BackendReader
+from metal_supervisor.gateway.connections import ClientConnections
 from metal_supervisor.gateway.holder import SOCKET_FILE
-from metal_supervisor.gateway.listeners import HANDSHAKE_S, Listeners
+from metal_supervisor.gateway.listeners import Listeners
 from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
 from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
@@ -36,67 +33,12 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
 
 LOOK_EVERY_S, RETIRED_LOOK_S, RETRY_S = 5.0, 0.2, 10.0
-MOST_CONNECTIONS = 2000
-SPARE_DESCRIPTORS = 64
 INTEGER_DIGITS = 640
 """Of an integer in a body: the fewest that Python lets be the limit."""
-HEADER_S = 75.0
-"""Longest time for the headers of a request to arrive, and for an idle connection to be kept."""
-LINGER_S = 2.0
 KEPT_ALIVE_S = 3.0
 """Time that clients of a retired worker have to be told, with an answer, that their connection ends."""
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 TAKEN = "the port of the gateway is taken; free it, or set --gateway"
 log = logging.getLogger("gateway")
-
-
-class _Turned(asyncio.Protocol):
-    """A connection beyond the most there may be: told so, and closed."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(FULL)
-        transport.close()
-
-
-class _Connections(web.Server):
-    """Counts also the connections that are accepted and not made: with TLS, until the handshake is over."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        super().__init__(
-            proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
-            auto_decompress=False, access_log=None,
-        )  # fmt: skip
-        logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a client that speaks no HTTP is not an error
-        self._proxy = proxy
-        self._begun: dict[RequestHandler, float] = {}
-        """Monotonic time of those, the earliest first; one whose handshake failed counts until it would have ended."""
-
-    def __call__(self) -> RequestHandler:
-        handler = super().__call__()
-        self._begun[handler] = time.monotonic()
-        return handler
-
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        self._begun.pop(handler, None)
-        super().connection_made(handler, transport)
-
-    @property
-    def count(self) -> int:
-        """Connections, begun or made."""
-        over = time.monotonic() - HANDSHAKE_S
-        while self._begun and next(iter(self._begun.values())) < over:
-            del self._begun[next(iter(self._begun))]
-        return len(self._begun) + len(self.connections)
-
-    def close_idle(self) -> None:
-        """Close the connections without a request under way.
-
-        aiohttp's `pre_shutdown` would leave them open and deaf, and drop the rest of the bodies that still arrive.
-        """
-        for each in self.connections:
-            if each not in self._proxy.busy:
-                each.force_close()
 
 
 class _Log(io.TextIOBase):
@@ -143,14 +85,11 @@ class Worker:
         self._problems: dict[str, str] = {}
         """Why an address cannot be listened on; of "": why none can."""
         self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
-        self._server = _Connections(self._proxy)
+        self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None
         self._serves = False
         self._retired = False
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Each request in flight takes two descriptors: its client's, and its engine's.
-        self._most = min(MOST_CONNECTIONS, max(16, (soft - SPARE_DESCRIPTORS) // 2))
 
     async def serve(self) -> None:
         """Serve until TERM or INT, or until another worker serves; return once the requests under way have ended."""
@@ -225,7 +164,7 @@ class Worker:
         while not self._prepared():
             await asyncio.sleep(RETRY_S)
         path = f"{self._state.home}/{SOCKET_FILE}"
-        self._listeners = Listeners(path, self._public, self._protocol, self._not_given)
+        self._listeners = Listeners(path, self._public, self._server.accept, self._not_given)
         self._listeners.fronts(self._reader.services.fronts())
         await self._listeners.serve(self._tls, self._serving)
         self._retired = True
@@ -282,13 +221,6 @@ class Worker:
         kept = use_notes.write(self._state.path, uses)
         ring(self._state.path, "controller")
         return kept
-
-    def _protocol(self, tls: bool) -> asyncio.Protocol:
-        if self._server.count < self._most:
-            return self._server()
-        if tls:  # the answer would take a handshake; asyncio closes the connection
-            raise ConnectionRefusedError
-        return _Turned()
 
     def _tell(self) -> None:
         """Write the gateway's note for `status`; the worker that serves does, or without one that which is to."""

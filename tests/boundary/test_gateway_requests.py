@@ -18,6 +18,8 @@ import pytest
 from metal_supervisor.gateway import worker as workers
 from metal_supervisor.gateway.access import Doorman
 from metal_supervisor.gateway.backends import BackendReader
+from metal_supervisor.gateway.connections import ClientConnections
+from metal_supervisor.gateway.listeners import HANDSHAKE_S
 from metal_supervisor.gateway.proxy import Proxy
 from metal_supervisor.gateway.routing import Backend, ServiceTable
 from metal_supervisor.settings.schema import Settings
@@ -61,7 +63,7 @@ class Open:
         reader: Any = self.reader
         self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
         self.proxy.room.look(self.reader.services)
-        self.connections = workers._Connections(self.proxy)
+        self.connections = ClientConnections(self.proxy)
         self._server = await asyncio.get_running_loop().create_server(self.connections, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.proxy._public_port = self.port
@@ -269,7 +271,7 @@ def test_who_waits_for_one_replica_waits_for_the_next_when_that_cannot_be_loaded
 def test_a_connection_counts_from_when_it_is_accepted() -> None:
     async def go() -> None:
         proxy: Any = None
-        made = workers._Connections(proxy)
+        made = ClientConnections(proxy)
         first = made()
         assert made.count == 1, "accepted, as before a handshake"
         transport: Any = object()
@@ -277,7 +279,7 @@ def test_a_connection_counts_from_when_it_is_accepted() -> None:
         assert made.count == 1
         made()
         assert made.count == 2
-        made._begun = dict.fromkeys(made._begun, time.monotonic() - workers.HANDSHAKE_S - 1)
+        made._begun = dict.fromkeys(made._begun, time.monotonic() - HANDSHAKE_S - 1)
         assert made.count == 1, "one whose handshake failed counts no longer than that may take"
 
     run(go)
