@@ -11,7 +11,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +20,13 @@ from metal_supervisor.cluster.report import PORT_IN_USE
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.prerequisites.confinement_policies import Confined
+from metal_supervisor.controller.prerequisites.daemon_conflicts import (
+    DAEMONS,
+    conflict,
+    misplaced,
+    not_shared,
+    options_said,
+)
 from metal_supervisor.controller.prerequisites.own_ollama import Own
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.host import machine, processes
@@ -31,18 +38,14 @@ from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import limits
 from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 
-DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is not None}
-"""Shared daemons by program name, which is that of the runtime."""
 UNUSED_S = 30.0
 FORSAKEN_S = 60.0
 """Seconds that a user's own daemon may be away before a supervised one takes its place."""
@@ -95,7 +98,7 @@ class Daemons:
         self._records, self._services, self._asked = records, {}, True
         shared = [
             each for each in services
-            if each.runtime in DAEMONS and each.replicas and not each.suspended and not self._misplaced(each)
+            if each.runtime in DAEMONS and each.replicas and not each.suspended and not misplaced(each, self._settings)
         ]  # fmt: skip
         for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
             self._services.setdefault(each.runtime, []).append(each)
@@ -129,57 +132,14 @@ class Daemons:
 
     def problem(self, service: Service) -> tuple[str, str] | None:
         """(reason, message) of what keeps a service off its daemon because of others on it."""
-        row = DAEMONS.get(service.runtime)
-        if row is None:
+        if service.runtime not in DAEMONS:
             return None
-        if service.ordinal:
-            text = f"spec.replicas: the shared {service.runtime} daemon of a Mac serves a service once; each further"
-            return "ServedNameConflict", f"{text} replica takes a Mac of its own"
-        if refusal := self._misplaced(service) or self.foreign(service):
-            return refusal
-        others = self._services.get(service.runtime, [])
-        before = others[: next((at for at, each in enumerate(others) if each.key == service.key), len(others))]
-        for other in before:
-            where = "/".join(other.key)
-            if other.name == service.name:
-                text = f"{where} is served as {service.name!r} by the same {service.runtime} daemon; rename one of them"
-                return "ServedNameConflict", f"metadata.name: {text}"
-            told = _said(other, row.options)
-            for name in row.options if told else ():
-                if name in service.options and told.get(name) != service.options[name]:
-                    text = f"the {service.runtime} daemon has it as {where} says; make them alike, or leave it out"
-                    return "DaemonSettingsConflict", f"spec.{name}: {text}"
-            source = service.model.artifact.source
-            # A supervised Ollama has its own link to the file for each service, and so runs the model for each.
-            shared = bool(library_model(source)) or self._uses_own(service.runtime)
-            same = other.model.artifact.source == source and shared
-            if row.per_file and same and row.per_file(other) != row.per_file(service):
-                text = f"{where} has {service.runtime} run that model with another context, batch size or gpu.layers"
-                return "DaemonSettingsConflict", f"spec.contextSize: {text}, and it runs a model once; make them alike"
-        return None
+        users = self._services.get(service.runtime, ())
+        return conflict(service, users, self._settings, self._uses_own(service.runtime))
 
     def foreign(self, service: Service) -> tuple[str, str] | None:
-        """(reason, message) where a daemon serves another namespace: its models are not protected from each other."""
-        first = next(iter(self._services.get(service.runtime, ())), None)
-        if first is None or first.namespace == service.namespace:
-            return None
-        sharing = limits.namespaces(self._settings.shared_daemons)
-        if "*" in sharing or {first.namespace, service.namespace} <= sharing:
-            return None
-        text = f"metadata.namespace: the {service.runtime} daemon of this Mac serves namespace {first.namespace} alone"
-        advice = "use another Mac or runtime, or have the administrator name both namespaces in --shared-daemons"
-        return "DaemonNotShared", f"{text}; {advice}"
-
-    def _misplaced(self, service: Service) -> tuple[str, str] | None:
-        """(reason, message) of a cache directory that a manifest may not name: the daemon would write there."""
-        directory = service.options.get(CACHE_DIRECTORY) if service.runtime == OMLX else None
-        if directory is None:
-            return None
-        try:
-            places_of(self._settings).check(Path(directory))
-        except Unusable as error:
-            return error.reason, f"spec.{CACHE_DIRECTORY}: {error}"
-        return None
+        """As `daemon_conflicts.not_shared`."""
+        return not_shared(service, self._services.get(service.runtime, ()), self._settings)
 
     # ── the records ──────────────────────────────────────────────────────────────────────────────
 
@@ -242,7 +202,7 @@ class Daemons:
         place = Place("", *where, None, self._state.home, daemon_models=self._settings.ollama_models_path)
         services = self._services.get(program, ())
         row = DAEMONS[program]
-        options = next(filter(None, (_said(each, row.options) for each in services)), {})
+        options = next(filter(None, (options_said(each, row.options) for each in services)), {})
         engine = row.engine(binary, place, options)
         if program == OMLX:
             self._make_key()
@@ -282,7 +242,7 @@ class Daemons:
             return {}
         text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
         options = DAEMONS[program].options
-        saying = [each.key for each in self._services.get(program, ()) if _said(each, options)]
+        saying = [each.key for each in self._services.get(program, ()) if options_said(each, options)]
         return {key: replace(records[key], warning=("DaemonSettingsWait", text)) for key in saying if key in records}
 
     def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:
@@ -333,11 +293,6 @@ def _is_up(record: Record, table: Mapping[str, ProgramState]) -> bool:
     """True if a service needs its daemon: to run, or to be unloaded from it."""
     state = table.get(record.program)
     return record.runs or (state is not None and state.state in LIVE)
-
-
-def _said(service: Service, options: Collection[str]) -> Json:
-    """The service's options that configure its daemon, by name."""
-    return {name: service.options[name] for name in options if name in service.options}
 
 
 def _record(program: str, known: Record | None, where: tuple[str, int], probe: Probe, now: float) -> Record:
