@@ -85,7 +85,6 @@ class Kube:
         """Seconds to add to this machine's clock to get the server's, within about one; 0.0 until known."""
         self.peer: tuple[str, int] | None = None
         """Numeric address and port of the latest connection: the server's, or a proxy's."""
-        self.context_name = ""
         self.load()
 
     # ── login and connections ────────────────────────────────────────────────────────────────────
@@ -224,7 +223,7 @@ class Kube:
         """Send a request, and return its JSON answer, an object. Raises KubeError."""
         found: Any = None
         failed: KubeError | None = None
-        with contextlib.closing(self._send(method, path, query, body, content_type, READ_S)) as answer:
+        with contextlib.closing(self._send(method, path, query, body, content_type)) as answer:
             try:
                 found = json.loads(_whole(answer))
             except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -246,7 +245,7 @@ class Kube:
 
     def stream(self, path: str, query: Mapping[str, Any]) -> urllib3.BaseHTTPResponse:
         """Open a watch, whose read fails after 75 s of silence. Raises KubeError."""
-        answer = self._send("GET", path, query, None, "", READ_S)
+        answer = self._send("GET", path, query, None, "")
         connection: Any = answer.connection
         if getattr(connection, "traced", None) is not None:
             with contextlib.suppress(OSError):
@@ -254,30 +253,24 @@ class Kube:
         return answer
 
     def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, Any] | None,
-        body: Json | None,
-        content_type: str,
-        read_s: float,
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: Json | None, content_type: str
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "metal-supervisor"}
         if body is not None:
             headers["Content-Type"] = content_type
         url = path + ("?" + urllib.parse.urlencode(query) if query else "")
         data = None if body is None else json.dumps(body).encode()
-        used, answer = self._once(method, url, data, headers, read_s)
+        used, answer = self._once(method, url, data, headers)
         if answer.status == 401 and self._renew(used):
             answer.close()
-            used, answer = self._once(method, url, data, headers, read_s)
+            used, answer = self._once(method, url, data, headers)
         if answer.status >= 300:
             watch = bool(query and query.get("watch"))
             raise self._failure(answer, used, lambda told: forbidden(method, path, watch, told))
         return answer
 
     def _once(
-        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str], read_s: float
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str]
     ) -> tuple[ClusterAccess, urllib3.BaseHTTPResponse]:
         access, pool = self._now()
         if access.authorization:
@@ -287,7 +280,7 @@ class Kube:
         try:
             answer: urllib3.BaseHTTPResponse = pool.request(
                 method, self.server + url, body=data, headers=headers, preload_content=False, retries=False,
-                timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
             )  # fmt: skip
             if answer.status < 300:
                 self._compare_clocks(answer.headers.get("Date", ""), sent_at)
