@@ -58,12 +58,18 @@ def start_time(pid: int) -> str:
     """Identity of a process start: equal strings mean the same process. "" if there is no such process."""
     if sys.platform == "darwin":
         return _start_time_darwin(pid)
+    fields = _linux_stat(pid)
+    return f"ticks {fields[19].decode()}" if fields else ""
+
+
+def _linux_stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; [] if the process is gone, or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else f"ticks {fields[19].decode()}"
+        return []
+    return [] if fields[0] in (b"Z", b"X") else fields
 
 
 # Numbers and signatures of macOS: tests/boundary/test_darwin_headers.py holds them against Apple's headers.
@@ -272,16 +278,8 @@ def _group_members(group: int) -> list[int]:
     """Pids of the processes of a process group."""
     if sys.platform == "darwin":
         return listed_pids(PROC_PGRP_ONLY, group)
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{int(name)}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except (ValueError, OSError):
-            continue
-        if fields[0] not in (b"Z", b"X") and int(fields[2]) == group:
-            found.append(int(name))
-    return found
+    stats = {int(name): _linux_stat(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+    return [pid for pid, fields in stats.items() if fields and int(fields[2]) == group]
 
 
 def listed_pids(flavour: int, of: int) -> list[int]:
@@ -433,7 +431,7 @@ def main(path: str) -> int:
     """Exec the engine of the spec at `path`; returns an exit code only if it does not."""
     spec_file, run = os.path.basename(path), note_path(path)
     note, now = read_note(run), time.time()
-    kept = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid()}
+    idle = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid(), "pid": 0, "started": "", **UNHELD}
     if pid := survivor(note):  # before the spec is read, which another release may have written
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
@@ -448,14 +446,14 @@ def main(path: str) -> int:
     except BadSpec as error:
         refused, text = "BadSpec", str(error)
     if refused:
-        refuse(run, {**kept, **UNHELD, "pid": 0, "started": ""}, refused, text, f"not started: {text}")
+        refuse(run, idle, refused, text, f"not started: {text}")
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
     if isinstance(left, int) and (swept := sweep_group(left, path.rpartition(".")[0].rpartition(".")[0])):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
-    idle = {**kept, **UNHELD, "pid": 0, "started": "", "starts": starts}
+    idle["starts"] = starts
     if now < not_before:
         text = f"{CRASHED}{len(starts)} times"
         held = {"not_before": not_before, "held_after": len(starts)}
