@@ -238,7 +238,7 @@ class Publisher:
         before, out, fronted = done.published, not want.report.ready, want.report.port != want.record.port
         if body == done.slice and before.out is out:
             return ""
-        path = _path_of(body)
+        path = api_path("endpointslices", want.record.namespace, body["metadata"]["name"])
         if not done.path and self._beside_others and (other := self._other_owner(find(self._kube, path), want.record)):
             done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
             name = body["metadata"]["name"]
@@ -386,8 +386,3 @@ class Publisher:
             self.statuses.look_anew()
         self._resynced = True
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
-
-
-def _path_of(body: Json) -> str:
-    """API path of an EndpointSlice that this Mac writes."""
-    return api_path("endpointslices", body["metadata"]["namespace"], body["metadata"]["name"])
