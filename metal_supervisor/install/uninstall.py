@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.cluster.manifests import api_path
+from metal_supervisor.cluster.manifests import api_path, node_lease_name
 from metal_supervisor.confinement import probe
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
@@ -25,7 +25,7 @@ from metal_supervisor.install.checks import KEPT, is_state_directory, refuse_ano
 from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
 from metal_supervisor.models.inventory import files_of
-from metal_supervisor.placement import leases
+from metal_supervisor.placement.leases import NODE
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
@@ -164,11 +164,10 @@ def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
         kube = Kube(settings.kubeconfig_path, settings.context)
         for namespace in namespaces:
             slices = api_path("endpointslices", namespace)
-            for item in kube.request("GET", slices, {"labelSelector": f"{leases.NODE}={node}"}).get("items") or []:
+            for item in kube.request("GET", slices, {"labelSelector": f"{NODE}={node}"}).get("items") or []:
                 kube.request("DELETE", f"{slices}/{item['metadata']['name']}")
-            lease = leases.node_lease_object(namespace, node, 0.0, {}, "")["metadata"]["name"]
             with contextlib.suppress(KubeError):
-                kube.request("DELETE", api_path("leases", namespace, lease))
+                kube.request("DELETE", api_path("leases", namespace, node_lease_name(node)))
         yield f"deleted   this Mac's endpoints in {', '.join(namespaces)}"
     except (BadKubeconfig, KubeError) as error:
         yield f"left      this Mac's endpoints in {', '.join(namespaces)}, out of service: {error}"

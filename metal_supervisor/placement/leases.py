@@ -107,12 +107,7 @@ def claim_object(move: Move, node: str, now_micro: str) -> Json:
     }
     if move.do is not ClaimAction.CLAIM:
         metadata["resourceVersion"] = move.version
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": metadata,
-        "spec": {"holderIdentity": node, "acquireTime": move.acquired or now_micro},
-    }
+    return _lease(metadata, {"holderIdentity": node, "acquireTime": move.acquired or now_micro})
 
 
 def node_lease_object(
@@ -120,21 +115,22 @@ def node_lease_object(
 ) -> Json:
     """A Mac's node Lease. A duration of 0 releases it: peers act at once."""
     released = duration_s <= 0
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": node_lease_name(node),
-            "namespace": namespace,
-            "labels": {KIND: "node", NODE: node},
-            "annotations": dict(annotations),
-        },
-        "spec": {
-            "holderIdentity": "" if released else node,
-            "leaseDurationSeconds": 1 if released else max(1, round(duration_s)),
-            "renewTime": now_micro,
-        },
+    metadata = {
+        "name": node_lease_name(node),
+        "namespace": namespace,
+        "labels": {KIND: "node", NODE: node},
+        "annotations": dict(annotations),
     }
+    spec = {
+        "holderIdentity": "" if released else node,
+        "leaseDurationSeconds": 1 if released else max(1, round(duration_s)),
+        "renewTime": now_micro,
+    }
+    return _lease(metadata, spec)
+
+
+def _lease(metadata: Json, spec: Json) -> Json:
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
 def _owner(metadata: Json) -> tuple[str, str]:
