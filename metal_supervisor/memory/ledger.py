@@ -29,7 +29,6 @@ from metal_supervisor.memory.refusals import (
     PRESSURE,
     UNKNOWN_STARTED,
     advice_for,
-    over_pool,
     room_left,
     too_large,
 )
@@ -278,8 +277,7 @@ def _hopeless(entry: Entry, machine: _Book, own: _Book, mode: str) -> Decision |
         return Decision(False, CHECK_FAILED, message)
     need, room, weights = entry.charge_bytes, machine.left + entry.holds_bytes, entry.weights_bytes
     pool_bytes = own.budget if own.namespace else None
-    refusal = too_large(need, entry.limit_bytes, machine.budget, room, weights)
-    refusal = refusal or over_pool(need, pool_bytes, own.namespace, weights)
+    refusal = too_large(need, entry.limit_bytes, machine.budget, room, weights, own.namespace, pool_bytes)
     return Decision(False, *refusal) if refusal else None
 
 

@@ -29,16 +29,6 @@ def room_left(left: int, budget: int) -> str:
     return f"{amount(max(left, 0), 'down')} of {amount(budget)} left"
 
 
-def over_pool(need: int | None, limit: int | None, namespace: str, weights: int) -> tuple[str, str] | None:
-    """(reason, message) for an engine that exceeds its namespace's limit even alone; None if it does not."""
-    if need is None or limit is None or need <= limit:
-        return None
-    return INSUFFICIENT, (
-        f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take {amount(limit, 'down')} "
-        f"together (--namespace-memory); {advice_for(need, weights, namespace)}"
-    )
-
-
 def over_limit(need: int | None, limit: int | None, weights: int) -> str:
     """Message for an engine that needs more than its Model allows, "" if it does not. `weights`: part of `need`."""
     if need is None or limit is None or need <= limit:
@@ -50,12 +40,22 @@ def over_limit(need: int | None, limit: int | None, weights: int) -> str:
 
 
 def too_large(
-    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0
-) -> tuple[str, str] | None:
-    """(reason, message) for an engine that exceeds its Model's limit or the budget even alone; None if it does not."""
+    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0, namespace: str = "",
+    pool_bytes: int | None = None,
+) -> tuple[str, str] | None:  # fmt: skip
+    """(reason, message) for an engine that never fits, even alone; None if it may.
+
+    `limit`: its Model's; `budget`: this Mac's, of which `left` is left; `pool_bytes`: the limit of its namespace.
+    """
     if over := over_limit(need, limit, weights):
         return INSUFFICIENT, over
-    if need is not None and need > budget:
+    if need is None:
+        return None
+    if need > budget:
         text = f"needs {amount(need, 'up')}, {room_left(left, budget)}, so it never fits here"
         return INSUFFICIENT, f"{text}; {advice_for(need, weights)}"
+    if pool_bytes is not None and need > pool_bytes:
+        text = f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take"
+        text += f" {amount(pool_bytes, 'down')} together (--namespace-memory)"
+        return INSUFFICIENT, f"{text}; {advice_for(need, weights, namespace)}"
     return None

@@ -9,7 +9,7 @@ from metal_supervisor.controller.prerequisites.composer import Composer, EngineP
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Room
-from metal_supervisor.memory.refusals import over_pool, too_large
+from metal_supervisor.memory.refusals import too_large
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import Binary
@@ -73,8 +73,8 @@ class MissingFiles:
             return None
         _, demand = composed
         need, weights, limit = demand.bytes, demand.mapped_bytes, service.model.limit.resolve(room.total)
-        refusal = too_large(need, limit, room.budget, room.left, weights)
-        refusal = refusal or over_pool(need, room.limit_of(service.namespace), service.namespace, weights)
+        space = service.namespace
+        refusal = too_large(need, limit, room.budget, room.left, weights, space, room.limit_of(space))
         if refusal is None:
             return ModelFile("Pending")
         reason, message = refusal
