@@ -35,7 +35,7 @@ def test_the_manifest_holds_the_script() -> None:
 
 def test_the_script_is_short_and_needs_nothing_but_python() -> None:
     text = SCRIPT.read_text()
-    assert len(text.splitlines()) < 120
+    assert len(text.splitlines()) <= 120
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(text, feature_version=(3, 9)))
