@@ -47,18 +47,15 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
 
 
 def resource_target(registry: Registry, path: str) -> RequestTarget | None:
-    """The target of a resource path, None for a discovery path. Raises ApiError 404."""
-    parts = path.strip("/").split("/")
-    if parts[0] == "api":
-        group, rest = "", parts[1:]
-    elif parts[0] == "apis" and len(parts) > 1:
-        group, rest = parts[1], parts[2:]
-    else:
-        raise errors.no_such_path()
-    if len(rest) < 2:
-        return None
-    version, rest = rest[0], rest[1:]
-    namespace = ""
+    """The target of the path of a resource, None for a path of another form. Raises ApiError 404."""
+    group = namespace = ""
+    match path.strip("/").split("/"):
+        case ["api", version, *rest] if rest:
+            pass
+        case ["apis", group, version, *rest] if rest:
+            pass
+        case _:
+            return None
     if rest[0] == "namespaces" and len(rest) > 2 and registry.find(group, version, rest[2]):
         namespace, rest = rest[1], rest[2:]
     resource = registry.find(group, version, rest[0])

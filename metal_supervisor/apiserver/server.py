@@ -20,9 +20,8 @@ from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode, whole_number
 from .connections import Connections
-from .dispatch import Dispatcher, Response, Stream
 from .errors import ApiError, no_such_path
-from .kernel import Kernel, Options
+from .kernel import Kernel, Options, Response, Stream
 from .routes import Request, split_url
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         path, query = split_url(url)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return self.server.dispatcher.answer(Request(self.command, path, query, headers, body))
+        return self.server.kernel.answer(Request(self.command, path, query, headers, body))
 
     def _below_prefix(self) -> str | None:
         """The URL without the prefix, None when it has another one. Takes the same time either way."""
@@ -182,10 +181,10 @@ class _HttpServer(socketserver.ThreadingTCPServer):
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], prefix: str, dispatcher: Dispatcher) -> None:
+    def __init__(self, address: tuple[str, int], kernel: Kernel) -> None:
         super().__init__(address, _Handler)
-        self.prefix = prefix
-        self.dispatcher = dispatcher
+        self.kernel = kernel
+        self.prefix = kernel.options.prefix
         self.connections = Connections()
         self._stopping = False
 
@@ -229,12 +228,11 @@ class _HttpServer(socketserver.ThreadingTCPServer):
 class ApiServer:
     """A running API, for the program and for tests."""
 
-    def __init__(self, options: Options, dispatcher: type[Dispatcher] = Dispatcher) -> None:
-        """`dispatcher`: what answers requests."""
-        self.options = options
-        self.kernel = Kernel(options)
+    def __init__(self, options: Options, kernel: type[Kernel] = Kernel) -> None:
+        """`kernel`: what answers requests."""
+        self.kernel = kernel(options)
         try:
-            self._http = _HttpServer((_HOST, options.port), options.prefix, dispatcher(self.kernel))
+            self._http = _HttpServer((_HOST, options.port), self.kernel)
         except OSError:
             self.kernel.store.close()
             raise
@@ -248,7 +246,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Server URL for a kubeconfig, prefix included."""
-        return f"http://{_HOST}:{self.port}{self.options.prefix}"
+        return f"http://{_HOST}:{self.port}{self._http.prefix}"
 
     def start(self) -> ApiServer:
         """Loads the data, installs the CRDs and starts to answer."""
@@ -273,9 +271,9 @@ class ApiServer:
         self.stop()
 
 
-def serve(options: Options, dispatcher: type[Dispatcher] = Dispatcher) -> None:
+def serve(options: Options, kernel: type[Kernel] = Kernel) -> None:
     """Runs an API server in the foreground until SIGTERM or SIGINT. Call it from the main thread."""
-    server = ApiServer(options, dispatcher)
+    server = ApiServer(options, kernel)
     ends = {signal.SIGTERM, signal.SIGINT}
     # Blocked in every thread: the system may deliver a signal to any, and Python handles it only once this one wakes.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)

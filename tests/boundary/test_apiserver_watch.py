@@ -10,7 +10,7 @@ from typing import Any
 from apiserver_support import CONFIG_MAPS, EVENTS, PREFIX, WIDGETS, Client, config_map, options, widget
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.apiserver.dispatch import Dispatcher, Response, Stream
+from metal_supervisor.apiserver.kernel import Kernel, Response, Stream
 from metal_supervisor.apiserver.routes import Request
 from metal_supervisor.apiserver.storage import HISTORY_CHANGES
 
@@ -137,10 +137,10 @@ def test_a_client_that_hangs_up_before_the_headers_leaves_no_watch_behind(tmp_pa
         # Closing resets the connection, so that writing the headers fails.
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-        class HangUp(Dispatcher):
+        class HangUp(Kernel):
             def answer(self, request: Request) -> Response | Stream:
                 answer = super().answer(request)
-                opened.extend(self._kernel.watcher.subscriptions())
+                opened.extend(self.watcher.subscriptions())
                 impatient.close()
                 return answer
 

@@ -21,9 +21,8 @@ from typing import Any
 from metal_supervisor import apiserver
 from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.apiserver.codec import decode_body, encode
-from metal_supervisor.apiserver.dispatch import Dispatcher, Response, Stream
 from metal_supervisor.apiserver.errors import ApiError, bad_request, expired, forbidden, not_found
-from metal_supervisor.apiserver.kernel import Kernel
+from metal_supervisor.apiserver.kernel import Kernel, Response, Stream
 from metal_supervisor.apiserver.patch import APPLY
 from metal_supervisor.apiserver.routes import Request, resource_target, verb_of
 from metal_supervisor.apiserver.storage import ObjectStore
@@ -54,11 +53,11 @@ class Call:
     namespace: str = ""
 
 
-class FaultyDispatcher(Dispatcher):
+class FaultyKernel(Kernel):
     """Answers requests, except those that a rule is about."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self._lock = threading.Lock()
         self._rules: list[Json] = []
 
@@ -73,7 +72,7 @@ class FaultyDispatcher(Dispatcher):
         path = request.path
         if path.startswith(("/healthz", "/livez", "/readyz")):
             return None
-        target = resource_target(self._kernel.registry, path) if path.startswith(("/api/", "/apis/")) else None
+        target = resource_target(self.registry, path)
         if target is None:
             return Call("discovery")
         verb = verb_of(request, target)
@@ -103,10 +102,10 @@ class FaultyDispatcher(Dispatcher):
                 self._close_watches(rule.get("resource"))
 
     def _close_watches(self, plural: str | None) -> None:
-        for subscription in self._kernel.watcher.subscriptions():
+        for subscription in self.watcher.subscriptions():
             if plural in (None, subscription.target.resource.plural):
                 subscription.closed = True
-        self._kernel.store.wake_all()
+        self.store.wake_all()
 
     def _action_for(self, call: Call) -> Json | None:
         """The action of the first rule that fits, counted; None when none does."""
@@ -129,12 +128,12 @@ class FaultyDispatcher(Dispatcher):
         watching = call.verb == "watch"
         time.sleep(float(action.get("latency_s", 0)))
         if action.get("reset_rv"):
-            restart_versions(self._kernel.store)
+            restart_versions(self.store)
             self._close_watches(None)
         if "status" in action:
             raise _failure(int(action["status"]), action, call)
         if action.get("expire"):
-            forget_history(self._kernel.store)
+            forget_history(self.store)
             problem = expired("The resourceVersion for the provided request is too old.")
             if not watching:
                 raise problem
@@ -223,7 +222,7 @@ class FaultyApi(ApiServer):
     """An API server for a test's own process."""
 
     def __init__(self, options: Options) -> None:
-        super().__init__(options, FaultyDispatcher)
+        super().__init__(options, FaultyKernel)
 
 
 # ---- in a running system -----------------------------------------------------------------------
@@ -243,8 +242,8 @@ def take_over(script: Path) -> None:
 
 
 def main() -> None:
-    """`metal-supervisor apiserver`, with this dispatcher."""
+    """`metal-supervisor apiserver`, with this kernel."""
     from metal_supervisor.cli.main import main as run
 
-    apiserver.serve = functools.partial(apiserver.serve, dispatcher=FaultyDispatcher)  # type: ignore[assignment]
+    apiserver.serve = functools.partial(apiserver.serve, kernel=FaultyKernel)  # type: ignore[assignment]
     sys.exit(run(sys.argv[2:]))
