@@ -323,13 +323,14 @@ def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
 
 def follow_annotation(merged: Json, declaration: Json) -> None:
     """Update the annotation, if there is one, to a declaration."""
-    annotations = section(merged, "metadata", "annotations")
+    # What was merged may be part of the stored object, which must not change.
+    annotations = dict(section(merged, "metadata", "annotations"))
     if CLIENT_SIDE_ANNOTATION not in annotations:
         return
     applied = clone(declaration)
     section(applied, "metadata", "annotations").pop(CLIENT_SIDE_ANNOTATION, None)
-    annotations[CLIENT_SIDE_ANNOTATION] = (
-        json.dumps(applied, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
-    )
+    text = json.dumps(applied, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    annotations[CLIENT_SIDE_ANNOTATION] = text + "\n"
     if annotations_too_long(annotations):
         del annotations[CLIENT_SIDE_ANNOTATION]
+    merged["metadata"] = {**merged["metadata"], "annotations": annotations}

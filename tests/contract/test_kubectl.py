@@ -142,6 +142,7 @@ def test_the_annotation_follows_what_kubectl_applies_and_nobody_else(space: Spac
         return str(space.get("configmaps", name).body["metadata"]["annotations"][LAST_APPLIED])
 
     assert space.apply("configmaps", config_map(b="1"), "somebody").code == 200 and annotation() == "{}"
+    assert space.apply("configmaps", config_map(c="1"), "kubectl", dryRun="All").code == 200 and annotation() == "{}"
     assert space.apply("configmaps", config_map(c="1"), "kubectl").code == 200
     assert json.loads(annotation())["data"] == {"c": "1"}
 
