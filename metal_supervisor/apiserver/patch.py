@@ -10,7 +10,8 @@ import logging
 from typing import Any
 
 from .codec import MAX_BODY_BYTES, clone, encode, listed, whole_number
-from .errors import ApiError, Json, as_go_prints, bad_request
+from .errors import ApiError, Json, as_go_prints, bad_request, unknown_format
+from .resources import Resource
 from .schema import child_schema
 from .schemas import METADATA
 
@@ -21,6 +22,20 @@ JSON = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _MAX_OPERATIONS = 10_000
+
+
+def patched(resource: Resource, content_type: str, current: Json, body: Any) -> Json:
+    """An object after a patch that is not an apply; 415 for a format this kind does not take."""
+    if content_type == JSON:
+        return json_patch(current, body)
+    if not isinstance(body, dict):
+        raise bad_request("error decoding patch: an object is expected")
+    if content_type == MERGE:
+        return dict(merge_patch(current, body))
+    if content_type == STRATEGIC and not resource.custom:
+        return dict(strategic_patch(resource.schema, current, body))
+    kinds = [JSON, MERGE, APPLY] if resource.custom else [JSON, MERGE, STRATEGIC, APPLY]
+    raise unknown_format(kinds)
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

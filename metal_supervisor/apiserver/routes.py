@@ -11,9 +11,8 @@ from .errors import ApiError, Json, Problem
 from .patch import APPLY
 from .reads import flag
 from .resources import DeleteOptions, Registry, RequestTarget, WriteOptions
-from .schema import settle
+from .schema import mistyped, settle
 from .schemas import DELETE_OPTIONS
-from .steps import mistyped
 
 _POLICIES = ("Foreground", "Background", "Orphan")
 

@@ -18,6 +18,7 @@ from . import errors
 from .codec import clone, listed, parse_time
 from .errors import Json, Problem
 
+_GO_NAMES = {"integer": "number", "boolean": "bool"}
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -135,6 +136,17 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, list):
             yield from _duplicates(schema, value, path)
     yield from _combined_problems(schema, value, path)
+
+
+def mistyped(schema: Json, value: Json, struct: str) -> str:
+    """Go's message about the first field of a wrong type, "" if there is none."""
+    for problem in validate(schema, value):
+        if problem.reason == "FieldValueTypeInvalid":
+            found, _, expected = problem.body.partition("must be of type ")
+            name = found.split('"')[1]
+            where = f"{struct}.{problem.field} of type {expected.partition(':')[0]}"
+            return f"json: cannot unmarshal {_GO_NAMES.get(name, name)} into Go struct field {where}"
+    return ""
 
 
 def _type_problems(schema: Json, value: Any, path: str, kind: str) -> Iterator[Problem]:

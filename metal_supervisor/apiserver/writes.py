@@ -12,21 +12,32 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from . import apply, builtins, cel, errors, metadata, steps
+from . import apply, builtins, cel, errors, metadata
 from .apply import Entries, Manager, read_entries
 from .codec import clone, section
 from .deletes import Collector, finalizers_of
 from .errors import ApiError, Json, Problem
-from .patch import APPLY
+from .patch import APPLY, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
-from .schema import child_schema, validate
-from .steps import Undecodable
+from .schema import child_schema, mistyped, settle, validate
+from .schemas import METADATA
 from .storage import ObjectStore
 from .views import scale_of, stored_form, view, with_scale
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
 _PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+class Undecodable(ApiError):
+    """400 for what is not an object of this kind."""
+
+    def __init__(self, resource: Resource, why: str) -> None:
+        kind = resource.kind
+        super().__init__(
+            400, "BadRequest", f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
+        )
+        self.why = why
 
 
 class Writer:
@@ -66,7 +77,7 @@ class Writer:
             if target.subresource == "scale":
                 return self._write_scale(target, previous, body, options)
             candidate = self._addressed(target, body)
-            steps.check_unconditional(target, candidate)
+            _check_unconditional(target, candidate)
             return self._write(target, previous, candidate, None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
@@ -77,10 +88,10 @@ class Writer:
             previous = target.stored(self._store)
             current = view(target.resource, previous)
             if target.subresource == "scale":
-                scale = steps.patched(target.resource, content_type, scale_of(target.resource, current), body)
+                scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
                 section(scale, "metadata").pop("resourceVersion", None)
                 return self._write_scale(target, previous, scale, options)
-            candidate = self._addressed(target, steps.patched(target.resource, content_type, current, body))
+            candidate = self._addressed(target, patched(target.resource, content_type, current, body))
             try:
                 return self._write(target, previous, candidate, None, options)
             except Undecodable as problem:
@@ -94,7 +105,7 @@ class Writer:
             raise errors.invalid_options("PatchOptions", problem)
         if not isinstance(body, dict) or target.subresource == "scale":
             raise errors.bad_request("an apply patch is an object, and not meant for scale")
-        steps.check_kind(resource, body)
+        _check_kind(resource, body)
         declaration = self._addressed(target, body)
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
@@ -120,9 +131,12 @@ class Writer:
             preconditions = {name: sent[name] for name in _PRECONDITIONS if name in sent}
             merged["metadata"] = {**merged.get("metadata", {}), **preconditions}
             try:
-                return self._write(target, previous, clone(merged), entries, options)
+                return self._write(target, previous, merged, entries, options)
             except Undecodable as problem:
-                raise steps.unconvertible(resource, declaration, problem.why) from None
+                # The declaration fits its schema, and is yet no object of this kind.
+                subject = f"{target.namespace}/{target.name}; {resource.group_version}, Kind={resource.kind}"
+                message = f"failed to convert new object ({subject}) to proper version: {problem.why}"
+                raise ApiError(500, "", message) from None
 
     # ---- the steps -----------------------------------------------------------------------------
 
@@ -152,8 +166,8 @@ class Writer:
     def _addressed(self, target: RequestTarget, body: Json) -> Json:
         """Check a body against the path it was sent to; return it with its namespace and name filled in."""
         resource = target.resource
-        steps.check_type(resource, body)
-        own = steps.readable_metadata(resource, body.get("metadata"))
+        _check_type(resource, body)
+        own = _readable_metadata(resource, body.get("metadata"))
         if own.get("namespace") not in (None, "", target.namespace) and resource.namespaced:
             message = "the namespace of the provided object does not match the namespace sent on the request"
             raise errors.bad_request(message)
@@ -167,7 +181,7 @@ class Writer:
         if resource.namespaced:
             own["namespace"] = target.namespace
         rest = {field: value for field, value in body.items() if field not in ("apiVersion", "kind", "metadata")}
-        return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **clone(rest)}
+        return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **rest}
 
     def _write_scale(self, target: RequestTarget, previous: Json, scale: Json, options: WriteOptions) -> Outcome:
         candidate = with_scale(target.resource, view(target.resource, previous), scale)
@@ -184,26 +198,25 @@ class Writer:
     ) -> Outcome:
         """`entries`: ownership after an apply, None for a write that owns what it changes."""
         resource = target.resource
-        # Defaults are filled in in place, and what the client asked for is needed afterwards.
-        asked = clone(candidate) if resource.storage_key == SERVICES else candidate
         before = view(resource, previous) if previous else None
         sent = candidate["metadata"]
         if before:
-            steps.check_preconditions(target, before, sent)
-        new = steps.isolated(target, before, candidate)
+            _check_preconditions(target, before, sent)
+        new = _isolated(target, before, candidate)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
-        unknown += steps.decoded(resource, new)
-        warnings = steps.unknown_fields(resource, unknown, options, complain=entries is None)
+        unknown += _decoded(resource, new)
+        # The unknown fields of a declaration have been refused already; those found here are the live object's.
+        warnings = _warnings(resource, unknown, options) if entries is None else ()
         self._complete_and_check(target, previous, new)
         held = read_entries(before)
         if entries is None:
             base = read_entries(candidate) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
-            seen, made = builtins.as_written(resource, before, asked, new)
+            seen, made = builtins.as_written(resource, before, candidate, new)
             entries = apply.track_update(resource.schema, seen, made, base, manager, resource.status)
         apply.write_entries(new, entries)
         if resource.generation:
-            steps.count_generation(resource, before, new)
+            _count_generation(resource, before, new)
         if before and apply.is_unchanged(before, new, held, entries):
             return Outcome(before, warnings=warnings)
         if options.dry_run:
@@ -247,6 +260,100 @@ class Writer:
         """Serve the resources that a stored CRD defines."""
         self._registry.install(crd)
         self._store.wake_all()
+
+
+# ---- single steps --------------------------------------------------------------------------------
+
+
+def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
+    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another one."""
+    resource, current = target.resource, before["metadata"]
+    if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
+        why = "the object has been modified; please apply your changes to the latest version and try again"
+        raise errors.conflict(resource.group, resource.plural, target.name, why)
+    if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
+        problem = errors.invalid_value("metadata.uid", sent["uid"], "field is immutable")
+        raise errors.invalid(resource.group, resource.kind, target.name, [problem])
+
+
+def _check_kind(resource: Resource, declaration: Json) -> None:
+    """400 when a declaration says that it is something else, or does not say what it is."""
+    version, kind = str(declaration.get("apiVersion") or ""), str(declaration.get("kind") or "")
+    if (version, kind) != (resource.group_version, resource.kind):
+        shown_version = version if "/" in version else f"/{version}"
+        raise errors.bad_request(f"invalid object type: {shown_version}, Kind={kind}")
+
+
+def _check_type(resource: Resource, body: Json) -> None:
+    """400 or 422 when a body says that it is something else; one of a custom kind must say what it is."""
+    version, kind = body.get("apiVersion"), body.get("kind")
+    unsaid = () if resource.custom else (None, "")
+    if version not in (resource.group_version, *unsaid) or kind not in (resource.kind, *unsaid):
+        if resource.custom and version == resource.group_version and kind:
+            problem = errors.invalid_value("kind", kind, f"must be {resource.kind}")
+            raise errors.invalid(resource.group, str(kind), section(body, "metadata").get("name", ""), [problem])
+        wanted = f"{resource.kind} of version {resource.group_version} is expected"
+        raise errors.bad_request(f'no kind "{kind or ""}" is registered for version "{version or ""}": a {wanted}')
+
+
+def _check_unconditional(target: RequestTarget, candidate: Json) -> None:
+    """422 for a PUT that does not say which version it replaces, where that is needed."""
+    resource = target.resource
+    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
+    if conditional and not candidate["metadata"].get("resourceVersion"):
+        problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+        raise errors.invalid(resource.group, resource.plural, target.name, [problem])
+
+
+def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
+    """A copy of an object with only those changes that this request may make: all but the status, or only that."""
+    new, of_status = candidate, candidate
+    if target.resource.status:
+        new, of_status = (before or {}, candidate) if target.subresource == "status" else (candidate, before or {})
+    new = {name: value for name, value in new.items() if name != "status"}
+    if "status" in of_status:
+        new["status"] = of_status["status"]
+    return dict(clone(new))
+
+
+def _decoded(resource: Resource, new: Json) -> list[str]:
+    """Settle an object; return the paths of its unknown fields. A built-in kind with a wrong type is no object."""
+    unknown = settle(resource.schema, new)
+    if resource.custom:
+        return unknown
+    if complaint := mistyped(resource.schema, new, resource.kind) or builtins.undecodable(resource.kind, new):
+        raise Undecodable(resource, complaint)
+    return unknown
+
+
+def _readable_metadata(resource: Resource, raw: Any) -> Json:
+    """The metadata of a body; 400 for what Go could not read."""
+    own = {} if raw is None else raw
+    if not isinstance(own, dict):
+        raise Undecodable(resource, "json: cannot unmarshal metadata into an object")
+    if complaint := mistyped(METADATA, metadata.readable(own)[0], "ObjectMeta"):
+        raise Undecodable(resource, complaint)
+    return dict(own)
+
+
+def _warnings(resource: Resource, unknown: list[str], options: WriteOptions) -> tuple[str, ...]:
+    """Warnings for unknown fields, or 400 when the client wants to be strict."""
+    if not unknown or options.field_validation == "Ignore":
+        return ()
+    texts = [f'unknown field "{path}"' for path in sorted(unknown)]
+    if options.field_validation == "Strict":
+        raise Undecodable(resource, "strict decoding error: " + ", ".join(texts))
+    return tuple(texts)
+
+
+def _count_generation(resource: Resource, before: Json | None, new: Json) -> None:
+    """Sets `metadata.generation`, which moves only when something other than metadata and status does."""
+    if before is None:
+        new["metadata"]["generation"] = 1
+        return
+    ignored = {"metadata", "apiVersion", "kind"} | ({"status"} if resource.status else set())
+    changed = any(before.get(name) != new.get(name) for name in (before.keys() | new.keys()) - ignored)
+    new["metadata"]["generation"] = before["metadata"].get("generation", 1) + changed
 
 
 def _status_problems(resource: Resource, new: Json) -> list[Problem]:
