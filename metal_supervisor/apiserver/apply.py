@@ -9,26 +9,14 @@ compare-and-swap, on which the claims of several Macs rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .codec import clone, listed, section, timestamp
+from . import fields
+from .codec import clone, dig, listed, section, timestamp
 from .errors import ApiError, Json, as_go_prints, json_type
-from .fields import (
-    OWNABLE_METADATA,
-    PRESENT,
-    Path,
-    decode_set,
-    encode_set,
-    is_atomic_map,
-    item_key,
-    leaves,
-    list_kind,
-    merge,
-    show,
-    without,
-)  # fmt: skip
+from .fields import PRESENT, Path, leaves, show
 from .metadata import annotations_too_long
 from .resources import Resource
 from .schema import TYPES, child_schema, has_type
@@ -77,19 +65,15 @@ class FieldsEntry:
 Entries: TypeAlias = dict[tuple[str, str, str, str], FieldsEntry]
 
 
-def read_entries(obj: Mapping[str, Any] | None) -> Entries:
+def read_entries(obj: Json | None) -> Entries:
     """The entries of an object's managedFields."""
     entries: Entries = {}
-    for raw in listed(((obj or {}).get("metadata") or {}).get("managedFields")):
-        if not isinstance(raw, dict) or not raw.get("manager"):
-            continue
-        manager = Manager(
-            str(raw["manager"]),
-            str(raw.get("operation") or "Update"),
-            str(raw.get("subresource") or ""),
-            str(raw.get("apiVersion") or ""),
-        )
-        entries[manager.identity] = FieldsEntry(manager, decode_set(raw.get("fieldsV1")), str(raw.get("time") or ""))
+    for raw in listed(section(obj, "metadata").get("managedFields")):
+        parts = ("manager", "operation", "subresource", "apiVersion")
+        manager = Manager(*(str(dig(raw, part) or "") for part in parts))
+        if manager.name and manager.operation:
+            paths = fields.decode_set(raw.get("fieldsV1"))
+            entries[manager.identity] = FieldsEntry(manager, paths, str(raw.get("time") or ""))
     return entries
 
 
@@ -106,7 +90,7 @@ def write_entries(obj: Json, entries: Entries) -> None:
             {
                 "apiVersion": entry.manager.api_version,
                 "fieldsType": "FieldsV1",
-                "fieldsV1": encode_set(entry.paths),
+                "fieldsV1": fields.encode_set(entry.paths),
                 "manager": entry.manager.name,
                 "operation": entry.manager.operation,
                 "time": entry.time,
@@ -134,12 +118,12 @@ def apply(
     if contested and not force:
         raise _conflict(contested)
     entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
-    merged: Json = merge(schema, live, scoped)
+    merged: Json = fields.merge(schema, live, scoped)
     if previous:
         # What another manager owns stays, and so does a container of what is owned.
         owned = frozenset(declared).union(*(entry.paths for entry in entries.values()))
         kept = {path[:length] for path in owned for length in range(1, len(path) + 1)}
-        merged = without(schema, merged, previous.paths - kept, owned)
+        merged = fields.without(schema, merged, previous.paths - kept, owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
 
@@ -151,7 +135,7 @@ def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
     ignored = {"apiVersion", "kind", "metadata"} | ({"status"} if has_status else set())
     scoped = {name: value for name, value in applied.items() if name not in ignored}
     metadata = applied.get("metadata") or {}
-    scoped["metadata"] = {name: metadata[name] for name in OWNABLE_METADATA if name in metadata}
+    scoped["metadata"] = {name: metadata[name] for name in fields.OWNABLE_METADATA if name in metadata}
     return scoped
 
 
@@ -256,7 +240,7 @@ def _misfits(schema: Json, value: Any, path: Path) -> Iterator[str]:
         return
     kind = str(schema.get("type", ""))
     # A map that is owned whole may be anything but a list here: validation judges it.
-    judged = kind in TYPES and (isinstance(value, list) or not is_atomic_map(schema))
+    judged = kind in TYPES and (isinstance(value, list) or not fields.is_atomic_map(schema))
     if judged and not has_type(value, "number" if kind == "integer" else kind):
         yield _unexpected(kind, value, path)
     elif isinstance(value, list):
@@ -273,17 +257,14 @@ def _misfits(schema: Json, value: Any, path: Path) -> Iterator[str]:
 
 
 def _list_misfits(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
-    kind, seen = list_kind(schema), set()
+    kind, seen = fields.list_kind(schema), set()
     keys = listed(schema.get("x-kubernetes-list-map-keys"))
     for index, item in enumerate(items):
         if kind == "map" and not (isinstance(item, dict) and any(name in item for name in keys)):
-            quoted = " ".join(f'"{name}"' for name in keys)
-            yield (
-                f"{show(path)}: element {index}: associative list with keys has an element that omits all key "
-                f"fields [{quoted}] (and doesn't have default values for any key fields)"
-            )
+            omitting = f"associative list with keys has an element that omits all key fields {keys}"
+            yield f"{show(path)}: element {index}: {omitting}"
             continue
-        element = f"i:{index}" if kind == "atomic" else item_key(schema, item)
+        element = f"i:{index}" if kind == "atomic" else fields.item_key(schema, item)
         if element in seen:
             yield f"{show(path)}: duplicate entries for key {show((element,))}"
         seen.add(element)
