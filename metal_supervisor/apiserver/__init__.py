@@ -18,7 +18,8 @@ OpenAPI v2                      with definitions, by which kubectl  empty; the s
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
-Exact lists of the past         any that etcd still has             410
+Exact lists of the past         any that etcd still has             those since the start, and within the latest
+                                                                    1,000 changes of the kind
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`

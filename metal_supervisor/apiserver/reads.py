@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from . import errors, tables
-from .codec import dig, encode, section, whole_number
+from .codec import dig, section, whole_number
 from .errors import ApiError, Json, as_go_prints
 from .resources import RequestTarget, Resource
 from .storage import ObjectStore
@@ -97,56 +95,37 @@ def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, 
     """A collection, whole or in chunks of `limit`."""
     test, limit = selection(target.resource, query), number(query, "limit")
     with store.lock:
-        token = query.get("continue", "")
-        version, after = _continued(store, target, token) if token else (store.version, None)
-        _check_version(store, query, token)
-        objects = _as_of(store, target, test, version) if token else selected(store, target, test)
-    if after is not None:
-        objects = [obj for obj in objects if _place(obj) > after]
+        version, after = _start(store, query)
+        objects = [obj for obj in _as_of(store, target, test, version) if _place(obj) > after]
     metadata: dict[str, Any] = {"resourceVersion": str(version)}
     if limit and len(objects) > limit:
-        rest = len(objects) - limit
+        metadata["remainingItemCount"] = len(objects) - limit
         objects = objects[:limit]
-        place = encode({"rv": version, "after": _place(objects[-1])})
-        metadata["continue"] = base64.urlsafe_b64encode(place).decode().rstrip("=")
-        metadata["remainingItemCount"] = rest
+        metadata["continue"] = "/".join((str(version), *_place(objects[-1])))
     return form.many(target.resource, objects, metadata)
 
 
-def _continued(store: ObjectStore, target: RequestTarget, token: str) -> tuple[int, tuple[str, str]]:
-    """Where a chunked list continues: (version of the first chunk, last place in the previous one).
+def _start(store: ObjectStore, query: Mapping[str, str]) -> tuple[int, tuple[str, str]]:
+    """(version that a list shows, place in it after which it begins): those of the chunk before, if there was one.
 
-    Raises ApiError 400 for a bad token, 410 for one too old.
+    Raises ApiError 400 or 422 for parameters that make no sense, and 504 for a version that is not there yet.
     """
-    try:
-        value = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (ValueError, RecursionError):
-        value = None
-    match value:
-        case {"rv": int(version), "after": [namespace, name]}:
-            pass
-        case _:
-            raise errors.bad_request("continue key is not valid: invalid token")
-    if version < store.floor(target.resource.storage_key):
-        raise errors.expired(
-            "The provided continue parameter is too old to display a consistent list result. "
-            "You must start a new list without the continue parameter."
-        )
-    return version, (str(namespace), str(name))
-
-
-def _check_version(store: ObjectStore, query: Mapping[str, str], token: str) -> None:
-    text, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+    token, text, match = (query.get(name, "") for name in ("continue", "resourceVersion", "resourceVersionMatch"))
     if match and not text:
         detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
         raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
     if match not in ("", "Exact", "NotOlderThan"):
         problem = errors.unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
         raise errors.invalid_options("ListOptions", problem)
-    if not text:
-        return
     if token:
-        raise errors.bad_request("specifying resource version is not allowed when using continue")
+        if text:
+            raise errors.bad_request("specifying resource version is not allowed when using continue")
+        seen, _, place = token.partition("/")
+        namespace, _, name = place.partition("/")
+        version = whole_number(seen)
+        if version is None or not name:
+            raise errors.bad_request("continue key is not valid: invalid token")
+        return version, (namespace, name)
     wanted = number(query, "resourceVersion")
     if wanted > store.version:
         cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
@@ -154,9 +133,7 @@ def _check_version(store: ObjectStore, query: Mapping[str, str], token: str) -> 
         future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
         future.headers["Retry-After"] = "1"
         raise future
-    if match == "Exact" and wanted != store.version:
-        why = f"The resourceVersion for the provided list is too old: {wanted} ({store.version})"
-        raise errors.expired(why)
+    return wanted if match == "Exact" else store.version, ("", "")
 
 
 def _place(obj: Json) -> tuple[str, str]:
@@ -164,7 +141,7 @@ def _place(obj: Json) -> tuple[str, str]:
 
 
 def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) -> list[Json]:
-    """The collection as it was at a version that history reaches back to: all chunks of a list are one state."""
+    """The collection as it was at a version; ApiError 410 if history does not reach back to it."""
     kind, resource = target.resource.storage_key, target.resource
     objects = {_place(obj): obj for obj in store.items(kind, target.namespace or None)}
     for change in reversed(store.changes_since(kind, version)):

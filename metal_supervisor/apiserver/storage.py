@@ -186,14 +186,11 @@ class ObjectStore:
             for condition in self._conditions.values():
                 condition.notify_all()
 
-    def floor(self, kind: str) -> int:
-        """The oldest resourceVersion from which a watch of that kind can resume."""
-        return max(self._floor, self._floors.get(kind, 0))
-
     def changes_since(self, kind: str, version: int) -> list[StoredChange]:
         """Changes of a kind after a resourceVersion, oldest first. Raises ApiError 410 if history begins later."""
-        if version < self.floor(kind):
-            raise expired(f"too old resource version: {version} ({self.floor(kind)})")
+        oldest = max(self._floor, self._floors.get(kind, 0))
+        if version < oldest:
+            raise expired(f"too old resource version: {version} ({oldest})")
         newest_first = reversed(self._history.get(kind, ()))
         return [*takewhile(lambda change: change.version > version, newest_first)][::-1]
 

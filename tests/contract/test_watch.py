@@ -89,6 +89,16 @@ def test_a_list_from_the_future_is_to_be_asked_for_again(space: Space) -> None:
     assert space.get("leases", resourceVersionMatch="Exact").causes == {"resourceVersionMatch": "FieldValueForbidden"}
 
 
+def test_a_list_of_an_exact_version_shows_the_past(space: Space) -> None:
+    space.post("leases", lease("a"))
+    space.post("leases", lease("b"))
+    old = space.get("leases").version
+    space.delete("leases", "a")
+    space.post("leases", lease("c"))
+    then = space.get("leases", resourceVersion=old, resourceVersionMatch="Exact").body
+    assert names(then) == ["a", "b"] and then["metadata"]["resourceVersion"] == old
+
+
 # ---- watches -----------------------------------------------------------------------------------
 
 
