@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 
-from .codec import clone, encode
+from .codec import encode
 from .errors import Json, no_such_path
 from .patch import APPLY, JSON, MERGE, STRATEGIC
 from .resources import Registry, Resource
-from .schemas import METADATA, text
 
 _STATUS_VERBS = ["get", "patch", "update"]
 _SCALE = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
-_OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _INFO: Json = {"title": "metal-supervisor", "version": "v1.36.0"}
 _PATCH_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
@@ -88,29 +86,17 @@ def openapi_index(registry: Registry) -> Json:
 def openapi_document(registry: Registry, group: str, version: str) -> Json:
     """The document of one group and version; 404 when there is none."""
     members = registry.members(group, version)
-    schemas: Json = {_OBJECT_META: METADATA}
+    schemas: Json = {}
     paths: Json = {}
     for resource in members:
-        schemas[f"{resource.group or 'core'}.{version}.{resource.kind}"] = _object_schema(resource)
+        kind = {"x-kubernetes-group-version-kind": [_kind(resource)]}
+        schemas[f"{resource.group or 'core'}.{version}.{resource.kind}"] = {**resource.schema, **kind}
         paths |= _paths(resource)
     return {"openapi": "3.0.0", "info": _INFO, "paths": paths, "components": {"schemas": schemas}}
 
 
 def _kind(resource: Resource) -> Json:
     return {"group": resource.group, "version": resource.version, "kind": resource.kind}
-
-
-def _object_schema(resource: Resource) -> Json:
-    schema: Json = clone(resource.schema)
-    schema.setdefault("type", "object")
-    metadata = {"allOf": [{"$ref": f"#/components/schemas/{_OBJECT_META}"}], "default": {}}
-    schema["properties"] = schema.get("properties", {}) | {
-        "apiVersion": text("Group and version of this representation."),
-        "kind": text("What this object is."),
-        "metadata": {**metadata, "description": "Name, labels, owners and versions."},
-    }
-    schema["x-kubernetes-group-version-kind"] = [_kind(resource)]
-    return schema
 
 
 def _paths(resource: Resource) -> Json:

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from .codec import clone, listed
 from .errors import Json
 from .schema import child_schema, keeps_unknown
-from .schemas import METADATA
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -23,13 +22,6 @@ PRESENT: Any = object()
 
 OWNABLE_METADATA = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
 """The part of `metadata` that can be owned; the rest belongs to the server."""
-
-
-def inner_schema(schema: Json, name: str, path: Path) -> Json:
-    """Schema of a field; `metadata` of an object is the same everywhere."""
-    if not path and name == "metadata":
-        return METADATA
-    return child_schema(schema, name) or {}
 
 
 def list_kind(schema: Json) -> str:
@@ -77,7 +69,7 @@ def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tu
         if path and (not value or containers or undeclared):
             yield path, PRESENT
         for name, item in value.items():
-            yield from _walk(inner_schema(schema, name, path), item, (*path, "f:" + name), containers)
+            yield from _walk(child_schema(schema, name) or {}, item, (*path, "f:" + name), containers)
     elif isinstance(value, list) and list_kind(schema) != "atomic":
         items = schema.get("items") or {}
         if containers:
@@ -91,20 +83,19 @@ def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tu
         yield path, value
 
 
-def merge(schema: Json, live: Any, applied: Any, path: Path = ()) -> Any:
+def merge(schema: Json, live: Any, applied: Any) -> Any:
     """`live` with the values of `applied` merged into it, list items matched by their keys."""
     if isinstance(applied, dict) and isinstance(live, dict) and not is_atomic_map(schema):
         merged = dict(live)
         for name, item in applied.items():
-            here = (*path, "f:" + name)
-            merged[name] = merge(inner_schema(schema, name, path), live.get(name), item, here)
+            merged[name] = merge(child_schema(schema, name) or {}, live.get(name), item)
         return merged
     if isinstance(applied, list) and list_kind(schema) != "atomic":
-        return _merge_list(schema, listed(live), applied, path)
+        return _merge_list(schema, listed(live), applied)
     return clone(applied)
 
 
-def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -> list[Any]:
+def _merge_list(schema: Json, live: list[Any], applied: list[Any]) -> list[Any]:
     """Both lists in one, each in its own order; where the orders conflict, that of the applied one wins."""
     items = schema.get("items") or {}
     old = {item_key(schema, item): item for item in live}
@@ -123,7 +114,7 @@ def _merge_list(schema: Json, live: list[Any], applied: list[Any], path: Path) -
     order += [key for key in left if key not in new] + right
     return [
         clone(new[key]) if key not in old
-        else merge(items, old[key], new[key], (*path, key)) if key in new
+        else merge(items, old[key], new[key]) if key in new
         else old[key]
         for key in order
     ]  # fmt: skip
@@ -135,7 +126,7 @@ def without(schema: Json, value: Any, doomed: Collection[Path], kept: Collection
         left: Json = {}
         for name, item in value.items():
             here = (*path, "f:" + name)
-            inner = without(inner_schema(schema, name, path), item, doomed, kept, here)
+            inner = without(child_schema(schema, name) or {}, item, doomed, kept, here)
             emptied = inner in ({}, []) and inner != item and here not in kept
             if here not in doomed and not emptied:
                 left[name] = inner

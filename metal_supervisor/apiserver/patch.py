@@ -13,7 +13,6 @@ from .codec import MAX_BODY_BYTES, clone, encode, listed, whole_number
 from .errors import ApiError, Json, as_go_prints, bad_request, unknown_format
 from .resources import Resource
 from .schema import child_schema
-from .schemas import METADATA
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ def _take(document: Any, path: list[str]) -> Any:
 # ---- strategic merge ---------------------------------------------------------------------------
 
 
-def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True) -> Any:
+def strategic_patch(schema: Json, target: Any, patch: Any) -> Any:
     """Strategic merge patch, with merge keys from the schema."""
     if not isinstance(patch, dict):
         return clone(patch)
@@ -162,12 +161,12 @@ def strategic_patch(schema: Json, target: Any, patch: Any, *, root: bool = True)
         merged = {name: value for name, value in merged.items() if name in retained}
     # A directive about a list is `$directive/field`, and may come without the field itself.
     for name in dict.fromkeys(name.partition("/")[2] if name.startswith("$") else name for name in patch):
-        inner = METADATA if root and name == "metadata" else child_schema(schema, name) or {}
+        inner = child_schema(schema, name) or {}
         value = patch.get(name)
         if name in patch and value is None:
             merged.pop(name, None)
         elif isinstance(value, dict):
-            merged[name] = strategic_patch(inner, merged.get(name), value, root=False)
+            merged[name] = strategic_patch(inner, merged.get(name), value)
         elif isinstance(value, list) or (name not in patch and isinstance(merged.get(name), list)):
             deleted = listed(patch.get(f"$deleteFromPrimitiveList/{name}"))
             current = [item for item in listed(merged.get(name)) if item not in deleted]
@@ -198,7 +197,7 @@ def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order
         elif place is None:
             merged.append({name: clone(value) for name, value in item.items() if not name.startswith("$")})
         else:
-            merged[place] = strategic_patch(schema.get("items") or {}, merged[place], item, root=False)
+            merged[place] = strategic_patch(schema.get("items") or {}, merged[place], item)
     named = listed(order) or (patch if key else None) or []
     return _in_order(merged, key, current, [_identity(item, key) for item in named])
 

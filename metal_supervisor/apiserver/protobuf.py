@@ -109,7 +109,7 @@ def _message(data: bytes, schema: Json, numbers: Numbers) -> Json:
         if named is None:
             continue
         name, inner = named if isinstance(named, tuple) else (named, {})
-        field: Json = schemas.METADATA if name == "metadata" else schema["properties"][name]
+        field: Json = schema["properties"][name]
         if field.get("type") == "array":
             result.setdefault(name, []).append(_value(raw, field["items"], inner))
         elif values := field.get("additionalProperties"):

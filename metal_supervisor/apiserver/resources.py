@@ -123,7 +123,7 @@ def _of_version(spec: Json, version: Json) -> Resource:
         version=version["name"],
         plural=names["plural"],
         kind=names["kind"],
-        schema=version["schema"]["openAPIV3Schema"],
+        schema=schemas.with_root(version["schema"]["openAPIV3Schema"]),
         namespaced=spec["scope"] == "Namespaced",
         singular=names["singular"],
         short_names=tuple(listed(names.get("shortNames"))),

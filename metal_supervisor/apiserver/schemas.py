@@ -57,10 +57,6 @@ def items(item: Json, description: str = "", keys: list[str] | None = None, merg
     return _builder(schema)(description)
 
 
-def _root(description: str, /, **properties: Json) -> Json:
-    return fields(description, **plain("apiVersion", "kind"), metadata={"type": "object"}, **properties)
-
-
 TIME: Json = {"type": "string", "format": "date-time"}
 _LONG: Json = {"type": "integer", "format": "int64"}
 _WHOLE_MAP: Json = {"x-kubernetes-map-type": "atomic"}
@@ -90,6 +86,22 @@ METADATA = fields(
     selfLink=text(),
     managedFields=items(anything()),
 )
+_ROOT = {
+    "apiVersion": text("Group and version of this representation."),
+    "kind": text("What this object is."),
+    "metadata": METADATA,
+}
+
+
+def with_root(schema: Json) -> Json:
+    """The schema of a kind with the fields that all objects have, which are the same for all."""
+    return {**schema, "properties": {**schema.get("properties", {}), **_ROOT}}
+
+
+def _kind(description: str, /, **properties: Json) -> Json:
+    return with_root(fields(description, **properties))
+
+
 _CONDITION = fields(
     **plain("type", "reason", "message", "lastTransitionTime", "lastHeartbeatTime"),
     status=choice(["True", "False", "Unknown"]),
@@ -99,7 +111,7 @@ CONDITIONS = items(_CONDITION, keys=["type"], merge_key="type")
 REFERENCE_FIELDS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resourceVersion", "uid")
 REFERENCE = fields(**plain(*REFERENCE_FIELDS)) | _WHOLE_MAP
 
-NAMESPACE = _root(
+NAMESPACE = _kind(
     "A scope for names.",
     spec=fields(finalizers=texts(default=["kubernetes"])) | {"default": {}},
     status=fields(phase=text(default="Active"), conditions=CONDITIONS) | {"default": {}},
@@ -135,7 +147,7 @@ _SERVICE_SPEC = fields(
     healthCheckNodePort=whole(),
     publishNotReadyAddresses=flag(),
 )
-SERVICE = _root(
+SERVICE = _kind(
     "A name and an address under which a set of endpoints is reached.",
     spec=_SERVICE_SPEC | {"default": {}},
     status=fields("What is.", loadBalancer=anything(default={}), conditions=CONDITIONS) | {"default": {}},
@@ -155,14 +167,14 @@ _ENDPOINT_PORT = fields(
     port=whole(),
     appProtocol=text(),
 )
-ENDPOINT_SLICE = _root(
+ENDPOINT_SLICE = _kind(
     "A part of the endpoints of a Service.",
     addressType=choice(["FQDN", "IPv4", "IPv6"], "Kind of all addresses in this slice. Immutable."),
     endpoints=items(_ENDPOINT, "The endpoints, owned whole: one slice has one writer.") | {"maxItems": 1000},
     ports=items(_ENDPOINT_PORT, "The ports every endpoint listens on.") | {"maxItems": 20_000},
 ) | {"required": ["addressType"]}
 
-LEASE = _root(
+LEASE = _kind(
     "A claim on something, or a sign of life.",
     spec=fields(
         holderIdentity=text("Who holds it."),
@@ -174,7 +186,7 @@ LEASE = _root(
     ),
 )
 
-EVENT_CORE = _root(
+EVENT_CORE = _kind(
     "A report that something happened.",
     involvedObject=REFERENCE,
     reason=text("Why, one word for machines."),
@@ -201,8 +213,8 @@ EVENT_NAMES = {
 EVENT = {**EVENT_CORE, "properties": {EVENT_NAMES.get(name, name): f for name, f in EVENT_CORE["properties"].items()}}
 
 _BYTES: Json = {"type": "object", "additionalProperties": {"type": "string", "format": "byte"}}
-CONFIG_MAP = _root("Settings as text.", data=mapping(), binaryData=_BYTES, immutable=flag())
-SECRET = _root(
+CONFIG_MAP = _kind("Settings as text.", data=mapping(), binaryData=_BYTES, immutable=flag())
+SECRET = _kind(
     "Settings not to be shown.", data=_BYTES, stringData=mapping(), type=text(default="Opaque"), immutable=flag()
 )
 
@@ -240,17 +252,17 @@ _CRD_SPEC = fields(
     conversion=_CONVERSION | {"default": {"strategy": "None"}},
     preserveUnknownFields=flag(),
 ) | {"required": ["group", "names", "scope", "versions"]}
-CRD = _root(
+CRD = _kind(
     "A kind of object that is added to this API.",
     spec=_CRD_SPEC,
     status=fields(acceptedNames=anything(), conditions=CONDITIONS, storedVersions=texts()),
 ) | {"required": ["spec"]}
 
 _ATTRIBUTES = fields(**plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
-ACCESS_REVIEW = _root(
+ACCESS_REVIEW = _kind(
     "Asks whether I may do something.", spec=fields(resourceAttributes=_ATTRIBUTES), status=anything()
 )
-RULES_REVIEW = _root("Asks what I may do.", spec=fields(namespace=text()), status=anything())
+RULES_REVIEW = _kind("Asks what I may do.", spec=fields(namespace=text()), status=anything())
 DELETE_OPTIONS = fields(
     dryRun=texts(),
     gracePeriodSeconds={"type": "integer"},
