@@ -152,21 +152,20 @@ class Collector:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        alive = [owner for owner in owners if self._owner(name[0], owner) is not None]
+        staying = [owner for owner in owners if self._stays(name[0], owner)]
         finalizers = listed(own.get("finalizers"))
         if expired and not deleted:
             self._begin(kind, name)
-        elif len(alive) < len(owners) and (alive or not deleted):
-            self._leave_owners(kind, name, obj, alive)
+        elif len(staying) < len(owners) and (staying or not deleted):
+            self._leave_owners(kind, name, obj, staying)
         elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
                 others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
                 self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
             self._release(kind, name, _ORPHAN)
-        elif deleted and _FOREGROUND in finalizers and self._dependents(own["uid"]):
-            self._leave_waiting_owners(own["uid"])
         elif deleted and _FOREGROUND in finalizers:
-            self._release(kind, name, _FOREGROUND)
+            if not self._dependents(own["uid"]):
+                self._release(kind, name, _FOREGROUND)
         elif deleted and kind in (NAMESPACES, DEFINITIONS):
             self._finish_contents(kind, name, obj)
 
@@ -181,34 +180,21 @@ class Collector:
             del freed["metadata"]["ownerReferences"]
         self._store.put(kind, name, freed)
 
-    def _owner(self, namespace: str, reference: Json) -> Json | None:
-        """The metadata of an owner, None if it is gone; empty if it is of a kind that this server does not know."""
+    def _stays(self, namespace: str, reference: Json) -> bool:
+        """True if an owner exists, and is not waiting for its dependents to go, or if its kind is not known here."""
         resource = self._registry.of_kind(reference["apiVersion"], reference["kind"])
         if resource is None:
-            return {}
+            return True
         place = (namespace if resource.namespaced else "", reference["name"])
         own = section(self._store.get(resource.storage_key, place), "metadata")
-        return own if own.get("uid") == reference["uid"] else None
-
-    def _owner_stays(self, namespace: str, reference: Json) -> bool:
-        """True if an owner exists, and is not itself waiting for its dependents to go."""
-        own = self._owner(namespace, reference)
-        waits = own and own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
-        return own is not None and not waits
+        waits = own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
+        return own.get("uid") == reference["uid"] and not waits
 
     def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
         def depends(obj: Json) -> bool:
             return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
 
         return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
-
-    def _leave_waiting_owners(self, uid: str) -> None:
-        """Keep only those owners of an owner's dependents that do not wait for them to go."""
-        for kind, name, obj in self._dependents(uid):
-            if not obj["metadata"].get("deletionTimestamp"):
-                owners = obj["metadata"]["ownerReferences"]
-                staying = [owner for owner in owners if self._owner_stays(name[0], owner)]
-                self._leave_owners(kind, name, obj, staying)
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
@@ -232,13 +218,8 @@ def finalizers_of(kind: str, obj: Json) -> list[str]:
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
     own = stored["metadata"]
-    for field, label, happened in (
-        ("uid", "UID", "deleted and then recreated"),
-        ("resourceVersion", "ResourceVersion", "modified"),
-    ):
+    for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, own[field]):
-            why = (
-                f"the {label} in the precondition ({wanted[field]}) does not match the {label} in record "
-                f"({own[field]}). The object might have been {happened}"
-            )
+            given = f"the {label} in the precondition ({wanted[field]})"
+            why = f"{given} does not match the {label} in record ({own[field]}): the object has changed since"
             raise conflict(resource.group, resource.kind, own["name"], why)
