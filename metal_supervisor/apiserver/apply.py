@@ -9,17 +9,16 @@ compare-and-swap, on which the claims of several Macs rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from . import fields
 from .codec import clone, dig, listed, section, timestamp
-from .errors import ApiError, Json, as_go_prints, json_type
+from .errors import ApiError, Json, Problem, as_go_prints, json_type
 from .fields import PRESENT, Path, leaves, show
 from .metadata import annotations_too_long
 from .resources import Resource
-from .schema import TYPES, child_schema, has_type
+from .schema import settle, validate
 
 CLIENT_SIDE_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
@@ -225,7 +224,9 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     It may have no unknown fields, wrong types, or items with the same key. What fits may still be invalid, as in any
     other write.
     """
-    problems = list(_misfits(schema, declaration, ()))
+    settled = clone(declaration)
+    problems = [f".{path}: field not declared in schema" for path in settle(schema, settled)]
+    problems += [text for problem in validate(schema, settled) if (text := _misfit(problem))]
     if not problems:
         return
     metadata = declaration.get("metadata") or {}
@@ -235,49 +236,20 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     raise ApiError(500, "", f"failed to create typed patch object ({subject}): {listing}")
 
 
-def _misfits(schema: Json, value: Any, path: Path) -> Iterator[str]:
-    if value is None:
-        return
-    kind = str(schema.get("type", ""))
-    # A map that is owned whole may be anything but a list here: validation judges it.
-    judged = kind in TYPES and (isinstance(value, list) or not fields.is_atomic_map(schema))
-    if judged and not has_type(value, "number" if kind == "integer" else kind):
-        yield _unexpected(kind, value, path)
-    elif isinstance(value, list):
-        yield from _list_misfits(schema, value, path)
-    elif isinstance(value, dict):
-        for name in sorted(value):
-            if not path and name in ("apiVersion", "kind", "metadata"):
-                continue
-            inner, here = child_schema(schema, name), (*path, "f:" + name)
-            if inner is None:
-                yield f"{show(here)}: field not declared in schema"
-            else:
-                yield from _misfits(inner, value[name], here)
-
-
-def _list_misfits(schema: Json, items: list[Any], path: Path) -> Iterator[str]:
-    kind, seen = fields.list_kind(schema), set()
-    keys = listed(schema.get("x-kubernetes-list-map-keys"))
-    for index, item in enumerate(items):
-        if kind == "map" and not (isinstance(item, dict) and any(name in item for name in keys)):
-            omitting = f"associative list with keys has an element that omits all key fields {keys}"
-            yield f"{show(path)}: element {index}: {omitting}"
-            continue
-        element = f"i:{index}" if kind == "atomic" else fields.item_key(schema, item)
-        if element in seen:
-            yield f"{show(path)}: duplicate entries for key {show((element,))}"
-        seen.add(element)
-        yield from _misfits(schema.get("items") or {}, item, (*path, element))
-
-
-def _unexpected(kind: str, value: Any, path: Path) -> str:
-    where, shown, found = show(path), as_go_prints(value), json_type(value)
-    if kind in ("integer", "number"):
-        return f"{where}: expected numeric (int or float), got {_GO_NAMES.get(found, found)}"
-    if kind == "string":
-        return f"{where}: expected string, got &value.valueUnstructured{{Value:{shown}}}"
-    return f"{where}: expected {_GO_NAMES.get(kind, kind)}, got &{{{shown}}}"
+def _misfit(problem: Problem) -> str:
+    """The message about a wrong type or a repeated key, "" for any other problem."""
+    where, value, found = f".{problem.field}", problem.value, json_type(problem.value)
+    if problem.reason == "FieldValueDuplicate":
+        key = ("k:" if isinstance(value, dict) else "v:") + json.dumps(value, separators=(",", ":"))
+        return f"{where.rpartition('[')[0]}: duplicate entries for key {fields.show((key,))}"
+    match problem.expected:
+        case "string":
+            return f"{where}: expected string, got &value.valueUnstructured{{Value:{as_go_prints(value)}}}"
+        case "boolean" | "array" | "object" as kind:
+            return f"{where}: expected {_GO_NAMES.get(kind, kind)}, got &{{{as_go_prints(value)}}}"
+        case "integer" | "number" if found != "number":
+            return f"{where}: expected numeric (int or float), got {_GO_NAMES.get(found, found)}"
+    return ""
 
 
 # ---- from client-side to server-side apply ------------------------------------------------------

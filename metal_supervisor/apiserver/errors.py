@@ -29,6 +29,10 @@ class Problem:
     """Machine-readable cause, e.g. `FieldValueRequired`."""
     body: str
     """The sentence after the field, e.g. `Required value`."""
+    value: Any = None
+    """What is there, for a wrong type and a duplicate."""
+    expected: str = ""
+    """Type that is wanted, for a wrong type."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.body}" if self.field else self.body
@@ -80,15 +84,9 @@ def unsupported_value(field: str, value: Any, allowed: Sequence[Any]) -> Problem
 
 def wrong_type(field: str, value: Any, expected: str) -> Problem:
     """A field whose value has another type than the schema says."""
-    found = json_type(value)
+    found = "float64" if expected in ("int32", "int64") else json_type(value)
     detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
-    return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
-
-
-def not_of_format(field: str, form: str) -> Problem:
-    """A number too large for its format. The real server names no field here but in the text."""
-    detail = f"Checked value must be of type integer with format {form} in {field}"
-    return Problem("<nil>", "FieldValueInvalid", f'Invalid value: "": {detail}')
+    return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}', value, expected)
 
 
 def forbidden_value(field: str, detail: str) -> Problem:
@@ -98,7 +96,7 @@ def forbidden_value(field: str, detail: str) -> Problem:
 
 def duplicate_value(field: str, value: Any) -> Problem:
     """A list item that repeats another one."""
-    return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
+    return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}", value)
 
 
 def too_long(field: str, limit: int, unit: str = "bytes") -> Problem:
