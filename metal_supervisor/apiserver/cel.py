@@ -23,8 +23,8 @@ Node: TypeAlias = Callable[[Any], Any]
 """An expression as a function of `self`, the value that a rule is about."""
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<mark>&&|\|\||==|!=|<=|>=|[!<>()\[\],.]))"
+    r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
+    r"|&&|\|\||==|!=|<=|>=|[!<>()\[\],.]"
 )
 _BLOCKING = ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
 _UNCHECKED = (
@@ -36,7 +36,7 @@ _PREFIX = "cel_"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.In: lambda a, b: a in b,
 }  # fmt: skip
-_TEXT_METHODS: dict[str, Callable[[str, str], bool]] = {
+_METHODS: dict[str, Callable[[str, str], bool]] = {
     "cel_startsWith": str.startswith,
     "cel_endsWith": str.endswith,
     "cel_contains": str.__contains__,
@@ -105,21 +105,16 @@ def _python(rule: str) -> str:
 
     Names get a prefix: some that are free in CEL are keywords of Python.
     """
-    tokens: list[str] = []
-    place = 0
-    while rule[place:].strip():
-        found = _TOKEN.match(rule, place)
-        if found is None or found.lastgroup is None:
-            raise Unsupported(rule[place:])
-        text, place = found[found.lastgroup], found.end()
-        if found.lastgroup == "text":
-            text = repr(text[1:-1])
-        elif text in _SPELLINGS:
-            text = _SPELLINGS[text]
-        elif found.lastgroup == "name":
-            text = _PREFIX + text
-        tokens.append(text)
-    return " ".join(tokens)
+    if rest := _TOKEN.sub("", rule).strip():
+        raise Unsupported(rest)
+    return " ".join(_spelled(token) for token in _TOKEN.finditer(rule))
+
+
+def _spelled(token: re.Match[str]) -> str:
+    text = token[0]
+    if token["text"]:
+        return repr(text[1:-1])
+    return _SPELLINGS.get(text) or (_PREFIX + text if token["name"] else text)
 
 
 @lru_cache(maxsize=512)
@@ -160,10 +155,8 @@ def _node(tree: ast.AST) -> Node:
             return _called(len, _node(argument))
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
             return _called(_FUNCTIONS[name], _node(argument))
-        case ast.Call(func=ast.Attribute(value=whole, attr=name), args=[argument], keywords=[]) if (
-            name in _TEXT_METHODS
-        ):
-            return _called(_TEXT_METHODS[name], _node(whole), _node(argument))
+        case ast.Call(func=ast.Attribute(value=text, attr=name), args=[argument], keywords=[]) if name in _METHODS:
+            return _called(_METHODS[name], _node(text), _node(argument))
     raise Unsupported(type(tree).__name__)
 
 

@@ -59,7 +59,10 @@ def decode_body(body: bytes) -> Any:
 
 def _json(body: bytes) -> Any:
     value = json.loads(body, parse_constant=_number, parse_float=_number, parse_int=_number)
-    return _whole(value) if _HALVES.search(body) else value
+    if not _HALVES.search(body):
+        return value
+    text = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(text.decode("utf-16", "replace"))
 
 
 def _as_json(value: Any) -> bytes:
@@ -78,15 +81,6 @@ def load_yaml_file(path: Path) -> list[Json]:
     """All objects of a YAML file with `---` between them."""
     documents = list(yaml.load_all(path.read_bytes(), _Loader))
     return [document for document in documents if isinstance(document, dict)]
-
-
-def _whole(value: Any) -> Any:
-    """The value without halves of characters."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_whole(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _number(text: str) -> float:

@@ -39,9 +39,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     """(path, query) of a request line; the first of repeated parameters counts."""
     # Only a path and a query come here: `urlsplit` would take what follows two slashes for a host, and may raise.
     path, _, text = url.partition("?")
-    query: dict[str, str] = {}
-    for name, value in parse_qsl(text, keep_blank_values=True):
-        query.setdefault(name, value)
+    query = dict(reversed(parse_qsl(text, keep_blank_values=True)))
     return unquote(path).rstrip("/") or "/", query
 
 

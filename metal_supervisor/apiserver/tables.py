@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from .codec import listed, now, parse_time, section, whole_number
+from .codec import encode, listed, now, parse_time, section, whole_number
 from .errors import Json
 from .resources import Resource
 from .views import partial, to_core_event
@@ -135,19 +135,11 @@ def _crd_column(declared: Json) -> Column:
         if kind == "date":
             return age_of(values[0])
         if kind == "string":
-            return ",".join(_text(value) for value in values)
+            return ",".join(value if isinstance(value, str) else encode(value).decode() for value in values)
         return values[0]
 
     more = {name: declared[name] for name in ("format", "priority", "description") if name in declared}
     return Column(declared["name"], cell, kind, **more)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return re.sub(r"\s+", "", str(value))
-    return str(value).replace("'", '"') if isinstance(value, dict) else str(value)
 
 
 # ---- columns of built-in kinds -----------------------------------------------------------------

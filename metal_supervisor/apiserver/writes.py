@@ -34,9 +34,8 @@ class Undecodable(ApiError):
 
     def __init__(self, resource: Resource, why: str) -> None:
         kind = resource.kind
-        super().__init__(
-            400, "BadRequest", f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
-        )
+        message = f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
+        super().__init__(400, "BadRequest", message)
         self.why = why
 
 
