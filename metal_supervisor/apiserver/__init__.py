@@ -20,12 +20,14 @@ warnings                        also for FQDN slices, finalizers    for unknown 
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 Exact lists of the past         any that etcd still has             those since the start, and within the latest
                                                                     1,000 changes of the kind
+`format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
+reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs, nodePorts   chosen at random                    the first that is free
 status of a Service             only load balancers have ingress    not checked

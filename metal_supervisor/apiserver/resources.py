@@ -106,11 +106,11 @@ BUILT_IN = (
         namespaced=False, short_names=("crd", "crds"), categories=("api-extensions",), status=True, generation=True,
     ),
     Resource(
-        "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", schemas.ACCESS_REVIEW,
+        "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", schemas.REVIEW,
         namespaced=False, verbs=("create",),
     ),
     Resource(
-        "authorization.k8s.io", "v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", schemas.RULES_REVIEW,
+        "authorization.k8s.io", "v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", schemas.REVIEW,
         namespaced=False, verbs=("create",),
     ),
 )  # fmt: skip

@@ -7,9 +7,8 @@ validates it; the messages are those of a real server, because people search for
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from operator import gt, lt
 from typing import Any
@@ -28,10 +27,6 @@ TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_FORMATS: dict[str, Callable[[str], Any]] = {
-    "date-time": parse_time, "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address,
-}  # fmt: skip
-"""Readers of texts that have a form: they raise ValueError, or return None, for others."""
 
 
 def join(path: str, name: str) -> str:
@@ -168,16 +163,8 @@ def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
         yield errors.invalid_value(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
     elif pattern and not _compiled(pattern).search(value):
         yield errors.invalid_value(path, value, f"{path} in body should match '{pattern}'")
-    wanted = schema.get("format")
-    if wanted and not _has_format(value, wanted):
-        yield errors.invalid_value(path, value, f'{path} in body must be of type {wanted}: "{value}"')
-
-
-def _has_format(value: str, wanted: str) -> bool:
-    try:
-        return wanted not in _FORMATS or _FORMATS[wanted](value) is not None
-    except ValueError:
-        return False
+    if schema.get("format") == "date-time" and parse_time(value) is None:
+        yield errors.invalid_value(path, value, f'{path} in body must be of type date-time: "{value}"')
 
 
 @lru_cache(maxsize=512)

@@ -258,11 +258,7 @@ CRD = _kind(
     status=fields(acceptedNames=anything(), conditions=CONDITIONS, storedVersions=texts()),
 ) | {"required": ["spec"]}
 
-_ATTRIBUTES = fields(**plain("namespace", "verb", "group", "version", "resource", "subresource", "name"))
-ACCESS_REVIEW = _kind(
-    "Asks whether I may do something.", spec=fields(resourceAttributes=_ATTRIBUTES), status=anything()
-)
-RULES_REVIEW = _kind("Asks what I may do.", spec=fields(namespace=text()), status=anything())
+REVIEW = _kind("Asks what I may do.", spec=anything(), status=anything())
 DELETE_OPTIONS = fields(
     dryRun=texts(),
     gracePeriodSeconds={"type": "integer"},
