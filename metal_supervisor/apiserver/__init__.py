@@ -26,6 +26,7 @@ JSON patches                    `-1` is the last item; what is not  422, as RFC 
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
+what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept

@@ -21,10 +21,8 @@ log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
-_CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
-"""Finalizer that holds a CRD until its objects are gone."""
-_KUBERNETES = "kubernetes"
-"""Finalizer in the spec of a namespace that holds it until its content is gone."""
+_CONTENTS = {DEFINITIONS: "customresourcecleanup.apiextensions.k8s.io", NAMESPACES: "kubernetes"}
+"""Finalizers that hold objects of these kinds until what is in them is gone."""
 PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
 _LOOK_AT_EVENTS_S = 300.0
 
@@ -78,12 +76,12 @@ class Collector:
         assert stored is not None
         before = listed(stored["metadata"].get("finalizers"))
         added = {"Foreground": [_FOREGROUND], "Orphan": [_ORPHAN]}.get(policy, [])
-        if kind == DEFINITIONS:
-            added = [_CLEANUP]
+        if kind in _CONTENTS:
+            added = [_CONTENTS[kind]]
         dropped = {_FOREGROUND, _ORPHAN}.difference(added) if policy else ()
         finalizers = [finalizer for finalizer in before if finalizer not in dropped]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
-        if not finalizers and kind != NAMESPACES:
+        if not finalizers:
             return self.remove(kind, name), True
         if stored["metadata"].get("deletionTimestamp") and finalizers == before:
             return stored, False
@@ -92,8 +90,6 @@ class Collector:
         own.setdefault("deletionTimestamp", timestamp())
         own.setdefault("deletionGracePeriodSeconds", 0)
         own["finalizers"] = finalizers
-        if not finalizers:
-            del own["finalizers"]
         if kind == NAMESPACES:
             marked.setdefault("status", {})["phase"] = "Terminating"
         elif "generation" in own:
@@ -114,9 +110,8 @@ class Collector:
     def _release(self, kind: str, name: Name, finalizer: str) -> None:
         """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
         freed = clone(self._store.get(kind, name))
-        for place in (freed["metadata"], section(freed, "spec") if kind == NAMESPACES else {}):
-            place["finalizers"] = [item for item in listed(place.get("finalizers")) if item != finalizer]
-        if finalizers_of(kind, freed):
+        freed["metadata"]["finalizers"].remove(finalizer)
+        if freed["metadata"]["finalizers"]:
             self._store.put(kind, name, freed)
         else:
             self.remove(kind, name)
@@ -157,23 +152,23 @@ class Collector:
         if expired and not deleted:
             self._begin(kind, name)
         elif len(staying) < len(owners) and (staying or not deleted):
-            self._leave_owners(kind, name, obj, staying)
+            if staying:
+                self._keep_owners(kind, name, obj, staying)
+            else:
+                self._begin(kind, name)
         elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
                 others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
-                self._leave_owners(inner_kind, inner_name, inner, others, orphan=True)
+                self._keep_owners(inner_kind, inner_name, inner, others)
             self._release(kind, name, _ORPHAN)
         elif deleted and _FOREGROUND in finalizers:
             if not self._dependents(own["uid"]):
                 self._release(kind, name, _FOREGROUND)
-        elif deleted and kind in (NAMESPACES, DEFINITIONS):
+        elif deleted and _CONTENTS.get(kind) in finalizers:
             self._finish_contents(kind, name, obj)
 
-    def _leave_owners(self, kind: str, name: Name, obj: Json, owners: list[Json], *, orphan: bool = False) -> None:
-        """Keep only these owners of an object. It is deleted if none is left, unless it is to be an orphan."""
-        if not owners and not orphan:
-            self._begin(kind, name)
-            return
+    def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
+        """Leave an object these of its owners."""
         freed = clone(obj)
         freed["metadata"]["ownerReferences"] = owners
         if not owners:
@@ -198,22 +193,14 @@ class Collector:
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
-        finalizer = _CLEANUP if kind == DEFINITIONS else _KUBERNETES
         plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == DEFINITIONS else ""
         left = False
         for inner_kind, inner_name, inner in self._store.everything():
             if inner_kind == plural or (not plural and inner_name[0] == name[1]):
                 held = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1]
                 left = left or held
-        finalizers = finalizers_of(kind, obj)
-        if not left and (finalizer in finalizers or not finalizers):
-            self._release(kind, name, finalizer)
-
-
-def finalizers_of(kind: str, obj: Json) -> list[str]:
-    """The finalizers that hold an object of a stored kind once it is deleted; a namespace has some in its spec too."""
-    own = listed(obj["metadata"].get("finalizers"))
-    return own + listed(section(obj, "spec").get("finalizers")) if kind == NAMESPACES else own
+        if not left:
+            self._release(kind, name, _CONTENTS[kind])
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from . import apply, builtins, cel, errors, metadata
 from .apply import Entries, Manager, read_entries
 from .codec import clone, section
-from .deletes import Collector, finalizers_of
+from .deletes import Collector
 from .errors import ApiError, Json, Problem
 from .patch import APPLY, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
@@ -244,7 +244,7 @@ class Writer:
 
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, own = target.resource, new["metadata"]
-        if own.get("deletionTimestamp") and not finalizers_of(resource.storage_key, new):
+        if own.get("deletionTimestamp") and not own.get("finalizers"):
             removed = self._collector.remove(*target.place)
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
         stored = self._store.put(*target.place, stored_form(resource, new))
