@@ -13,12 +13,11 @@ from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import Json, bad_request, no_such_path, unknown_format
 from .patch import APPLY
-from .reads import Form, form_of, list_objects, selected, selection
+from .reads import Form, Watcher, form_of, list_objects, selected, selection
 from .resources import DEFINITIONS, SERVICES, Registry, RequestTarget, WriteOptions
 from .routes import Request
 from .storage import ObjectStore
 from .views import scale_of, view
-from .watch import Watcher
 from .writes import Writer
 
 _MANAGER = "metal-supervisor-apiserver"
@@ -166,7 +165,7 @@ class Kernel:
         form = form_of(request.headers.get("accept", ""), request.query)
         if verb == "watch":
             subscription = self.watcher.open(target, request.query, form)
-            return Stream(partial(self.watcher.run, subscription), partial(self.watcher.close, subscription))
+            return Stream(subscription.run, partial(self.watcher.close, subscription))
         if resource.kind in _REVIEWS and not resource.custom:
             return Response(201, encode({**_object(request), "status": _REVIEWS[resource.kind]}))
         if verb == "list":

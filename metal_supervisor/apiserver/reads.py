@@ -1,17 +1,19 @@
-"""Get, list and the Accept header: the selection of objects, and the form of the answer."""
+"""List and watch: the selection of objects, the form of the answer, and changes as they happen."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from . import errors, tables
-from .codec import dig, section, whole_number
+from .codec import dig, encode, section, whole_number
 from .errors import ApiError, Json, as_go_prints
-from .resources import RequestTarget, Resource
-from .storage import ObjectStore
+from .resources import Registry, RequestTarget, Resource
+from .storage import ObjectStore, StoredChange
 from .views import outgoing, partial, view
 
 Test: TypeAlias = Callable[[Json], bool]
@@ -207,3 +209,165 @@ def _field_test(resource: Resource, term: str) -> Test:
         return (wanted == ("" if value is None else as_go_prints(value))) is not negated
 
     return test
+
+
+# ---- watches -------------------------------------------------------------------------------------
+
+# One thread per watch waits on the condition of its kind, so a change is sent within a millisecond and a quiet watch
+# costs nothing. A client can fetch changes that it missed by resourceVersion, as far as history goes.
+
+_DEFAULT_TIMEOUT_S = 1800.0
+_LONGEST_TIMEOUT_S = 365 * 86400.0
+"""Bound of `timeoutSeconds`: a thread cannot wait for just any number of seconds."""
+_LAST_BOOKMARK_S = 2.0
+_WITHIN_SELECTION = {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}
+"""Type of a change by whether the object was in the selection, and whether it is now."""
+
+
+class Subscription:
+    """One open watch."""
+
+    def __init__(self, watcher: Watcher, target: RequestTarget, query: Mapping[str, str], form: Form) -> None:
+        """Raises ApiError for bad parameters."""
+        asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
+        if asked and query.get("resourceVersionMatch") != "NotOlderThan":
+            detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+            raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
+        timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
+        self.target = target
+        self.closed = False
+        """Set it to end the watch, then wake the condition of its kind."""
+        self._watcher, self._form = watcher, form
+        self._test = selection(target.resource, query)
+        self._version = 0 if asked else number(query, "resourceVersion")
+        """The latest one that the client has seen; 0 before it has been sent the present state."""
+        self._initial = query.get("sendInitialEvents") != "false"
+        """Send the present state first, if there is no version to start from."""
+        self._bookmarks = bookmarks
+        # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
+        self._marked = asked or ("sendInitialEvents" not in query and bookmarks)
+        self._header = True
+        """Name the columns in the next line, if it is a table."""
+        self._ends_s = time.monotonic() + timeout_s
+
+    def run(self, send: Callable[[bytes], None]) -> None:
+        """Calls `send` with one or more lines at a time until the watch ends."""
+        try:
+            if lines := self._present():
+                send(b"".join(lines))
+            bookmark_due_s = self._next_bookmark_s()
+            over = False
+            while not over:
+                lines = list(self._lines(self._changes(bookmark_due_s)))
+                if time.monotonic() >= bookmark_due_s:
+                    lines.append(self._bookmark())
+                    bookmark_due_s = self._next_bookmark_s()
+                if lines:
+                    send(b"".join(lines))
+                over = self._over(self._ends_s)
+        except ApiError as problem:
+            send(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
+
+    def _next_bookmark_s(self) -> float:
+        """Time of the next bookmark: after a pause, and once more just before the end, for clients that resume."""
+        if not self._bookmarks:
+            return math.inf
+        now_s, last_s = time.monotonic(), self._ends_s - _LAST_BOOKMARK_S
+        next_s = now_s + self._watcher.bookmark_s
+        return min(next_s, last_s) if now_s < last_s else next_s
+
+    def _present(self) -> list[bytes]:
+        """The first lines, for a client that has no version to start from."""
+        if self._version:
+            return []
+        store = self._watcher.store
+        with store.lock:
+            found = selected(store, self.target, self._test) if self._initial else []
+            self._version = store.version
+        lines = [self._line("ADDED", obj) for obj in found]
+        return [*lines, self._bookmark(initial_end=True)] if self._marked else lines
+
+    def _changes(self, bookmark_due_s: float) -> list[StoredChange]:
+        """Wait for changes that have not been sent, until the end of the watch or the time of a bookmark."""
+        store, kind = self._watcher.store, self.target.resource.storage_key
+        due_s = min(self._ends_s, bookmark_due_s)
+        condition = store.condition(kind)
+        with condition:
+            while True:
+                changes = store.changes_since(kind, self._version)
+                if changes or self._over(due_s):
+                    # A version from the future (the cluster was rebuilt) stays there, silently, as on a real server.
+                    self._version = max(self._version, store.version)
+                    return changes
+                condition.wait(due_s - time.monotonic())
+
+    def _over(self, due_s: float) -> bool:
+        """True if the watch is closed, its kind is gone, or it is past a time of the monotonic clock."""
+        resource = self.target.resource
+        served = self._watcher.registry.find(resource.group, resource.version, resource.plural)
+        return self.closed or served is None or time.monotonic() >= due_s
+
+    def _lines(self, changes: Iterable[StoredChange]) -> Iterator[bytes]:
+        """Lines for the changes that concern this client."""
+        resource = self.target.resource
+        for change in changes:
+            if self.target.namespace not in ("", change.obj["metadata"].get("namespace", "")):
+                continue
+            obj = view(resource, change.obj)
+            before = change.previous is not None and self._test(view(resource, change.previous))
+            after = change.type != "DELETED" and self._test(obj)
+            if before or after:
+                yield self._line(_WITHIN_SELECTION[before, after], obj)
+
+    def _line(self, kind: str, obj: Json) -> bytes:
+        """One event."""
+        shaped = self._form.one(self.target.resource, obj, header=self._header)
+        self._header = False
+        return encode({"type": kind, "object": shaped}) + b"\n"
+
+    def _bookmark(self, *, initial_end: bool = False) -> bytes:
+        """A BOOKMARK event, which carries nothing but the version that the client has reached."""
+        metadata: Json = {"resourceVersion": str(self._version)}
+        if initial_end:
+            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+        resource = self.target.resource
+        obj = {"kind": resource.kind, "apiVersion": resource.group_version, "metadata": metadata}
+        if self._form.kind == "table":
+            obj = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "rows": []}
+        return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
+
+
+class Watcher:
+    """The open watches."""
+
+    def __init__(self, store: ObjectStore, registry: Registry, bookmark_s: float) -> None:
+        self.store = store
+        self.registry = registry
+        self.bookmark_s = bookmark_s
+        self._open: set[Subscription] = set()
+
+    def open(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Subscription:
+        """A new watch, which is open until `close`. Raises ApiError for bad parameters."""
+        subscription = Subscription(self, target, query, form)
+        with self.store.lock:
+            self._open.add(subscription)
+        return subscription
+
+    def subscriptions(self) -> list[Subscription]:
+        """The open watches."""
+        with self.store.lock:
+            return list(self._open)
+
+    def close(self, subscription: Subscription) -> None:
+        """Ends and forgets a watch: its client has gone, or it is over."""
+        subscription.closed = True
+        condition = self.store.condition(subscription.target.resource.storage_key)
+        with condition:
+            self._open.discard(subscription)
+            condition.notify_all()
+
+    def close_all(self) -> None:
+        """Ends all watches properly, as a server does at their timeout."""
+        for subscription in self.subscriptions():
+            subscription.closed = True
+        self.store.wake_all()
