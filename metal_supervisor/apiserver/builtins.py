@@ -118,8 +118,8 @@ def _address_problems(path: str, address: str, kind: str, allow_loopback: bool) 
 
 # ---- Events --------------------------------------------------------------------------------------
 
-# `v1` and `events.k8s.io/v1` name the same fields differently: `views.py`. Except for its series, an Event of the newer
-# group never changes, and it must say who reports and what was done.
+# The two groups name the same fields differently: `Resource.field_names`. Except for its series, an Event of the newer
+# one never changes, and it must say who reports and what was done.
 
 _IMMUTABLE = ("involvedObject", "reason", "message", "action", "related", "type", "eventTime",
               "reportingComponent", "reportingInstance")  # fmt: skip

@@ -15,7 +15,6 @@ from .codec import clone, listed, section, timestamp
 from .errors import ApiError, Json, conflict, forbidden
 from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget, Resource
 from .storage import Name, ObjectStore
-from .views import view
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +62,9 @@ class Collector:
             if resource.storage_key == NAMESPACES and target.name in PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
-                return view(resource, stored), True
+                return resource.view(stored), True
             last, gone = self._begin(*target.place, options.policy)
-            return view(resource, last), gone
+            return resource.view(last), gone
 
     def _begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
         """Removes an object, or marks it as being deleted. (last state, gone?)

@@ -17,8 +17,7 @@ from .reads import Form, Watcher, form_of, list_objects, selected, selection
 from .resources import DEFINITIONS, SERVICES, Registry, RequestTarget, WriteOptions
 from .routes import Request
 from .storage import ObjectStore
-from .views import scale_of, view
-from .writes import Writer
+from .writes import Writer, scale_of
 
 _MANAGER = "metal-supervisor-apiserver"
 _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
@@ -171,7 +170,7 @@ class Kernel:
         if verb == "list":
             return Response(200, encode(list_objects(self.store, target, request.query, form)))
         if verb == "get":
-            obj = view(resource, target.stored(self.store))
+            obj = resource.view(target.stored(self.store))
             shown = scale_of(resource, obj) if target.subresource == "scale" else form.one(resource, obj)
             return Response(200, encode(shown))
         if verb in ("delete", "deletecollection"):

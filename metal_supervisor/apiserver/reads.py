@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
 from .errors import ApiError, Json, as_go_prints
-from .resources import Registry, RequestTarget, Resource
+from .resources import Registry, RequestTarget, Resource, partial_metadata
 from .storage import ObjectStore, StoredChange
-from .views import outgoing, partial, view
 
 Test: TypeAlias = Callable[[Json], bool]
 
@@ -40,7 +39,7 @@ class Form:
         if self.kind == "table":
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
             return tables.table(resource, [obj], metadata, include=self.include, header=header)
-        return partial(obj) if self.kind == "partial" else outgoing(resource, obj)
+        return partial_metadata(obj) if self.kind == "partial" else resource.outgoing(obj)
 
     def many(self, resource: Resource, objects: list[Json], metadata: Json) -> Json:
         """A list of objects in this form."""
@@ -90,7 +89,7 @@ def number(query: Mapping[str, str], name: str) -> int:
 def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json]:
     """All objects of a collection that pass a test."""
     objects = store.items(target.resource.storage_key, target.namespace or None)
-    return [obj for obj in (view(target.resource, stored) for stored in objects) if test(obj)]
+    return [obj for obj in (target.resource.view(stored) for stored in objects) if test(obj)]
 
 
 def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
@@ -152,7 +151,7 @@ def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) 
             objects.pop(place, None)
             if change.previous is not None:
                 objects[place] = change.previous
-    shown = (view(resource, objects[place]) for place in sorted(objects))
+    shown = (resource.view(objects[place]) for place in sorted(objects))
     return [obj for obj in shown if test(obj)]
 
 
@@ -313,8 +312,8 @@ class Subscription:
         for change in changes:
             if self.target.namespace not in ("", change.obj["metadata"].get("namespace", "")):
                 continue
-            obj = view(resource, change.obj)
-            before = change.previous is not None and self._test(view(resource, change.previous))
+            obj = resource.view(change.obj)
+            before = change.previous is not None and self._test(resource.view(change.previous))
             after = change.type != "DELETED" and self._test(obj)
             if before or after:
                 yield self._line(_WITHIN_SELECTION[before, after], obj)

@@ -1,7 +1,7 @@
 """Registry of resources: a table of built-in ones, and those that CRDs add and remove; and what a request asks of one.
 
-A `Resource` is one kind in one version under one address. Several may share storage: versions of a
-CRD, and the two groups of Events.
+A `Resource` is one kind in one version under one address. Several may share storage: versions of a CRD, and the two
+groups of Events. Between a stored object and the one that a client sees, only the apiVersion and such names differ.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Resource:
     """Fields that a fieldSelector may name, beyond name and namespace."""
     generation: bool = False
     """`metadata.generation` counts changes of the spec."""
+    field_names: dict[str, str] = field(default_factory=dict)
+    """Names here of the fields that are stored under other ones."""
 
     @property
     def group_version(self) -> str:
@@ -74,6 +76,53 @@ class Resource:
     def subresources(self) -> list[str]:
         """Names of its subresources."""
         return [name for name, has in (("status", self.status), ("scale", self.scale is not None)) if has]
+
+    def view(self, stored: Json) -> Json:
+        """A stored object in the form of this resource; it may share structure with the stored one."""
+        obj = _renamed(stored, self.field_names) if self.field_names else stored
+        if obj.get("apiVersion") == self.group_version and obj.get("kind") == self.kind:
+            return obj
+        return {**obj, "apiVersion": self.group_version, "kind": self.kind}
+
+    def stored_form(self, obj: Json) -> Json:
+        """The reverse of `view`."""
+        return {**to_core_event(obj), "apiVersion": "v1"} if self.field_names else obj
+
+    def outgoing(self, obj: Json) -> Json:
+        """A view for an answer: fields that typed clients leave empty are null, absent or an empty object, by kind."""
+        if self.custom:
+            return obj
+        shown = dict(obj)
+        if self.kind == "EndpointSlice":
+            shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
+        elif self.is_event:
+            absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
+            absent |= {} if self.group else {"reportingComponent": "", "reportingInstance": ""}
+            shown = {**_renamed(absent, self.field_names), **obj}
+        elif self.kind == "Lease":
+            shown.setdefault("spec", {})
+        elif self.kind == "ConfigMap" and not obj.get("data"):
+            shown.pop("data", None)
+        elif self.kind == "Service" and not section(obj, "spec").get("ports"):
+            shown["spec"] = {name: value for name, value in section(obj, "spec").items() if name != "ports"}
+        return shown
+
+
+_CORE_NAMES = {new: old for old, new in schemas.EVENT_NAMES.items()}
+
+
+def _renamed(event: Json, names: dict[str, str]) -> Json:
+    return {names.get(name, name): value for name, value in event.items()}
+
+
+def to_core_event(event: Json) -> Json:
+    """An Event of either group in the form of `v1`, as which they are stored."""
+    return _renamed(event, _CORE_NAMES)
+
+
+def partial_metadata(obj: Json) -> Json:
+    """The metadata of an object, as `PartialObjectMetadata`."""
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
 EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)
@@ -99,7 +148,7 @@ BUILT_IN = (
     Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(
         "events.k8s.io", "v1", "events", "Event", schemas.EVENT, short_names=("ev",), storage=EVENTS,
-        selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"),
+        selectable=(*REGARDING_FIELDS, "reason", "reportingController", "type"), field_names=schemas.EVENT_NAMES,
     ),
     Resource(
         "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", schemas.CRD,

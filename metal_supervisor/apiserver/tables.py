@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 from .codec import encode, listed, now, parse_time, section, whole_number
 from .errors import Json
-from .resources import Resource
-from .views import partial, to_core_event
+from .resources import Resource, partial_metadata, to_core_event
 
 _FILTER = re.compile(r"""\?\(\s*@\.([\w.\-\\/]+)\s*==\s*["']([^"']*)["']\s*\)""")
 _TOKEN = re.compile(r"""\.?\[(\?\(.*?\)|'[^']*'|"[^"]*"|\d+|\*)\]|\.((?:\\.|[^.\[\\])+)""")
@@ -51,7 +50,7 @@ def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, includ
         if include == "Object":
             row["object"] = obj
         elif include != "None":
-            row["object"] = partial(obj)
+            row["object"] = partial_metadata(obj)
         rows.append(row)
     return {
         "kind": "Table",

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import apply, builtins, cel, errors, metadata
 from .apply import Entries, Manager, read_entries
-from .codec import clone, section
+from .codec import clone, dig, section
 from .deletes import Collector
 from .errors import ApiError, Json, Problem
 from .patch import APPLY, patched
@@ -22,7 +22,6 @@ from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, Req
 from .schema import child_schema, mistyped, settle, validate
 from .schemas import METADATA
 from .storage import ObjectStore
-from .views import scale_of, stored_form, view, with_scale
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
 _PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
@@ -85,7 +84,7 @@ class Writer:
             return self._apply(target, body, options)
         with self._store.lock:
             previous = target.stored(self._store)
-            current = view(target.resource, previous)
+            current = target.resource.view(previous)
             if target.subresource == "scale":
                 scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
                 section(scale, "metadata").pop("resourceVersion", None)
@@ -117,7 +116,7 @@ class Writer:
                     why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                     raise errors.conflict(resource.group, resource.plural, target.name, why)
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
-            live = view(resource, previous) if previous else {**kind, "metadata": {"name": target.name}}
+            live = resource.view(previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
             migrates = options.manager == apply.KUBECTL
             merged, entries = apply.apply(
@@ -183,7 +182,7 @@ class Writer:
         return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **rest}
 
     def _write_scale(self, target: RequestTarget, previous: Json, scale: Json, options: WriteOptions) -> Outcome:
-        candidate = with_scale(target.resource, view(target.resource, previous), scale)
+        candidate = with_scale(target.resource, target.resource.view(previous), scale)
         outcome = self._write(target, previous, candidate, None, options)
         return replace(outcome, obj=scale_of(target.resource, outcome.obj))
 
@@ -197,7 +196,7 @@ class Writer:
     ) -> Outcome:
         """`entries`: ownership after an apply, None for a write that owns what it changes."""
         resource = target.resource
-        before = view(resource, previous) if previous else None
+        before = resource.view(previous) if previous else None
         sent = candidate["metadata"]
         if before:
             _check_preconditions(target, before, sent)
@@ -224,7 +223,7 @@ class Writer:
 
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
-        stored = stored_form(resource, new)
+        stored = resource.stored_form(new)
         is_service, uid = resource.storage_key == SERVICES, new["metadata"]["uid"]
         services = self._store.items(SERVICES) if is_service else []
         others = [other for other in services if other["metadata"]["uid"] != uid]
@@ -247,13 +246,13 @@ class Writer:
         if own.get("deletionTimestamp") and not own.get("finalizers"):
             removed = self._collector.remove(*target.place)
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
-        stored = self._store.put(*target.place, stored_form(resource, new))
+        stored = self._store.put(*target.place, resource.stored_form(new))
         if resource.storage_key == DEFINITIONS:
             self.install(stored)
         old_owners = section(before or {}, "metadata").get("ownerReferences")
         if own.get("ownerReferences") != old_owners or own.get("deletionTimestamp"):
             self._collector.wake()
-        return view(resource, stored)
+        return resource.view(stored)
 
     def install(self, crd: Json) -> None:
         """Serve the resources that a stored CRD defines."""
@@ -361,3 +360,61 @@ def _status_problems(resource: Resource, new: Json) -> list[Problem]:
     found = validate(schema, new["status"]) if "status" in new else []
     found += cel.problems(schema, new.get("status"), found)
     return [replace(problem, field=f"status.{problem.field}" if problem.field else "status") for problem in found]
+
+
+# ---- scale -------------------------------------------------------------------------------------
+
+
+def scale_of(resource: Resource, obj: Json) -> Json:
+    """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
+    own = obj["metadata"]
+    names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    status: Json = {"replicas": _count(resource, obj, "statusReplicasPath")}
+    if selector := _place(resource, "labelSelectorPath"):
+        status["selector"] = dig(obj, *selector) or ""
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {name: own[name] for name in names if name in own},
+        "spec": {"replicas": _count(resource, obj, "specReplicasPath")},
+        "status": status,
+    }
+
+
+def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
+    """An object with the replica count of a Scale. 422 when the count makes no sense, or has no place in the object."""
+    replicas = section(scale, "spec").get("replicas", 0)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+        problem = errors.invalid_value("spec.replicas", replicas, "should be a non-negative integer")
+        raise errors.invalid("autoscaling", "Scale", obj["metadata"]["name"], [problem])
+    # The answer to the write has this count too, and must not fail once the object is stored.
+    _count(resource, obj, "statusReplicasPath")
+    changed: Json = clone(obj)
+    node: Any = changed
+    *parents, last = place = _place(resource, "specReplicasPath")
+    for name in parents:
+        node = node.setdefault(name, {}) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise _unscalable(resource, obj, place, replicas, "is not within an object")
+    node[last] = replicas
+    if wanted := section(scale, "metadata").get("resourceVersion"):
+        changed["metadata"]["resourceVersion"] = wanted
+    return changed
+
+
+def _place(resource: Resource, path: str) -> list[str]:
+    """The names that lead to what a path in the definition of the scale is about; none if there is no such path."""
+    return [name for name in (resource.scale or {}).get(path, "").split(".") if name]
+
+
+def _count(resource: Resource, obj: Json, path: str) -> int:
+    place = _place(resource, path)
+    value = dig(obj, *place) or 0
+    if isinstance(value, int):
+        return int(value)
+    raise _unscalable(resource, obj, place, value, "must be a whole number")
+
+
+def _unscalable(resource: Resource, obj: Json, place: list[str], value: Any, why: str) -> ApiError:
+    problem = errors.invalid_value(".".join(place), value, why)
+    return errors.invalid(resource.group, resource.kind, obj["metadata"]["name"], [problem])
