@@ -66,15 +66,19 @@ def _json(body: bytes) -> Any:
 
 
 def _as_json(value: Any) -> bytes:
-    """JSON of a YAML document. ValueError once it is larger than any body: a few aliases can become gigabytes."""
-    parts: list[str] = []
-    size = 0
-    for part in json.JSONEncoder(allow_nan=False).iterencode(value):
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ValueError("the document is too large once its aliases are expanded")
-        parts.append(part)
-    return "".join(parts).encode()
+    """JSON of a YAML document. ValueError if it is larger than any body: a few aliases can become gigabytes."""
+    if _expanded_size(value, {}) > MAX_BODY_BYTES:
+        raise ValueError("the document is too large once its aliases are expanded")
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def _expanded_size(value: Any, known: dict[int, int]) -> int:
+    """Characters and values of a document, each counted as often as aliases name it. `known`: sizes by identity."""
+    if id(value) not in known:
+        parts = [*value, *value.values()] if isinstance(value, dict) else listed(value)
+        own = len(value) if isinstance(value, str) else 1
+        known[id(value)] = own + sum(_expanded_size(part, known) for part in parts)
+    return known[id(value)]
 
 
 def load_yaml_file(path: Path) -> list[Json]:
