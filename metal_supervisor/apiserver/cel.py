@@ -11,16 +11,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial, reduce
-from operator import eq, ge, gt, le, lt, ne, not_
-from typing import Any, TypeAlias
+from functools import lru_cache, partial
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
 
 from .codec import listed
 from .errors import Json, Problem, json_type, shown
 from .schema import children
-
-Node: TypeAlias = Callable[[Any], Any]
-"""An expression as a function of `self`, the value that a rule is about."""
 
 _TOKEN = re.compile(
     r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
@@ -93,7 +90,7 @@ def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:
 def evaluate(rule: str, value: Any) -> bool:
     """True if a value satisfies a rule. Raises Unsupported and Failed."""
     try:
-        return bool(_compiled(rule)(value))
+        return bool(_value(_parsed(rule), value))
     except (TypeError, ValueError, re.error):
         raise Failed("no such overload") from None
     except RecursionError:
@@ -118,67 +115,58 @@ def _spelled(token: re.Match[str]) -> str:
 
 
 @lru_cache(maxsize=512)
-def _compiled(rule: str) -> Node:
+def _parsed(rule: str) -> ast.expr:
     try:
-        return _node(ast.parse(_python(rule).strip(), mode="eval").body)
+        return ast.parse(_python(rule).strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError) as problem:
         raise Unsupported(str(problem)) from None
 
 
-def _node(tree: ast.AST) -> Node:
-    """The function that an expression stands for. Raises Unsupported for anything but the subset."""
+def _value(tree: ast.expr, this: Any) -> Any:
+    """Value of an expression about `this`. Raises Unsupported for what is not spoken here, Failed for no value."""
     match tree:
         case ast.Constant(value=value):
-            return lambda _: value
+            return value
         case ast.Name(id="cel_self"):
-            return lambda this: this
+            return this
         case ast.List(elts=elements):
-            items = [_node(element) for element in elements]
-            return lambda this: [item(this) for item in items]
-        case ast.BoolOp(op=operator, values=values):
-            decisive = isinstance(operator, ast.Or)
-            return reduce(lambda left, right: partial(_logic, left, right, decisive), map(_node, values))
-        case ast.Compare(left=first, ops=comparisons, comparators=others):
-            node = _node(first)
-            for comparison, other in zip(comparisons, others, strict=True):
-                if type(comparison) not in _COMPARISONS:
-                    raise Unsupported(type(comparison).__name__)
-                node = _called(_COMPARISONS[type(comparison)], node, _node(other))
-            return node
+            return [_value(element, this) for element in elements]
+        case ast.BoolOp(op=operator, values=operands):
+            return _logic(operands, isinstance(operator, ast.Or), this)
+        case ast.Compare(left=left, ops=[comparison], comparators=[right]) if type(comparison) in _COMPARISONS:
+            return _COMPARISONS[type(comparison)](_value(left, this), _value(right, this))
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            return _called(not_, _node(operand))
+            return not _value(operand, this)
         case ast.Attribute(value=whole, attr=name):
-            return _called(partial(_field, name.removeprefix(_PREFIX)), _node(whole))
+            return _field(name.removeprefix(_PREFIX), _value(whole, this))
         case ast.Call(func=ast.Name(id="cel_has"), args=[argument], keywords=[]):
-            return partial(_present, _node(argument))
+            return _present(argument, this)
         case ast.Call(func=ast.Attribute(value=argument, attr="cel_size"), args=[], keywords=[]):
-            return _called(len, _node(argument))
+            return len(_value(argument, this))
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
-            return _called(_FUNCTIONS[name], _node(argument))
+            return _FUNCTIONS[name](_value(argument, this))
         case ast.Call(func=ast.Attribute(value=text, attr=name), args=[argument], keywords=[]) if name in _METHODS:
-            return _called(_METHODS[name], _node(text), _node(argument))
+            return _METHODS[name](_value(text, this), _value(argument, this))
     raise Unsupported(type(tree).__name__)
 
 
-def _called(function: Callable[..., Any], *arguments: Node) -> Node:
-    return lambda this: function(*[argument(this) for argument in arguments])
+def _logic(operands: list[ast.expr], decisive: bool, this: Any) -> bool:
+    """`||` or `&&`: the decisive answer of any operand counts, even if another one has none."""
+    failed: Failed | None = None
+    for operand in operands:
+        try:
+            if bool(_value(operand, this)) is decisive:
+                return decisive
+        except Failed as problem:
+            failed = problem
+    if failed:
+        raise failed
+    return not decisive
 
 
-def _logic(left: Node, right: Node, decisive: bool, this: Any) -> bool:
-    """`||` or `&&`: the decisive answer of either side counts, even if the other side has none."""
+def _present(field: ast.expr, this: Any) -> bool:
     try:
-        if bool(left(this)) is decisive:
-            return decisive
-    except Failed:
-        if bool(right(this)) is decisive:
-            return decisive
-        raise
-    return bool(right(this))
-
-
-def _present(field: Node, this: Any) -> bool:
-    try:
-        return field(this) is not None
+        return _value(field, this) is not None
     except Failed:
         return False
 
