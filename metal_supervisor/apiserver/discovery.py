@@ -55,14 +55,9 @@ def resource_list(registry: Registry, group_name: str, version: str) -> Json:
     entries: list[Json] = []
     for resource in members:
         common = {"namespaced": resource.namespaced, "kind": resource.kind}
-        own = {
-            "name": resource.plural,
-            "singularName": resource.singular or resource.kind.lower(),
-            **common,
-            "verbs": resource.verbs,
-        }
-        other_names = {"shortNames": resource.short_names, "categories": resource.categories}
-        entries.append(own | {field: names for field, names in other_names.items() if names})
+        names = {"name": resource.plural, "singularName": resource.singular or resource.kind.lower()}
+        more = {"shortNames": resource.short_names, "categories": resource.categories}
+        entries.append({**names, **common, "verbs": resource.verbs, **more})
         for name in resource.subresources:
             entry = {"name": f"{resource.plural}/{name}", "singularName": "", **common, "verbs": _STATUS_VERBS}
             entries.append({**entry, **_SCALE} if name == "scale" else entry)

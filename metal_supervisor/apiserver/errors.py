@@ -99,9 +99,9 @@ def duplicate_value(field: str, value: Any) -> Problem:
     return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}", value)
 
 
-def too_long(field: str, limit: int, unit: str = "bytes") -> Problem:
+def too_long(field: str, limit: int) -> Problem:
     """A text over its limit."""
-    return Problem(field, "FieldValueTooLong", f"Too long: may not be more than {limit} {unit}")
+    return Problem(field, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
 def too_many(field: str, count: int, limit: int) -> Problem:

@@ -148,10 +148,8 @@ def show(path: Path) -> str:
         elif mark == "k:":
             pairs = json.loads(body)
             text += "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in pairs.items()) + "]"
-        elif mark == "v:":
-            text += f"[={body}]"
         else:
-            text += f"[{body}]"
+            text += f"[={body}]"
     return text
 
 

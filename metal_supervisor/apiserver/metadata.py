@@ -43,29 +43,27 @@ def readable(sent: Json) -> tuple[Json, list[str]]:
     return own, settle(METADATA, own, "metadata")
 
 
-SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+DNS_LABEL = re.compile(_LABEL)
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _MAX_ANNOTATIONS_BYTES = 256 * 1024
+_ENDS = "and must start and end with an alphanumeric character"
 SUBDOMAIN_DETAIL = (
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
-    "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
-    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+    f"a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', {_ENDS} "
+    f"(e.g. 'example.com', regex used for validation is '{SUBDOMAIN.pattern}')"
 )
 LABEL_VALUE_DETAIL = (
-    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
-    "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
-    "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+    f"a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', {_ENDS} "
+    f"(e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '({QUALIFIED.pattern})?')"
 )
 DNS_LABEL_DETAIL = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
-    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
-    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+    f"a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', {_ENDS} "
+    f"(e.g. 'my-name',  or '123-abc', regex used for validation is '{_LABEL}')"
 )
 QUALIFIED_DETAIL = (
-    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
-    "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
-    "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+    f"name part must consist of alphanumeric characters, '-', '_' or '.', {_ENDS} "
+    f"(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED.pattern}')"
 )
 
 

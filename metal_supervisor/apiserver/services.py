@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .codec import listed, section
-from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required, too_long
-from .metadata import DNS_LABEL, DNS_LABEL_DETAIL, label_problems, qualified_problems
+from .errors import Json, Problem, duplicate_value, forbidden_value, invalid_value, required
+from .metadata import DNS_LABEL, DNS_LABEL_DETAIL, dns_label_problems, label_problems, qualified_problems
 
 CLUSTER_RANGE = ipaddress.ip_network("10.96.0.0/16")
 _FIRST_HOST = 10
@@ -135,10 +135,8 @@ def _port_problems(port: Json, path: str, *, several: bool) -> Iterator[Problem]
     name = port.get("name", "")
     if several and not name:
         yield required(f"{path}.name")
-    if name and not DNS_LABEL.fullmatch(name):
-        yield invalid_value(f"{path}.name", name, DNS_LABEL_DETAIL)
-    if len(name) > 63:
-        yield too_long(f"{path}.name", 63)
+    if name:
+        yield from dns_label_problems(f"{path}.name", name)
     yield from number_problems(f"{path}.port", port.get("port", 0))
     if port.get("appProtocol"):
         yield from qualified_problems(f"{path}.appProtocol", port["appProtocol"])

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from .codec import encode, listed, now, parse_time, section, whole_number
 from .errors import Json
@@ -90,38 +89,26 @@ def age_of(text: Any) -> str:
 
 # ---- columns of CRDs ---------------------------------------------------------------------------
 
-_Step: TypeAlias = Callable[[Any], list[Any]]
-"""Finds the values that one step of a path leads to, from one value."""
-
-
-@lru_cache(maxsize=512)
-def _steps(json_path: str) -> tuple[_Step, ...]:
-    text = json_path if json_path.startswith((".", "[")) else "." + json_path
-    return tuple(_step(bracket, name.replace("\\", "")) for bracket, name in _TOKEN.findall(text))
-
-
-def _step(bracket: str, name: str) -> _Step:
-    if "*" in (bracket, name):
-        return _members
-    if condition := _FILTER.fullmatch(bracket):
-        path, wanted = "." + condition[1].replace("\\", ""), condition[2]
-        return lambda value: [member for member in _members(value) if find(member, path) == [wanted]]
-    if (index := whole_number(bracket)) is not None:
-        return lambda value: listed(value)[index : index + 1]
-    field = name or bracket.strip("'\"")
-    return lambda value: [value[field]] if isinstance(value, dict) and field in value else []
-
-
-def _members(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else listed(value)
-
 
 def find(obj: Any, json_path: str) -> list[Any]:
     """Everything a printer column's path finds, e.g. `.status.conditions[?(@.type=="Ready")].status`."""
     found = [obj]
-    for step in _steps(json_path):
-        found = [inner for outer in found for inner in step(outer)]
+    for bracket, name in _TOKEN.findall(json_path if json_path.startswith((".", "[")) else "." + json_path):
+        found = [inner for outer in found for inner in _step(outer, bracket, name.replace("\\", ""))]
     return found
+
+
+def _step(value: Any, bracket: str, name: str) -> list[Any]:
+    """The values that one step of a path leads to."""
+    members = list(value.values()) if isinstance(value, dict) else listed(value)
+    if "*" in (bracket, name):
+        return members
+    if condition := _FILTER.fullmatch(bracket):
+        return [member for member in members if find(member, "." + condition[1]) == [condition[2]]]
+    if (index := whole_number(bracket)) is not None:
+        return listed(value)[index : index + 1]
+    field = name or bracket.strip("'\"")
+    return [value[field]] if isinstance(value, dict) and field in value else []
 
 
 def _crd_column(declared: Json) -> Column:
@@ -164,14 +151,11 @@ def _service_ports(obj: Json) -> str:
 
 def _external_address(obj: Json) -> str:
     spec = section(obj, "spec")
-    given = [str(address) for address in listed(spec.get("externalIPs"))]
-    if spec.get("type") == "ExternalName":
+    kind, given = spec.get("type"), ",".join(listed(spec.get("externalIPs")))
+    if kind == "ExternalName":
         return str(spec.get("externalName", ""))
-    if spec.get("type") == "LoadBalancer":
-        entries = listed(section(obj, "status", "loadBalancer").get("ingress"))
-        given = [str(entry.get("ip") or entry.get("hostname")) for entry in entries] + given
-        return ",".join(given) or "<pending>"
-    return ",".join(given) or "<none>"
+    # There is no load balancer here that would give an address.
+    return given or ("<pending>" if kind == "LoadBalancer" else "<none>")
 
 
 def _selector(obj: Json) -> str:
@@ -179,11 +163,9 @@ def _selector(obj: Json) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items())) or "<none>"
 
 
-def _shortened(values: list[str], most: int = 3) -> str:
-    if not values:
-        return "<unset>"
-    extra = len(values) - most
-    return ",".join(values[:most]) + (f" + {extra} more..." if extra > 0 else "")
+def _shortened(values: list[str]) -> str:
+    extra = f" + {len(values) - 3} more..." if len(values) > 3 else ""
+    return ",".join(values[:3]) + extra or "<unset>"
 
 
 def _event_object(event: Json) -> str:
