@@ -33,8 +33,9 @@ from apiserver_support import (
     widget,
 )
 
-from metal_supervisor.apiserver import ApiServer, connections
-from metal_supervisor.apiserver.connections import MOST
+from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.apiserver import server as api_server
+from metal_supervisor.apiserver.server import MOST, Connections
 from tests.support.system import eventually
 
 
@@ -357,10 +358,10 @@ def test_a_thousand_idle_strangers_stop_nobody(api: ApiServer, client: Client, f
 
 
 def test_connections_that_are_idle_give_way_and_those_at_work_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST", 3)
+    monkeypatch.setattr(api_server, "MOST", 3)
     pairs = [socket.socketpair() for _ in range(6)]
     ours = [pair[0] for pair in pairs]
-    kept = connections.Connections()
+    kept = Connections()
     for each in ours[:3]:
         assert kept.admit(each)
     for each in ours[:2]:
