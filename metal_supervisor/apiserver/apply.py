@@ -131,11 +131,7 @@ def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
     """The part of a declaration that may be merged."""
     if subresource == "status":
         return {"status": applied["status"]} if "status" in applied else {}
-    ignored = {"apiVersion", "kind", "metadata"} | ({"status"} if has_status else set())
-    scoped = {name: value for name, value in applied.items() if name not in ignored}
-    metadata = applied.get("metadata") or {}
-    scoped["metadata"] = {name: metadata[name] for name in fields.OWNABLE_METADATA if name in metadata}
-    return scoped
+    return {name: value for name, value in applied.items() if name != "status" or not has_status}
 
 
 def _changed(before: dict[Path, Any], declared: dict[Path, Any]) -> set[Path]:

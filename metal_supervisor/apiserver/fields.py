@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[str, ...]
 PRESENT: Any = object()
 """Value of a path that stands for a container, where only its existence can differ."""
 
-OWNABLE_METADATA = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
+_OWNABLE_METADATA = ("labels", "annotations", "generateName", "finalizers", "ownerReferences")
 """The part of `metadata` that can be owned; the rest belongs to the server."""
 
 
@@ -56,7 +56,7 @@ def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, A
     for path, value in _walk(schema, obj, (), containers):
         if path[0] in ("f:apiVersion", "f:kind"):
             continue
-        if path[0] == "f:metadata" and (len(path) < 2 or path[1][2:] not in OWNABLE_METADATA):
+        if path[0] == "f:metadata" and (len(path) < 2 or path[1][2:] not in _OWNABLE_METADATA):
             continue
         found[path] = value
     return found
