@@ -69,12 +69,10 @@ def form_of(accept: str, query: Mapping[str, str]) -> Form:
 
 def flag(query: Mapping[str, str], name: str) -> bool:
     """A boolean query parameter; 400 for anything but a boolean."""
-    text = query.get(name)
-    if text in (None, "", "false", "0", "False"):
-        return False
-    if text in ("true", "1", "True"):
-        return True
-    raise errors.bad_request(f'invalid value "{text}" for {name}: must be a boolean')
+    text = query.get(name, "")
+    if text not in ("", "false", "0", "False", "true", "1", "True"):
+        raise errors.bad_request(f'invalid value "{text}" for {name}: must be a boolean')
+    return text in ("true", "1", "True")
 
 
 def number(query: Mapping[str, str], name: str) -> int:

@@ -19,14 +19,6 @@ from .errors import Json, Problem, json_type
 
 _GO_NAMES = {"integer": "number", "boolean": "bool"}
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
-TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-}
 
 
 def join(path: str, name: str) -> str:
@@ -113,7 +105,7 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             yield errors.wrong_type(path, value, "integer,string")
             return
-    elif (kind := schema.get("type")) in TYPES and not has_type(value, kind):
+    elif (kind := schema.get("type")) and not _has_type(value, kind):
         form = str(schema.get("format"))
         fractional = isinstance(value, float) and kind == "integer" and form in ("int32", "int64")
         yield errors.wrong_type(path, value, form if fractional else kind)
@@ -145,13 +137,11 @@ def mistyped(schema: Json, value: Json, struct: str) -> str:
     return ""
 
 
-def has_type(value: Any, kind: str) -> bool:
-    """True if a value is of a type of schemas, e.g. `integer`."""
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, TYPES[kind])
+def _has_type(value: Any, kind: str) -> bool:
+    found = json_type(value)
+    if found == "number" and kind == "integer":
+        return bool(value.is_integer())
+    return found == kind or (found, kind) == ("integer", "number")
 
 
 def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:

@@ -70,8 +70,8 @@ class ObjectStore:
         self._objects: dict[str, dict[Name, Json]] = {}
         self._written_s: dict[tuple[str, Name], float] = {}
         self._history: dict[str, deque[StoredChange]] = {}
-        self._floors: dict[str, int] = {}
         self._floor = 1
+        """Version of the start, before which there is no history."""
         self._conditions: dict[str, threading.Condition] = {}
         self._db = _open(data_file)
         try:
@@ -168,10 +168,7 @@ class ObjectStore:
         self.version = version
 
     def _remember(self, kind: str, change: StoredChange) -> None:
-        history = self._history.setdefault(kind, deque())
-        history.append(change)
-        if len(history) > HISTORY_CHANGES:
-            self._floors[kind] = history.popleft().version
+        self._history.setdefault(kind, deque(maxlen=HISTORY_CHANGES + 1)).append(change)
         self.condition(kind).notify_all()
 
     # ---- watching ------------------------------------------------------------------------------
@@ -188,11 +185,12 @@ class ObjectStore:
 
     def changes_since(self, kind: str, version: int) -> list[StoredChange]:
         """Changes of a kind after a resourceVersion, oldest first. Raises ApiError 410 if history begins later."""
-        oldest = max(self._floor, self._floors.get(kind, 0))
+        history = self._history.get(kind) or deque()
+        # Of a full history the first change only says where the others begin.
+        oldest = history[0].version if len(history) > HISTORY_CHANGES else self._floor
         if version < oldest:
             raise expired(f"too old resource version: {version} ({oldest})")
-        newest_first = reversed(self._history.get(kind, ()))
-        return [*takewhile(lambda change: change.version > version, newest_first)][::-1]
+        return [*takewhile(lambda change: change.version > version, reversed(history))][::-1]
 
 
 def _open(data_file: Path) -> sqlite3.Connection:

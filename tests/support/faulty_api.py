@@ -205,7 +205,6 @@ def forget_history(store: ObjectStore) -> None:
     """Makes every resourceVersion before the present one too old."""
     with store.lock:
         store._history.clear()
-        store._floors.clear()
         store._floor = store.version
 
 
