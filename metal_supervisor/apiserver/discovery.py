@@ -25,12 +25,6 @@ VERSION: Json = {
 """Answer of `/version`: the Kubernetes release whose behaviour this server follows."""
 
 
-def core_versions(server: str) -> Json:
-    """`/api`."""
-    addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": server}]
-    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
-
-
 def group_list(registry: Registry) -> Json:
     """`/apis`."""
     groups = [_group(registry, name) for name in registry.groups()]

@@ -138,7 +138,7 @@ def no_such_path() -> ApiError:
     return ApiError(404, "NotFound", "the server could not find the requested resource", details={})
 
 
-def _about(group: str, plural: str, name: str) -> Json:
+def about(group: str, plural: str, name: str) -> Json:
     """Details that name an object."""
     return {"name": name, "kind": plural, **({"group": group} if group else {})}
 
@@ -146,19 +146,19 @@ def _about(group: str, plural: str, name: str) -> Json:
 def not_found(group: str, plural: str, name: str) -> ApiError:
     """An object that does not exist."""
     message = f'{qualified(plural, group)} "{name}" not found'
-    return ApiError(404, "NotFound", message, details=_about(group, plural, name))
+    return ApiError(404, "NotFound", message, details=about(group, plural, name))
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
     """A create for a name that is taken."""
     message = f'{qualified(plural, group)} "{name}" already exists'
-    return ApiError(409, "AlreadyExists", message, details=_about(group, plural, name))
+    return ApiError(409, "AlreadyExists", message, details=about(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
     """A write based on an outdated state."""
     message = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
-    return ApiError(409, "Conflict", message, details=_about(group, plural, name))
+    return ApiError(409, "Conflict", message, details=about(group, plural, name))
 
 
 def invalid(group: str, kind: str, name: str, problems: Sequence[Problem]) -> ApiError:
@@ -178,7 +178,7 @@ def bad_request(message: str) -> ApiError:
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
     """A request that is understood and refused."""
-    details = _about(group, plural, name)
+    details = about(group, plural, name)
     if causes:
         details["causes"] = causes
     return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)

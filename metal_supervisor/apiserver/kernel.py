@@ -11,7 +11,7 @@ from pathlib import Path
 from . import discovery, protobuf, routes
 from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
-from .errors import Json, bad_request, no_such_path, unknown_format
+from .errors import Json, about, bad_request, no_such_path, unknown_format
 from .patch import APPLY
 from .reads import Form, Watcher, form_of, list_objects, selected, selection
 from .resources import DEFINITIONS, SERVICES, Registry, RequestTarget, WriteOptions
@@ -125,9 +125,8 @@ class Kernel:
         target = routes.resource_target(self.registry, path)
         return self._resource(request, target) if target else self._document(request)
 
-    # ---- documents about the API ---------------------------------------------------------------
-
     def _document(self, request: Request) -> Response:
+        """What clients ask about the API itself."""
         if request.method not in ("GET", "HEAD"):
             raise no_such_path()
         match request.path.strip("/").split("/"):
@@ -136,7 +135,7 @@ class Kernel:
             case ["version"]:
                 body = discovery.VERSION
             case ["api"]:
-                body = discovery.core_versions(request.headers.get("host", ""))
+                body = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis"]:
                 body = discovery.group_list(self.registry)
             case ["apis", group]:
@@ -156,8 +155,6 @@ class Kernel:
             case _:
                 raise no_such_path()
         return Response(200, encode(body))
-
-    # ---- resources -----------------------------------------------------------------------------
 
     def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
         verb, resource = routes.verb_of(request, target), target.resource
@@ -193,8 +190,12 @@ class Kernel:
         if target.name:
             last, gone = self.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
-            shown = last if target.resource.storage_key == SERVICES or not gone else _deleted(target, last)
-            return Response(200, encode(Form().one(target.resource, shown) if shown is last else shown))
+            if not gone or target.resource.storage_key == SERVICES:
+                return Response(200, encode(Form().one(target.resource, last)))
+            deleted = about(target.resource.group, target.resource.plural, target.name)
+            details = {**deleted, "uid": last["metadata"]["uid"]}
+            status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+            return Response(200, encode(status))
         with self.store.lock:
             chosen = selected(self.store, target, selection(target.resource, request.query))
             # All are tried first: none is deleted if one does not meet the preconditions.
@@ -216,11 +217,3 @@ def _object(request: Request) -> Json:
     if not isinstance(value, dict):
         raise bad_request("the object provided is unrecognized: an object is expected")
     return value
-
-
-def _deleted(target: RequestTarget, last: Json) -> Json:
-    own, resource = last["metadata"], target.resource
-    details = {"name": own["name"], "kind": resource.plural, "uid": own["uid"]}
-    if resource.group:
-        details["group"] = resource.group
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         except Exception:
             # A bug in this server must not look like a network problem to the client, nor go unnoticed.
-            where = self.path[len(self.server.prefix) :]
+            where = self.path[len(self.server.kernel.options.prefix) :]
             log.exception("request failed", extra={"method": self.command, "path": where})
             internal = ApiError(500, "InternalError", "Internal error occurred: see the log of the API server")
             answer = Response(500, encode(internal.status()))
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _below_prefix(self) -> str | None:
         """The URL without the prefix, None when it has another one. Takes the same time either way."""
-        prefix = self.server.prefix.encode()
+        prefix = self.server.kernel.options.prefix.encode()
         given = self.path.encode("utf-8", "replace")
         same = hmac.compare_digest(given[: len(prefix)].ljust(len(prefix)), prefix)
         rest = given[len(prefix) :]
@@ -233,7 +233,6 @@ class _HttpServer(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], kernel: Kernel) -> None:
         super().__init__(address, _Handler)
         self.kernel = kernel
-        self.prefix = kernel.options.prefix
         self.connections = Connections()
         self._stopping = False
 
@@ -295,7 +294,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Server URL for a kubeconfig, prefix included."""
-        return f"http://{_HOST}:{self.port}{self._http.prefix}"
+        return f"http://{_HOST}:{self.port}{self.kernel.options.prefix}"
 
     def start(self) -> ApiServer:
         """Loads the data, installs the CRDs and starts to answer."""

@@ -24,6 +24,8 @@ from .schemas import METADATA
 from .storage import ObjectStore
 
 _MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
+_CONDITIONAL_GROUPS = ("coordination.k8s.io", "apiextensions.k8s.io")
+"""Groups of built-in kinds whose objects a PUT replaces only if it says which version."""
 _PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -74,8 +76,11 @@ class Writer:
             previous = target.stored(self._store)
             if target.subresource == "scale":
                 return self._write_scale(target, previous, body, options)
-            candidate = self._addressed(target, body)
-            _check_unconditional(target, candidate)
+            candidate, resource = self._addressed(target, body), target.resource
+            conditional = resource.custom or resource.group in _CONDITIONAL_GROUPS
+            if conditional and not candidate["metadata"].get("resourceVersion"):
+                problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+                raise errors.invalid(resource.group, resource.plural, target.name, [problem])
             return self._write(target, previous, candidate, None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
@@ -135,8 +140,6 @@ class Writer:
                 subject = f"{target.namespace}/{target.name}; {resource.group_version}, Kind={resource.kind}"
                 message = f"failed to convert new object ({subject}) to proper version: {problem.why}"
                 raise ApiError(500, "", message) from None
-
-    # ---- the steps -----------------------------------------------------------------------------
 
     def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
         """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
@@ -292,15 +295,6 @@ def _check_type(resource: Resource, body: Json) -> None:
             raise errors.invalid(resource.group, str(kind), section(body, "metadata").get("name", ""), [problem])
         wanted = f"{resource.kind} of version {resource.group_version} is expected"
         raise errors.bad_request(f'no kind "{kind or ""}" is registered for version "{version or ""}": a {wanted}')
-
-
-def _check_unconditional(target: RequestTarget, candidate: Json) -> None:
-    """422 for a PUT that does not say which version it replaces, where that is needed."""
-    resource = target.resource
-    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
-    if conditional and not candidate["metadata"].get("resourceVersion"):
-        problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
-        raise errors.invalid(resource.group, resource.plural, target.name, [problem])
 
 
 def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
