@@ -176,10 +176,10 @@ def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Pa
 
 
 def track_update(
-    schema: Json, before: Json | None, after: Json, entries: Entries, manager: Manager, has_status: bool
+    schema: Json, before: Json, after: Json, entries: Entries, manager: Manager, has_status: bool
 ) -> Entries:
     """Ownership after a create, update or patch: the manager that changes a field becomes its only owner."""
-    old = leaves(schema, before, containers=True) if before else {}
+    old = leaves(schema, before, containers=True)
     new = leaves(schema, after, containers=True)
     of_status = manager.subresource == "status"
     touched = {
@@ -187,7 +187,7 @@ def track_update(
         for path, value in new.items()
         if (path not in old or _differs(old[path], value)) and (not has_status or (path[0] == "f:status") is of_status)
     }
-    gone = frozenset(path for path in old if path not in new)
+    gone = frozenset(old.keys() - new.keys())
     result: Entries = {}
     for identity, entry in entries.items():
         lost = gone if identity == manager.identity else gone | touched

@@ -19,17 +19,11 @@ _NEWLINES = {ord("\r"): None, ord("\n"): None}
 """Base64 may be wrapped into lines."""
 _LINK_MULTICAST = (ipaddress.ip_network("224.0.0.0/24"), ipaddress.ip_network("ff02::/16"))
 _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
-"""Fields that an object of these kinds always has, so that creating one makes no manager their owner."""
 
 
-def as_written(resource: Resource, before: Json | None, sent: Json, new: Json) -> tuple[Json | None, Json]:
-    """(before, after) of an update without the parts that its writer did not write: addresses that the server chose."""
-    if resource.custom:
-        return before, new
-    seen = before or ({"metadata": {}, **_EMPTY[resource.kind]} if resource.kind in _EMPTY else None)
-    if resource.kind != "Service":
-        return seen, new
-    return seen, {**new, "spec": services.without_allocated(section(new, "spec"), section(sent, "spec"))}
+def empty(resource: Resource) -> Json:
+    """Fields that an object of a kind always has, so that creating one makes no manager their owner."""
+    return {} if resource.custom else _EMPTY.get(resource.kind, {})
 
 
 def complete(
@@ -37,11 +31,11 @@ def complete(
 ) -> Iterable[Problem]:
     """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems.
 
-    `others` are the stored objects of the same kind, for a Service.
+    `others`: for a Service, the specs of all other ones.
     """
     match resource.kind:
         case "Service":
-            services.default_service(obj, previous, others)
+            services.default_service(obj, previous)
             return services.validate_service(obj, previous, others)
         case "CustomResourceDefinition":
             _default_crd(obj, previous)

@@ -23,10 +23,9 @@ IP_DETAIL = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 _EXPOSED = ("NodePort", "LoadBalancer")
 
 
-def default_service(service: Json, previous: Json | None, others: list[Json]) -> None:
-    """Fills in what users leave out and allocates addresses and node ports, in place."""
-    spec = service["spec"]
-    old = section(previous or {}, "spec")
+def default_service(service: Json, previous: Json | None) -> None:
+    """Fills in what users leave out and what was chosen for them before, in place."""
+    spec, old = service["spec"], section(previous or {}, "spec")
     if spec["sessionAffinity"] == "ClientIP":
         spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
     for port in _ports(spec):
@@ -35,69 +34,58 @@ def default_service(service: Json, previous: Json | None, others: list[Json]) ->
     if spec["type"] == "ExternalName":
         return
     spec.setdefault("internalTrafficPolicy", "Cluster")
-    exposed = spec["type"] in _EXPOSED
-    if exposed:
+    given = listed(spec.get("clusterIPs"))
+    address = spec.pop("clusterIP", "") or (given[0] if given else "") or old.get("clusterIP")
+    if address:
+        spec["clusterIP"] = address
+    ports = _ports(old) if old.get("type") in _EXPOSED else []
+    chosen = {(port.get("port"), port.get("protocol")): port["nodePort"] for port in ports if port.get("nodePort")}
+    if spec["type"] in _EXPOSED:
         spec.setdefault("externalTrafficPolicy", "Cluster")
+        for port in _ports(spec):
+            if number := port.get("nodePort") or chosen.get((port.get("port"), port.get("protocol"))):
+                port["nodePort"] = number
     else:
         spec.pop("externalTrafficPolicy", None)
         spec.pop("allocateLoadBalancerNodePorts", None)
+        for port in _ports(spec):
+            if port.get("nodePort") in chosen.values():
+                del port["nodePort"]
     if spec["type"] == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
-    _address(spec, old, others)
-    _node_ports(spec, old, others, exposed)
 
 
 def _ports(spec: Json) -> list[Json]:
     return listed(spec.get("ports"))
 
 
-_ALLOCATED = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
+def _node_ports(specs: list[Json]) -> set[int]:
+    return {port["nodePort"] for spec in specs for port in _ports(spec) if port.get("nodePort")}
 
 
-def without_allocated(spec: Json, sent: Json) -> Json:
-    """A spec without the addresses and node ports that were not asked for."""
-    asked = {port.get("nodePort") for port in _ports(sent)}
-    kept = {name: value for name, value in spec.items() if name not in _ALLOCATED or sent.get(name)}
-    kept["ports"] = [
-        {name: value for name, value in port.items() if name != "nodePort" or value in asked} for port in _ports(spec)
-    ]
-    return kept
-
-
-def _address(spec: Json, old: Json, others: list[Json]) -> None:
+def allocate(spec: Json, others: list[Json]) -> None:
+    """Choose the addresses and node ports that a Service needs and does not have, in place; no manager owns them."""
+    if spec["type"] == "ExternalName":
+        return
     if not spec.get("clusterIP"):
-        wanted = listed(spec.get("clusterIPs"))
-        taken = {section(other, "spec").get("clusterIP") for other in others}
+        taken = {other.get("clusterIP") for other in others}
         addresses = (str(CLUSTER_RANGE[host]) for host in range(_FIRST_HOST, CLUSTER_RANGE.num_addresses - 1))
-        free = next((address for address in addresses if address not in taken), "")
-        spec["clusterIP"] = (wanted[0] if wanted else "") or old.get("clusterIP") or free
+        spec["clusterIP"] = next((address for address in addresses if address not in taken), "")
     spec["clusterIPs"] = [spec["clusterIP"]]
     both = spec["clusterIP"] == "None" and not spec.get("selector")
     spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if both else ["IPv4"])
     spec.setdefault("ipFamilyPolicy", "RequireDualStack" if both else "SingleStack")
-
-
-def _node_ports(spec: Json, old: Json, others: list[Json], exposed: bool) -> None:
-    if not exposed:
-        before = {port.get("nodePort") for port in _ports(old)} if old.get("type") in _EXPOSED else set()
-        for port in _ports(spec):
-            if port.get("nodePort") in before:
-                del port["nodePort"]  # the server chose it for the former type
+    if spec["type"] not in _EXPOSED or spec.get("allocateLoadBalancerNodePorts") is False:
         return
-    if spec.get("allocateLoadBalancerNodePorts") is False:
-        return
-    taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))}
-    taken |= {port.get("nodePort") for port in _ports(spec)}
-    kept = {(port.get("port"), port.get("protocol")): port.get("nodePort") for port in _ports(old)}
+    numbers = _node_ports([spec, *others])
     for port in _ports(spec):
         if not port.get("nodePort"):
-            number = kept.get((port.get("port"), port.get("protocol")))
-            port["nodePort"] = number or next(free for free in NODE_PORTS if free not in taken)
-            taken.add(port["nodePort"])
+            port["nodePort"] = next(free for free in NODE_PORTS if free not in numbers)
+            numbers.add(port["nodePort"])
 
 
 def validate_service(service: Json, previous: Json | None, others: list[Json]) -> Iterator[Problem]:
-    """Problems of a Service that has its defaults."""
+    """Problems of a Service that has its defaults. `others`: the specs of all other Services."""
     spec, name = service["spec"], service["metadata"]["name"]
     ports, kind, headless = _ports(spec), spec["type"], spec.get("clusterIP") == "None"
     if len(name) > 63:
@@ -187,12 +175,12 @@ def _address_problems(spec: Json, old: Json, others: list[Json]) -> Iterator[Pro
         yield invalid_value(
             "spec.clusterIPs", [address], f"{refused}the provided network does not match the current range"
         )
-    elif address in {section(other, "spec").get("clusterIP") for other in others}:
+    elif address in {other.get("clusterIP") for other in others}:
         yield invalid_value("spec.clusterIPs", [address], f"{refused}provided IP is already allocated")
 
 
 def _node_port_problems(spec: Json, others: list[Json]) -> Iterator[Problem]:
-    taken = {port.get("nodePort") for other in others for port in _ports(section(other, "spec"))} - {None}
+    taken = _node_ports(others)
     for index, port in enumerate(_ports(spec)):
         number, path = port.get("nodePort"), f"spec.ports[{index}].nodePort"
         if number is not None and number not in NODE_PORTS:

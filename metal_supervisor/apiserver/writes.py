@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from . import apply, builtins, cel, errors, metadata
+from . import apply, builtins, cel, errors, metadata, services
 from .apply import Entries, Manager, read_entries
 from .codec import clone, dig, section
 from .deletes import Collector
@@ -208,14 +208,17 @@ class Writer:
         unknown += _decoded(resource, new)
         # The unknown fields of a declaration have been refused already; those found here are the live object's.
         warnings = _warnings(resource, unknown, options) if entries is None else ()
-        self._complete_and_check(target, previous, new)
+        others = self._other_services(new) if resource.storage_key == SERVICES else []
+        self._complete_and_check(target, previous, new, others)
         held = read_entries(before)
         if entries is None:
             base = read_entries(candidate) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
-            seen, made = builtins.as_written(resource, before, candidate, new)
-            entries = apply.track_update(resource.schema, seen, made, base, manager, resource.status)
+            seen = before or builtins.empty(resource)
+            entries = apply.track_update(resource.schema, seen, new, base, manager, resource.status)
         apply.write_entries(new, entries)
+        if resource.storage_key == SERVICES:
+            services.allocate(new["spec"], others)
         if resource.generation:
             _count_generation(resource, before, new)
         if before and apply.is_unchanged(before, new, held, entries):
@@ -224,13 +227,14 @@ class Writer:
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
 
-    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
+    def _other_services(self, new: Json) -> list[Json]:
+        found = [other for other in self._store.items(SERVICES) if other["metadata"]["uid"] != new["metadata"]["uid"]]
+        return [section(other, "spec") for other in found]
+
+    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json, others: list[Json]) -> None:
         resource = target.resource
         stored = resource.stored_form(new)
-        is_service, uid = resource.storage_key == SERVICES, new["metadata"]["uid"]
-        services = self._store.items(SERVICES) if is_service else []
-        others = [other for other in services if other["metadata"]["uid"] != uid]
-        before = section(previous or {}, "metadata")
+        before, is_service = section(previous or {}, "metadata"), resource.storage_key == SERVICES
         problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)

@@ -103,6 +103,13 @@ def test_node_ports_come_and_go_with_the_type(space: Space) -> None:
     assert again.outline == (422, "Invalid") and "provided port is already allocated" in again.message
 
 
+def test_a_load_balancer_without_node_ports_may_become_anything_else(space: Space) -> None:
+    space.post("services", service(type="LoadBalancer", allocateLoadBalancerNodePorts=False))
+    plain = space.patch("services", "s", {"spec": {"type": "ClusterIP"}})
+    assert plain.code == 200 and "nodePort" not in plain.body["spec"]["ports"][0]
+    assert "allocateLoadBalancerNodePorts" not in plain.body["spec"]
+
+
 def test_a_headless_service_needs_no_ports(space: Space) -> None:
     made = space.post("services", service(clusterIP="None", ports=[])).body["spec"]
     assert made["clusterIP"] == "None" and made["clusterIPs"] == ["None"] and "ports" not in made
