@@ -103,7 +103,6 @@ class Collector:
         self.wake()
         if kind == DEFINITIONS:
             self._registry.install(removed, gone=True)
-            self._store.wake_all()
         return removed
 
     def _release(self, kind: str, name: Name, finalizer: str) -> None:

@@ -178,9 +178,7 @@ def bad_request(message: str) -> ApiError:
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
     """A request that is understood and refused."""
-    details = about(group, plural, name)
-    if causes:
-        details["causes"] = causes
+    details = about(group, plural, name) | ({"causes": causes} if causes else {})
     return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)
 
 

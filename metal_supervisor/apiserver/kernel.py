@@ -92,7 +92,7 @@ class Kernel:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.store = ObjectStore(options.data_file)
-        self.registry = Registry()
+        self.registry = Registry(self.store.wake_all)
         self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
         self.writer = Writer(self.store, self.registry, self.collector, allow_loopback=options.allow_loopback_endpoints)
@@ -100,7 +100,7 @@ class Kernel:
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
         for crd in self.store.items(DEFINITIONS):
-            self.writer.install(crd)
+            self.registry.install(crd)
         kind = {"apiVersion": "v1", "kind": "Namespace"}
         documents: list[Json] = [{**kind, "metadata": {"name": name}} for name in PERMANENT_NAMESPACES]
         documents += [document for path in self.options.crd_paths for document in load_yaml_file(path)]

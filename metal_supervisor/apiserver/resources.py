@@ -7,6 +7,7 @@ groups of Events. Between a stored object and the one that a client sees, only t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import schemas
@@ -201,7 +202,9 @@ def version_rank(version: str) -> tuple[int, int, int, str]:
 class Registry:
     """The resources that exist now. Replaced as a whole on change, so readers need no lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called after each change: a watch ends when its resource is gone."""
+        self._changed = changed
         self._by_address = {(r.group, r.version, r.plural): r for r in BUILT_IN}
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
@@ -240,6 +243,7 @@ class Registry:
             if version["served"]:
                 kept.setdefault((group, version["name"], plural), _of_version(crd["spec"], version))
         self._by_address = kept
+        self._changed()
 
 
 # ---- values of a request -------------------------------------------------------------------------

@@ -234,10 +234,11 @@ class _HttpServer(socketserver.ThreadingTCPServer):
         super().__init__(address, _Handler)
         self.kernel = kernel
         self.connections = Connections()
+        self.thread = threading.Thread(target=self._loop, name="apiserver-accept", daemon=True)
         self._stopping = False
 
-    def loop(self) -> None:
-        """Accept connections until `finish`; unlike `serve_forever` it never wakes without a reason."""
+    def _loop(self) -> None:
+        """Accept connections until `end`; unlike `serve_forever` it never wakes without a reason."""
         while not self._stopping:
             try:
                 connection, address = self.socket.accept()
@@ -257,17 +258,19 @@ class _HttpServer(socketserver.ThreadingTCPServer):
             request.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a hang-up
         super().shutdown_request(request)
 
-    def finish(self) -> None:
-        """Have the loop end once it wakes, and end every connection."""
+    def end(self) -> None:
+        """End the loop and every connection."""
         self._stopping = True
         for connection in self.connections.all():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-
-    def wake(self) -> None:
-        """Wake the loop with a connection: closing a socket does not end an `accept` everywhere."""
-        with suppress(OSError), socket.create_connection(self.socket.getsockname()[:2], _PARTING_S):
-            pass
+        while self.thread.is_alive():
+            # A connection wakes the loop: closing a socket does not end an `accept` everywhere. Without descriptors, a
+            # first attempt fails.
+            with suppress(OSError), socket.create_connection(self.socket.getsockname()[:2], _PARTING_S):
+                pass
+            self.thread.join(_ACCEPT_PAUSE_S)
+        self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print no traceback for a broken connection."""
@@ -284,7 +287,6 @@ class ApiServer:
         except OSError:
             self.kernel.store.close()
             raise
-        self._thread = threading.Thread(target=self._http.loop, name="apiserver-accept", daemon=True)
 
     @property
     def port(self) -> int:
@@ -299,17 +301,13 @@ class ApiServer:
     def start(self) -> ApiServer:
         """Loads the data, installs the CRDs and starts to answer."""
         self.kernel.start()
-        self._thread.start()
+        self._http.thread.start()
         return self
 
     def stop(self) -> None:
         """Ends all watches and connections and closes the data file. Takes well under a second."""
         self.kernel.watcher.close_all()
-        self._http.finish()
-        while self._thread.is_alive():  # without descriptors, a first attempt to wake it fails
-            self._http.wake()
-            self._thread.join(_ACCEPT_PAUSE_S)
-        self._http.server_close()
+        self._http.end()
         self.kernel.stop()
 
     def __enter__(self) -> ApiServer:

@@ -255,16 +255,11 @@ class Writer:
             return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
         stored = self._store.put(*target.place, resource.stored_form(new))
         if resource.storage_key == DEFINITIONS:
-            self.install(stored)
+            self._registry.install(stored)
         old_owners = section(before or {}, "metadata").get("ownerReferences")
         if own.get("ownerReferences") != old_owners or own.get("deletionTimestamp"):
             self._collector.wake()
         return resource.view(stored)
-
-    def install(self, crd: Json) -> None:
-        """Serve the resources that a stored CRD defines."""
-        self._registry.install(crd)
-        self._store.wake_all()
 
 
 # ---- single steps --------------------------------------------------------------------------------
