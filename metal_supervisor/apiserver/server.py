@@ -20,8 +20,7 @@ from typing import Any
 
 from .codec import MAX_BODY_BYTES, encode, whole_number
 from .errors import ApiError, no_such_path
-from .kernel import Kernel, Options, Response, Stream
-from .routes import Request, split_url
+from .kernel import Kernel, Options, Request, Response, Stream, split_url
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from apiserver_support import (
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 from metal_supervisor.apiserver.errors import ApiError
+from metal_supervisor.apiserver.kernel import resource_target
 from metal_supervisor.apiserver.resources import RequestTarget, WriteOptions
-from metal_supervisor.apiserver.routes import resource_target
 
 
 def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any
 from apiserver_support import CONFIG_MAPS, EVENTS, PREFIX, WIDGETS, Client, config_map, options, widget
 
 from metal_supervisor.apiserver import ApiServer
-from metal_supervisor.apiserver.kernel import Kernel, Response, Stream
-from metal_supervisor.apiserver.routes import Request
+from metal_supervisor.apiserver.kernel import Kernel, Request, Response, Stream
 from metal_supervisor.apiserver.storage import HISTORY_CHANGES
 
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}

@@ -22,9 +22,8 @@ from metal_supervisor import apiserver
 from metal_supervisor.apiserver import ApiServer, Options
 from metal_supervisor.apiserver.codec import decode_body, encode
 from metal_supervisor.apiserver.errors import ApiError, bad_request, expired, forbidden, not_found
-from metal_supervisor.apiserver.kernel import Kernel, Response, Stream
+from metal_supervisor.apiserver.kernel import Kernel, Request, Response, Stream, resource_target, verb_of
 from metal_supervisor.apiserver.patch import APPLY
-from metal_supervisor.apiserver.routes import Request, resource_target, verb_of
 from metal_supervisor.apiserver.storage import ObjectStore
 
 Json = dict[str, Any]
