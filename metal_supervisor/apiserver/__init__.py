@@ -18,10 +18,10 @@ OpenAPI v2                      with definitions, by which kubectl  empty; the s
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
-Exact lists of the past         any that etcd still has             those since the start, and within the latest
-                                                                    1,000 changes of the kind
+Exact lists of the past         any that etcd still has             those that its history reaches back to
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
+strategic patches               with `$retainKeys`                  without: no kind here has fields for it
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them

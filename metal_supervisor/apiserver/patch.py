@@ -1,7 +1,7 @@
 """The three patch formats that are not apply: merge, JSON and strategic merge.
 
 Strategic merge is merge patch plus knowledge of lists: items with a merge key are matched by it, and
-`$patch`, `$retainKeys`, `$setElementOrder/…` and `$deleteFromPrimitiveList/…` are directives, not data.
+`$patch`, `$setElementOrder/…` and `$deleteFromPrimitiveList/…` are directives, not data.
 """
 
 from __future__ import annotations
@@ -156,9 +156,6 @@ def strategic_patch(schema: Json, target: Any, patch: Any) -> Any:
     if directive == "replace":
         return {name: clone(value) for name, value in patch.items() if name != "$patch"}
     merged = dict(target) if isinstance(target, dict) else {}
-    retained = patch.get("$retainKeys")
-    if isinstance(retained, list):
-        merged = {name: value for name, value in merged.items() if name in retained}
     # A directive about a list is `$directive/field`, and may come without the field itself.
     for name in dict.fromkeys(name.partition("/")[2] if name.startswith("$") else name for name in patch):
         inner = child_schema(schema, name) or {}
