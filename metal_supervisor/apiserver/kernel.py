@@ -297,8 +297,16 @@ def verb_of(request: Request, target: RequestTarget) -> str:
 
 
 def write_options(request: Request) -> WriteOptions:
-    """The options in the query of a write. 422 for a wrong value, and for force if the request is no apply."""
-    manager, dry_run = _manager(request), _is_dry_run(request)
+    """The options in the query of a write; the manager of its fields may be the first word of the User-Agent.
+
+    Raises ApiError 422 for a wrong value, and for force if the request is no apply.
+    """
+    manager = request.query.get("fieldManager", "")
+    if len(manager) > 128:
+        raise _refused(request, errors.too_long("fieldManager", 128))
+    if not manager and request.content_type != APPLY:
+        manager = request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
+    dry_run = _is_dry_run(request)
     validation = request.query.get("fieldValidation") or "Warn"
     if validation not in ("Strict", "Warn", "Ignore"):
         known = ["", "Ignore", "Strict", "Warn"]
@@ -307,16 +315,6 @@ def write_options(request: Request) -> WriteOptions:
     if forced and request.method == "PATCH" and request.content_type != APPLY:
         raise _refused(request, errors.forbidden_value("force", "may not be specified for non-apply patch"))
     return WriteOptions(manager, dry_run, validation, forced)
-
-
-def _manager(request: Request) -> str:
-    """The field manager: the fieldManager parameter, else the first word of the User-Agent."""
-    given = request.query.get("fieldManager", "")
-    if len(given) > 128:
-        raise _refused(request, errors.too_long("fieldManager", 128))
-    if given or request.content_type == APPLY:
-        return given
-    return request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
 
 
 def _is_dry_run(request: Request) -> bool:

@@ -26,7 +26,6 @@ from .storage import ObjectStore
 _MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
 _CONDITIONAL_GROUPS = ("coordination.k8s.io", "apiextensions.k8s.io")
 """Groups of built-in kinds whose objects a PUT replaces only if it says which version."""
-_PRECONDITIONS = ("resourceVersion", "uid", "name", "namespace")
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -130,9 +129,9 @@ class Writer:
             )  # fmt: skip
             if migrates:
                 apply.follow_annotation(merged, body)
-            sent = declaration["metadata"]
-            preconditions = {name: sent[name] for name in _PRECONDITIONS if name in sent}
-            merged["metadata"] = {**merged.get("metadata", {}), **preconditions}
+            if target.subresource:
+                # Of the metadata that is declared with a status, only the preconditions count.
+                merged["metadata"] = {**merged["metadata"], **declaration["metadata"]}
             try:
                 return self._write(target, previous, merged, entries, options)
             except Undecodable as problem:
@@ -190,29 +189,25 @@ class Writer:
         return replace(outcome, obj=scale_of(target.resource, outcome.obj))
 
     def _write(
-        self,
-        target: RequestTarget,
-        previous: Json | None,
-        candidate: Json,
-        entries: Entries | None,
-        options: WriteOptions,
+        self, target: RequestTarget, previous: Json | None, wanted: Json, entries: Entries | None, options: WriteOptions
     ) -> Outcome:
-        """`entries`: ownership after an apply, None for a write that owns what it changes."""
+        """The steps of every write. `entries`: ownership after an apply, None for a write that owns what it changes."""
         resource = target.resource
         before = resource.view(previous) if previous else None
-        sent = candidate["metadata"]
+        sent = wanted["metadata"]
         if before:
             _check_preconditions(target, before, sent)
-        new = _isolated(target, before, candidate)
+        new = _isolated(target, before, wanted)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
         unknown += _decoded(resource, new)
         # The unknown fields of a declaration have been refused already; those found here are the live object's.
         warnings = _warnings(resource, unknown, options) if entries is None else ()
-        others = self._other_services(new) if resource.storage_key == SERVICES else []
+        every = self._store.items(SERVICES) if resource.storage_key == SERVICES else []
+        others = [section(each, "spec") for each in every if each["metadata"]["uid"] != new["metadata"]["uid"]]
         self._complete_and_check(target, previous, new, others)
         held = read_entries(before)
         if entries is None:
-            base = read_entries(candidate) if sent.get("managedFields") else held
+            base = read_entries(wanted) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
             seen = before or builtins.empty(resource)
             entries = apply.track_update(resource.schema, seen, new, base, manager, resource.status)
@@ -226,10 +221,6 @@ class Writer:
         if options.dry_run:
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
-
-    def _other_services(self, new: Json) -> list[Json]:
-        found = [other for other in self._store.items(SERVICES) if other["metadata"]["uid"] != new["metadata"]["uid"]]
-        return [section(other, "spec") for other in found]
 
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json, others: list[Json]) -> None:
         resource = target.resource
