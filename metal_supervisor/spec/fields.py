@@ -1,7 +1,8 @@
 """Readers of what a user wrote: each takes the resource and a dotted path, and refuses by that path.
 
 A custom resource may hold any JSON at all, so every reader checks the type, and says which field is wrong
-and what it should be. Null counts as unset.
+and what it should be. Null counts as unset, and so does an empty text where it would mean nothing: LLMKube's programs
+do not tell the two apart, and templates render one for a value that was not given.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def boolean(source: Any, path: str) -> Any:
 
 def word(source: Any, path: str) -> str | None:
     value = get(source, path, str, None)
-    if value is None:
+    if not value:
         return None
     if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", value):
         raise Bad("InvalidSpec", f"{path} must be one plain word, not {value!r:.80}")
@@ -83,7 +84,7 @@ def word(source: Any, path: str) -> str | None:
 
 def sentence(source: Any, path: str) -> str | None:
     value = get(source, path, str, None)
-    return None if value is None else text(value, path)
+    return text(value, path) if value else None
 
 
 def size(source: Any, path: str) -> str | None:

@@ -96,7 +96,7 @@ def _endpoint(resource: Json, name: str) -> Endpoint:
     kind = fields.get(resource, "spec.endpoint.type", str, "ClusterIP")
     if kind not in SERVICE_TYPES:
         raise Bad("InvalidSpec", f"spec.endpoint.type must be one of {', '.join(SERVICE_TYPES)}, not {kind!r:.80}")
-    path = fields.get(resource, "spec.endpoint.path", str, DEFAULT_PATH)
+    path = fields.get(resource, "spec.endpoint.path", str, "") or DEFAULT_PATH
     if not re.fullmatch(r"/[!-~]{0,1023}", path):
         raise Bad("InvalidSpec", f"spec.endpoint.path must begin with / and hold no spaces, not {path!r:.80}")
     return Endpoint(

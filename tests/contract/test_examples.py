@@ -53,3 +53,4 @@ def test_values_of_the_right_form_are_taken(space: Space) -> None:
     for number, text in enumerate(("16Gi", "24G", "1.5Gi", "17179869184", "16e9", "512Mi", "")):
         assert space.post("models", model(f"b{number}", **_budget(text))).code == 201, text
     assert space.post("inferenceservices", isvc(hotCacheMaxSize="0.5GB", pagedSSDCacheMaxSize="100GB")).code == 201
+    assert space.post("inferenceservices", isvc("none", hotCacheMaxSize="", pagedSSDCacheMaxSize="")).code == 201

@@ -278,6 +278,16 @@ def test_null_counts_as_unset_in_every_field() -> None:
     assert accepted(service(**dict.fromkeys(set(FIELDS) - {"modelRef"}))) == accepted(service())
 
 
+def test_an_empty_string_counts_as_unset_where_llmkubes_schema_lets_one_in() -> None:
+    """Templates render one for a value that is not given, and to LLMKube's programs, in Go, it is the same."""
+    names = ("cacheTypeCustomK", "cacheTypeCustomV", "reasoningBudgetMessage", "pagedSSDCacheDir",
+             "pagedSSDCacheMaxSize", "hotCacheMaxSize")  # fmt: skip
+    assert accepted(service(**dict.fromkeys(names, ""))) == accepted(service())
+    assert accepted(service(endpoint={"path": ""})) == accepted(service(endpoint={}))
+    repository = {"source": "hf://o/r", "mmproj": "", "sourceSecretRef": {"name": ""}}
+    assert accepted(service(), model(**repository, quantization="")) == accepted(service(), model(**repository))
+
+
 def test_a_model_without_format_is_gguf() -> None:
     bare = model()
     del bare["spec"]["format"]
