@@ -55,6 +55,10 @@ def _level(value: str) -> str:
     return "warning" if value == "warn" else value
 
 
+def _runtime(value: str) -> str:
+    return "llama-server" if value in ("llamacpp", "") else value
+
+
 def _port(value: int) -> int:
     if value == 0:
         raise FlagRefused("0 turns health and metrics off, which ours always has, on loopback only; choose a port")
@@ -84,7 +88,8 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("llama-server", PATH, "found", "llama_server", "not required unless a service wants it"),
     GoFlag("llama-server-port", WHOLE, "0", "",
          f"a fixed port allows one llama-server only; {OWN_PORT}", harmless=(0,)),
-    GoFlag("runtime", TEXT, "llama-server", "runtime"),
+    GoFlag("runtime", TEXT, "llama-server", "runtime", "llamacpp, its other name, becomes llama-server",
+         convert=_runtime),
     GoFlag("omlx-bin", PATH, "found", "omlx"),
     GoFlag("omlx-port", WHOLE, "8000", "", f"oMLX is run behind our gate; {OWN_PORT}", harmless=(8000,)),
     GoFlag("ollama-port", WHOLE, "11434", "ollama_url",

@@ -59,6 +59,8 @@ def test_every_row_is_a_setting_of_ours_or_says_why_there_is_none() -> None:
         (["--model-store=/Volumes/m"], "model_store", "/Volumes/m"),
         (["--llama-server", "bin/llama-server"], "llama_server", "/srv/bin/llama-server"),
         (["--runtime", "omlx"], "runtime", "omlx"),
+        (["--runtime", "llamacpp"], "runtime", "llama-server"),
+        (["--runtime="], "runtime", "llama-server"),
         (["--omlx-bin", "/o"], "omlx", "/o"),
         (["--vllm-swift-bin", "/v"], "vllm_swift", "/v"),
         (["--mlx-server-bin", "~/m"], "mlx_server", "~/m"),
