@@ -34,6 +34,8 @@ MOST_ALIASES = 32
 ACCELERATOR = "metal"
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
+LONGEST_DRAIN_S = 2**63 - 1
+"""The schema has no other limit: a batch may well take days."""
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
 
 
@@ -197,7 +199,7 @@ def _drain_s(resource: Json) -> float | None:
     path = "spec.rolloutPolicy"
     if fields.get(resource, path, dict, None) is None:
         return None
-    longest = fields.ranged(0, 86_400)(resource, f"{path}.idleTimeoutSeconds")
+    longest = fields.ranged(0, LONGEST_DRAIN_S)(resource, f"{path}.idleTimeoutSeconds")
     waits = fields.boolean(resource, f"{path}.waitForIdle")
     if fields.boolean(resource, f"{path}.force") or waits is False:
         return 0.0

@@ -321,6 +321,22 @@ def test_zero_replicas_and_suspend_are_understood_rather_than_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "drain_s"),
+    [
+        (None, None),
+        ({"idleTimeoutSeconds": 0}, 0.0),
+        ({"idleTimeoutSeconds": 300, "waitForIdle": True}, 300.0),
+        ({"idleTimeoutSeconds": 604_800, "waitForIdle": True}, 604_800.0),
+        ({"idleTimeoutSeconds": 2**63 - 1}, float(2**63 - 1)),
+        ({"idleTimeoutSeconds": 300, "waitForIdle": False}, 0.0),
+        ({"idleTimeoutSeconds": 300, "waitForIdle": True, "force": True}, 0.0),
+    ],
+)
+def test_running_requests_may_finish_as_long_as_the_spec_says(policy: Any, drain_s: float | None) -> None:
+    assert accepted(service(rolloutPolicy=policy)).drain_s == drain_s
+
+
+@pytest.mark.parametrize(
     ("spec", "mode"),
     [
         ({}, "chat"),
