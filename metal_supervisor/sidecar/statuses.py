@@ -1,8 +1,8 @@
 """Status of InferenceServices and Models, with or without LLMKube's operator.
 
 Without the operator the whole status is ours. With it only our own condition is, which the operator leaves alone.
-`schedulingStatus` belongs to both, so it is written when our verdict changes, cleared once after the service is ready,
-and never written again only because it was overwritten.
+`schedulingStatus` belongs to both, so it is written when our verdict changes, cleared once after the service is ready
+or off, and never written again only because it was overwritten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from metal_supervisor.spec.types import Json, Key, ModelFile, Standing
 
 NEVER = float("inf")
 CLEAR_AFTER_S = (2.0, 60.0)
-"""Seconds after readiness at which to look for a stale schedulingStatus: the operator may write late once."""
+"""Seconds after a service is ready, or off, at which to look for a stale schedulingStatus: the operator may write late
+once, and leaves what it finds then.
+"""
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
 PROGRESS_S = 1.0
@@ -75,6 +77,8 @@ class _Written:
     held_until: float = NEVER
     """Monotonic time until which further messages are held back, NEVER if there are none."""
     ready: bool = False
+    settled: bool = False
+    """It was ready or off: there is no reason to give."""
     beside: bool = False
     """Written with the operator present; until then we may own more fields than our condition."""
     leaving: bool = False
@@ -88,6 +92,11 @@ def _differ_in_words(before: WantedStatus, now: WantedStatus) -> bool:
         for each in (before, now)
     ]
     return kept[0] == kept[1]
+
+
+def _is_off(want: WantedStatus) -> bool:
+    """True if nothing is to run by the spec, and nothing does. The operator counts one that was stopped by hand."""
+    return want.report.replicas == 0 and want.report.phase in ("Stopped", "Suspended")
 
 
 def now_seconds(kube: Kube) -> str:
@@ -203,10 +212,12 @@ class Statuses:
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """Write or clear the two scheduling fields, which the operator writes as well."""
         path, now = api_path("inferenceservices", *want.record.owner), time.monotonic()
-        if want.report.ready and not written.ready:
+        settled = want.report.ready or _is_off(want)
+        if settled and not written.settled:
             written.clear_at = [now + after_s for after_s in CLEAR_AFTER_S]
-        elif not want.report.ready:
+        elif not settled:
             written.clear_at = []
+        written.settled = settled
         if want.report.ready != written.ready and "." in want.record.name:
             written.nudge_at = [now + NUDGE_AFTER_S]
         written.ready = want.report.ready

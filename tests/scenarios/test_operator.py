@@ -103,6 +103,25 @@ def test_a_verdict_that_the_operator_overwrites_is_not_fought_for(beside: tuple[
     assert mac.condition("MetalReady")["reason"] == "ModelFileMissing", "the truth stays where it is ours"
 
 
+def test_what_stops_beside_the_operator_leaves_no_reason_behind(beside: tuple[Mac, Operator, Fleet]) -> None:
+    """The operator takes nothing back once nothing is wanted, and `kubectl get -o wide` shows it for ever."""
+    mac, _, _ = beside
+
+    def settled(name: str, phase: str) -> bool:
+        status = mac.status(name)
+        return status.get("phase") == phase and not status.get("schedulingStatus")
+
+    mac.apply(mac.tiny_model(), service("tiny"), model("lost", "file:///nonexistent.gguf"), service("lost", "lost"))
+    mac.ready()
+    eventually(lambda: mac.condition("MetalReady", "lost").get("reason") == "ModelFileMissing", what="its verdict")
+    eventually(lambda: settled("tiny", "Ready"), what="what the operator left to be cleared")
+    mac.kube.request("PATCH", f"{ISVC}/tiny", None, {"spec": {"replicas": 0}}, MERGE)
+    mac.kube.request("PATCH", f"{ISVC}/lost", None, {"spec": {"suspend": True}}, MERGE)
+    eventually(lambda: mac.condition("MetalReady").get("reason") == "ManuallyScaledToZero", 30, "it to be off")
+    eventually(lambda: settled("tiny", "Stopped"), what=f"nothing to be left: {mac.status()}")
+    eventually(lambda: settled("lost", "Suspended"), what=f"nothing to be left: {mac.status('lost')}")
+
+
 def test_a_dotted_name_reaches_the_operator_and_the_cluster(beside: tuple[Mac, Operator, Fleet]) -> None:
     mac, _, _ = beside
     mac.apply(mac.tiny_model(), service("qwen2.5-7b"))
