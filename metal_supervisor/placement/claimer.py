@@ -18,7 +18,6 @@ from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.host import machine
 from metal_supervisor.placement import leases
 from metal_supervisor.placement.leases import ClaimAction, Move, SlotId
-from metal_supervisor.spec.resources import service_name
 from metal_supervisor.spec.types import Json, Key
 
 SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
@@ -187,22 +186,26 @@ class Claimer(threading.Thread):
             self.error = text
 
     def _other_agent(self, key: Key) -> bool:
-        """True if LLMKube's own agent serves this already: its slice has the Service's name and a fresh heartbeat."""
-        path = api_path("endpointslices", key[0], service_name(key[1]))
+        """True if LLMKube's own agent serves this already: it has a slice with a fresh heartbeat for it.
+
+        The slice is looked for by its labels: since 0.10 it has another name, where the operator has a relay before it.
+        """
+        selector = f"llmkube.ai/managed-by=metal-agent,llmkube.ai/inference-service={key[1]}"
         try:
-            found = self._kube.request("GET", path)
+            found = self._kube.request("GET", api_path("endpointslices", key[0]), {"labelSelector": selector})["items"]
         except KubeError as error:
             if error.code not in (400, 404, 422):
                 raise
-            self.foreign.pop(key, None)
-            return False
-        labels = found["metadata"].get("labels") or {}
-        theirs = labels.get("llmkube.ai/managed-by") == "metal-agent" and leases.NODE not in labels
+            found = []
         now = time.time() + self._kube.clock_offset_s
-        if not (theirs and manifests.fresh_elsewhere(found, now, machine.own_addresses(self._told))):
+        fresh = next((
+            item for item in found if leases.NODE not in (item["metadata"].get("labels") or {})
+            and manifests.fresh_elsewhere(item, now, machine.own_addresses(self._told))
+        ), None)  # fmt: skip
+        if fresh is None:
             self.foreign.pop(key, None)
             return False
-        addresses = [address for each in found.get("endpoints") or [] for address in each.get("addresses") or []]
+        addresses = [address for each in fresh.get("endpoints") or [] for address in each.get("addresses") or []]
         text = f"LLMKube's metal-agent serves it at {', '.join(addresses) or 'an unknown address'}"
         if key not in self.foreign:
             log.warning("left to another agent", extra={"service": ".".join(key), "why": text})
