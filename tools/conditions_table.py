@@ -224,6 +224,9 @@ _ELSEWHERE = (
     )),
     Group("`schedulingStatus` alone", (SCHEDULING,), (), (
         Reason("WaitingForMetalAgent", "while MetalReady says Loading: LLMKube's word for it", _WAIT),
+        Reason("ModelSourceNotAllowed", "beside LLMKube's operator: its word for SourceNotAllowed", "see there"),
+        Reason("ExtraArgsRejected", "beside LLMKube's operator: its word for a refused item of `spec.extraArgs`",
+               "see the message"),
     )),
     Group("Records, logs and `metal-supervisor explain` alone", (RECORD,), (), (
         Reason("Admitted", "it may run", "nothing"),

@@ -1,8 +1,8 @@
 """Status of InferenceServices and Models, with or without LLMKube's operator.
 
 Without the operator the whole status is ours. With it only our own condition is, which the operator leaves alone.
-`schedulingStatus` belongs to both, so it is written when our verdict changes, cleared once after the service is ready
-or off, and never written again only because it was overwritten.
+`schedulingStatus` belongs to both, so it is written when our verdict changes, taken back with it, cleared once after
+the service is ready or off, and never written again only because it was overwritten.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ NUDGE_AFTER_S = 1.0
 PROGRESS_S = 1.0
 """Seconds after a write of a status before one that changes no more than its messages."""
 NUDGE = "metal-supervisor.io/changed"
+SOURCE_REFUSED, ARGUMENTS_REFUSED = "ModelSourceNotAllowed", "ExtraArgsRejected"
+"""What LLMKube's agent says. Since 0.10 the operator keeps its words alone, and overwrites any other reason."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,16 @@ def _differ_in_words(before: WantedStatus, now: WantedStatus) -> bool:
         for each in (before, now)
     ]
     return kept[0] == kept[1]
+
+
+def _in_their_words(told: Report) -> tuple[str, str] | None:
+    """(schedulingStatus, schedulingMessage) beside the operator; None if there is nothing that it does not say."""
+    if told.scheduling is None or told.reason == "Loading":
+        return None
+    reason, message = told.scheduling
+    if reason in ("InvalidSpec", "UnsupportedField") and message.startswith("spec.extraArgs"):
+        return ARGUMENTS_REFUSED, message
+    return SOURCE_REFUSED if reason == "SourceNotAllowed" else reason, message
 
 
 def _is_off(want: WantedStatus) -> bool:
@@ -221,18 +233,25 @@ class Statuses:
         if want.report.ready != written.ready and "." in want.record.name:
             written.nudge_at = [now + NUDGE_AFTER_S]
         written.ready = want.report.ready
-        verdict = want.report.scheduling if want.report.reason != "Loading" else None
-        if verdict is not None and verdict != written.scheduling:
+        verdict, before = _in_their_words(want.report), written.scheduling
+        if verdict is not None and verdict != before:
             self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
+        elif verdict is None and before is not None:
+            self._clear(path, before[0])
         written.scheduling = verdict
         if written.clear_at and now >= written.clear_at[0]:
-            if (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus"):
-                self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
+            self._clear(path)
             written.clear_at.pop(0)
         if written.nudge_at and now >= written.nudge_at[0]:
             if want.record.endpoint:
                 self._nudge(want.record.namespace, want.record.endpoint.service)
             written.nudge_at.pop(0)
+
+    def _clear(self, path: str, only: str = "") -> None:
+        """Clear the two scheduling fields, if they say anything. `only`: what it has to be, "" for whatever it is."""
+        said = (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus")
+        if said and only in ("", said):
+            self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
 
     def _nudge(self, namespace: str, service: str) -> None:
         """Touch an annotation of the Service, to trigger the operator.

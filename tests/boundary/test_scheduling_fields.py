@@ -1,0 +1,85 @@
+"""The two scheduling fields of a status, which LLMKube's operator writes as well, through the embedded API.
+
+Since 0.10 it leaves the refusals alone whose words it knows, and whoever wrote one has to take it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.report import report
+from metal_supervisor.sidecar.statuses import Statuses, WantedStatus
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Endpoint, Standing
+from tests.support.macs import embedded_cluster
+from tests.support.operator_sim import WAITING
+from tests.support.records import a_record
+from tests.support.system import ISVC, service
+
+
+class BesideOperator:
+    """The status of a service that does not run, as a Mac writes it beside the operator."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+        self.uid = kube.apply(f"{ISVC}/tiny", service(), "user")["metadata"]["uid"]
+        self.statuses = Statuses(kube)
+        self.statuses.operator = True
+
+    def write(self, standing: Standing, reason: str, message: str = "") -> None:
+        endpoint = Endpoint("tiny", 8080, "/v1", "ClusterIP", None)
+        record = a_record(verdict=Verdict(standing, reason, message, 1.0), uid=self.uid, endpoint=endpoint, port=18100)
+        self.statuses.service(WantedStatus(record, report(record, None), "192.0.2.1", ""))
+
+    def operator_writes(self) -> None:
+        status = {"schedulingStatus": "WaitingForMetalAgent", "schedulingMessage": WAITING}
+        self.kube.request("PATCH", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, {"status": status}, MERGE)
+
+    def shown(self) -> tuple[str | None, str | None]:
+        status = self.kube.request("GET", f"{ISVC}/tiny")["status"]
+        return status.get("schedulingStatus"), status.get("schedulingMessage")
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Iterator[BesideOperator]:
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = Kube(kubeconfig)
+        yield BesideOperator(kube)
+        kube.close()
+
+
+@pytest.mark.parametrize(("reason", "message", "word"), [
+    ("InsufficientMemory", "needs 90.0 GiB", "InsufficientMemory"),
+    ("ModelDigestMismatch", "another sha256", "ModelDigestMismatch"),
+    ("SourceNotAllowed", 'Model "tiny": spec.source is in no --allowed-roots', "ModelSourceNotAllowed"),
+    ("InvalidSpec", "spec.extraArgs[0] --host is not yours to set", "ExtraArgsRejected"),
+    ("UnsupportedField", "spec.extraArgs[2] '--such' is not known to llama-server", "ExtraArgsRejected"),
+    ("UnsupportedField", "spec.extraArgs is not for oMLX", "ExtraArgsRejected"),
+    ("ModelFileMissing", "spec.extraArgs[1]: /m/lora.gguf does not exist on this Mac", "ModelFileMissing"),
+    ("InvalidSpec", "spec.priority must be one of critical", "InvalidSpec"),
+])  # fmt: skip
+def test_a_refusal_has_the_word_that_the_operator_knows(
+    mac: BesideOperator, reason: str, message: str, word: str
+) -> None:
+    mac.write(Standing.FAILED, reason, message)
+    assert mac.shown() == (word, message)
+
+
+def test_what_is_over_is_taken_back_at_once(mac: BesideOperator) -> None:
+    mac.write(Standing.WAIT, "InsufficientMemory", "needs 90.0 GiB")
+    mac.write(Standing.RUN, "")
+    assert mac.shown() == (None, None)
+    mac.write(Standing.FAILED, "SourceNotAllowed", "in no --allowed-roots")
+    mac.write(Standing.RUN, "")
+    assert mac.shown() == (None, None)
+
+
+def test_what_the_operator_wrote_over_it_is_left_alone(mac: BesideOperator) -> None:
+    mac.write(Standing.WAIT, "InsufficientMemory", "needs 90.0 GiB")
+    mac.operator_writes()
+    mac.write(Standing.RUN, "")
+    assert mac.shown() == ("WaitingForMetalAgent", WAITING)
