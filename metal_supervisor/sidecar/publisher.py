@@ -197,15 +197,31 @@ class Publisher:
         if body == done.service and not due:
             return ""
         path = f"/api/v1/namespaces/{want.record.namespace}/services/{endpoint.service}"
-        found = find(self._kube, path) if due or done.service is None else None
+        look = due or done.service is None or done.service["spec"]["ports"] != body["spec"]["ports"]
+        found = find(self._kube, path) if look else None
         if found and (foreign := self._foreign(found, want.record)):
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
+        if found:
+            self._free_port_name(path, found, body)
         if found is None or body != done.service or found["metadata"].get("resourceVersion") != done.service_version:
             found = self._kube.apply(path, body, manifests.MANAGED_BY, force=True)
         done.service, done.service_at = body, time.monotonic()
         done.service_version = found["metadata"].get("resourceVersion", "")
         return ""
+
+    def _free_port_name(self, path: str, found: Json, body: Json) -> None:
+        """Drop a port that another writer gave the name of ours: an apply would leave it, and no server accepts two.
+
+        LLMKube's agent made its Services with port 8080, whatever the InferenceService says.
+        """
+        (ours,) = body["spec"]["ports"]
+        others = [each for each in found.get("spec", {}).get("ports") or [] if each["port"] != ours["port"]]
+        kept = [each for each in others if each.get("name") != ours["name"]]
+        if kept != others:
+            change = {**body, "metadata": {**body["metadata"], "resourceVersion": found["metadata"]["resourceVersion"]}}
+            change["spec"] = {**body["spec"], "ports": [ours, *kept]}
+            self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, change, MERGE)
 
     def _foreign(self, found: Json, record: Record) -> str:
         """Reason why an existing Service of the name must not be touched, or "" if it is ours."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from metal_supervisor.cluster.kube import MERGE
 from tests.support.incumbent import LABELS, PORT, WRITER, own_address, service_of_theirs, slice_of_theirs
 from tests.support.macs import embedded_cluster, fleet
-from tests.support.system import SERVICES, SLICES, eventually, service
+from tests.support.system import ISVC, SERVICES, SLICES, eventually, service
 
 
 def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(tmp_path: Path) -> None:
@@ -28,6 +29,26 @@ def test_what_the_agent_left_on_this_mac_is_taken_over_and_the_cluster_ip_stays(
         assert after["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "metal-supervisor"
         (owner,) = after["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("InferenceService", "tiny"), "so that it goes with its service"
+
+
+def test_a_port_that_the_agent_never_had_takes_the_place_of_its_own(tmp_path: Path) -> None:
+    """Its Services have 8080, whatever spec.endpoint.port says; two of one name no server accepts."""
+    address = own_address()
+    with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:
+        before = macs.kube.request("POST", SERVICES, WRITER, service_of_theirs())
+        mac = macs.add("mac-a", "--host-ip", address)
+        mac.apply(mac.tiny_model(), service("tiny", endpoint={"port": 9000}))
+        mac.ready("tiny")
+        after = mac.get(f"{SERVICES}/tiny")
+        assert after["spec"]["clusterIP"] == before["spec"]["clusterIP"]
+        assert [(each["port"], each["targetPort"]) for each in after["spec"]["ports"]] == [(9000, "http")]
+        mac.kube.request("PATCH", f"{ISVC}/tiny", None, {"spec": {"endpoint": {"port": 9100}}}, MERGE)
+
+        def ports() -> list[int]:
+            return [each["port"] for each in mac.get(f"{SERVICES}/tiny")["spec"]["ports"]]
+
+        eventually(lambda: ports() == [9100], what="the Service to follow an edit")
+        assert "PublishFailed" not in mac.told("tiny")
 
 
 def test_a_service_of_the_agents_for_another_inference_service_is_left_alone(tmp_path: Path) -> None:
