@@ -21,6 +21,10 @@ KIND = "InferenceService"
 MANAGED_BY, NODES = "metal-supervisor", "metal/"
 METAL_READY, READY = "MetalReady", "Ready"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
+SHARED_CONDITIONS = frozenset({"Available", "Progressing", "Degraded", "GPUAvailable", "Suspended", "MemoryPressure"})
+"""Conditions that LLMKube's operator or agent writes of the same things as this program does without them."""
+SHARED_FIELDS = ("endpoint", "schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor")
+"""Fields of a status that are not always there, likewise."""
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """Age at which LLMKube considers a heartbeat stale."""
@@ -140,6 +144,18 @@ def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
         return url_of(record.namespace, record.endpoint)
     url = direct_url(direct, told.port, record.endpoint.path) if told.port else ""
     return url if told.ready_replicas or before.get("endpoint") == url else ""
+
+
+def left_by_others(shown: Json, body: Json) -> Json:
+    """Merge patch of a status, {} for none: takes out what LLMKube's operator or agent said of it and nobody says now.
+
+    `shown`: the status in the cluster; `body`: all of it that is this program's, which an apply has just written there.
+    """
+    ours = {each["type"] for each in objects(body, "conditions")}
+    conditions = objects(shown, "conditions")
+    kept = [each for each in conditions if each.get("type") not in SHARED_CONDITIONS - ours]
+    gone: Json = {name: None for name in SHARED_FIELDS if name in shown and name not in body}
+    return gone if len(kept) == len(conditions) else {**gone, "conditions": kept}
 
 
 def own_part(before: Json) -> Json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import KubeError, now_micro
@@ -17,6 +18,7 @@ from metal_supervisor.cluster.kube import MERGE, Kube
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Report
 from metal_supervisor.cluster.status_mode import condition_of_others
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION
@@ -212,14 +214,23 @@ class Statuses:
         by force, also from an operator that is gone.
         """
         try:
-            self._apply("InferenceService", owner, body)
+            found = self._apply("InferenceService", owner, body)
         except KubeError as error:
             if not error.conflict:
                 raise
             metadata = self._kube.request("GET", api_path("inferenceservices", *owner))["metadata"]
             if condition_of_others(metadata.get("managedFields"), manifests.READY):
                 body = manifests.without_ready(body)
-            self._apply("InferenceService", owner, body, force=True)
+            found = self._apply("InferenceService", owner, body, force=True)
+        self._tidy(api_path("inferenceservices", *owner), found, body)
+
+    def _tidy(self, path: str, found: Json, body: Json) -> None:
+        """Take out what others left in a status that is ours by now; an apply leaves all that is not its own.
+
+        `found`: the object that the apply of `body` returned.
+        """
+        if left := manifests.left_by_others(mapping(found, "status"), body):
+            self._merge(path, left, found["metadata"]["resourceVersion"])
 
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """Write or clear the two scheduling fields, which the operator writes as well."""
@@ -262,8 +273,10 @@ class Statuses:
         path = f"/api/v1/namespaces/{namespace}/services/{service}"
         self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
 
-    def _merge(self, path: str, status: Json) -> None:
-        self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, {"status": status}, MERGE)
+    def _merge(self, path: str, status: Json, version: str = "") -> None:
+        """Merge a patch into a status. `version`: the object's resourceVersion that it has to have; "" for any."""
+        body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
+        self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
 
     def model(self, key: Key, model: WantedModel) -> None:
         """Write the status of a Model; not called where LLMKube's operator writes it."""
@@ -272,10 +285,11 @@ class Statuses:
             before = self._kube.request("GET", api_path("models", *key)).get("status") or {}
         body = manifests.model_status(model.file, model.source, model.generation, before, now_seconds(self._kube))
         if body != before:
-            self._apply("Model", key, body, force=True)
+            self._tidy(api_path("models", *key), self._apply("Model", key, body, force=True), body)
         self._models[(*key, model.uid)] = body
 
-    def _apply(self, kind: str, key: Key, body: Json, force: bool = False) -> None:
+    def _apply(self, kind: str, key: Key, body: Json, force: bool = False) -> Json:
+        """Apply a status; returns the object as it is then."""
         whole = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": kind,
@@ -284,7 +298,26 @@ class Statuses:
         }
         path = api_path("inferenceservices" if kind == "InferenceService" else "models", *key)
         # One field manager for all Macs: there is one writer at a time, and the next must be able to drop its fields.
-        self._kube.apply(path + "/status", whole, manifests.MANAGED_BY, force)
+        write = partial(self._kube.apply, path + "/status", whole, manifests.MANAGED_BY, force)
+        try:
+            return write()
+        except KubeError as error:
+            if error.code != 422 or not self._drop_shared(path, body):
+                raise
+            return write()
+
+    def _drop_shared(self, path: str, body: Json) -> bool:
+        """Take out the conditions that `body` leaves out, and that LLMKube's operator or agent has written too.
+
+        An apply takes out the fields that are ours alone, and what is left of a condition is refused. True if there
+        were any; the operator writes its own again.
+        """
+        found = self._kube.request("GET", path)
+        left = manifests.left_by_others(mapping(found, "status"), body)
+        if "conditions" not in left:
+            return False
+        self._merge(path, {"conditions": left["conditions"]}, found["metadata"]["resourceVersion"])
+        return True
 
     def forget(self, key: Key) -> None:
         """Forget a service; if this Mac wrote its status and no Mac serves it now, remove our fields."""

@@ -12,13 +12,13 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.report import report
-from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedStatus
+from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedModel, WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Endpoint, Standing
+from metal_supervisor.spec.types import Endpoint, ModelFile, Standing
 from tests.support.macs import embedded_cluster
 from tests.support.records import a_record
-from tests.support.system import ISVC, service
+from tests.support.system import ISVC, MODELS, model, service
 
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 THEIRS = {
@@ -130,3 +130,67 @@ def test_a_mac_that_gets_its_slot_back_before_its_engine_ended_says_so_again(clu
     assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
     cluster.write(UP)
     assert cluster.shown("MetalReady")[:2] == ("True", "Serving")
+
+
+def theirs_of(kind: str, status: str = "True") -> dict[str, str]:
+    return {**THEIRS, "type": kind, "status": status}
+
+
+def test_what_an_operator_that_is_gone_left_in_a_status_goes(cluster: Cluster) -> None:
+    """An apply alone leaves it for ever, as it was another's: a served service would seem to wait for its agent."""
+    item = cluster.kube.request("GET", f"{ISVC}/tiny")
+    kept = [THEIRS, theirs_of("SLODataSourceAvailable", "False")]
+    item["status"] = {
+        "phase": "Creating", "schedulingStatus": "WaitingForMetalAgent", "schedulingMessage": "…", "queuePosition": 3,
+        "waitingFor": "memory", "gateway": {"routeReady": True},
+        "conditions": [*kept, theirs_of("Progressing"), theirs_of("GPUAvailable"), theirs_of("Available", "False")],
+    }  # fmt: skip
+    cluster.kube.request("PUT", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, item)
+    cluster.write(UP)
+    status = cluster.kube.request("GET", f"{ISVC}/tiny")["status"]
+    assert status["gateway"] == {"routeReady": True}
+    assert not {"schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor"} & status.keys()
+    shown = {each["type"]: each["status"] for each in status["conditions"]}
+    assert shown == {
+        "Available": "True", "Confined": "False", "MetalReady": "True", "Ready": "False",
+        "SLODataSourceAvailable": "False", "Suspended": "False",
+    }  # fmt: skip
+    before = cluster.kube.requests
+    cluster.write(UP)
+    assert cluster.kube.requests == before
+
+
+def test_what_it_left_in_the_status_of_a_model_goes(cluster: Cluster) -> None:
+    made = cluster.kube.apply(f"{MODELS}/tiny", model("tiny", "hf://o/r/m.gguf"), "user")
+    made["status"] = {"phase": "Ready", "gguf": {"architecture": "llama"}, "conditions": [theirs_of("Available")]}
+    made = cluster.kube.request("PUT", f"{MODELS}/tiny/status", {"fieldManager": "manager"}, made)
+    wanted = WantedModel(made["metadata"]["uid"], 1, "hf://o/r/m.gguf", ModelFile("Downloading"))
+    cluster.statuses.model(("default", "tiny"), wanted)
+    status = cluster.kube.request("GET", f"{MODELS}/tiny")["status"]
+    assert [each["type"] for each in status["conditions"]] == ["Progressing"], "it is not here, whatever was said"
+    assert (status["phase"], status["gguf"]) == ("Downloading", {"architecture": "llama"})
+
+
+def test_a_condition_that_an_operator_had_too_can_be_dropped(cluster: Cluster) -> None:
+    """An apply takes out our fields of it alone: what is left of the condition no server accepts."""
+    item = cluster.kube.request("GET", f"{ISVC}/tiny")
+    item["status"] = {"phase": "Creating", "conditions": [THEIRS, theirs_of("Progressing")]}
+    cluster.kube.request("PUT", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, item)
+    cluster.write(None)
+    assert cluster.shown("Progressing")[0] == "True"
+    cluster.write(UP)
+    status = cluster.kube.request("GET", f"{ISVC}/tiny")["status"]
+    assert status["phase"] == "Ready" and "Progressing" not in {each["type"] for each in status["conditions"]}
+    assert cluster.shown("Ready") == ("False", "Theirs", "not ours")
+
+
+def test_an_operator_that_comes_back_and_words_a_condition_otherwise_does_not_stop_ours(cluster: Cluster) -> None:
+    cluster.write(UP)
+    item = cluster.kube.request("GET", f"{ISVC}/tiny")
+    for each in item["status"]["conditions"]:
+        if each["type"] == "Suspended":
+            each["message"] = "workload is not suspended"
+    cluster.kube.request("PUT", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, item)
+    cluster.statuses.operator = True
+    cluster.write(None)
+    assert cluster.shown("MetalReady")[:2] == ("False", "Loading")
