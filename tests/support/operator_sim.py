@@ -114,14 +114,24 @@ class Operator(threading.Thread):
                                 "observedGeneration": item["metadata"]["generation"], "lastTransitionTime": since}
 
         desired = 0 if item["spec"].get("suspend") else item["spec"].get("replicas", 1)
-        if phase == "Ready":
-            condition("Available", "True", "InferenceReady", "Inference service is ready and serving requests")
+        suspended = bool(item["spec"].get("suspend"))
+        word = "Suspended" if suspended else "NotSuspended"
+        condition("Suspended", str(suspended), word, f"spec.suspend={suspended}")
+        if phase in ("Ready", "Stopped", "Suspended"):
             conditions.pop("Progressing", None)
             conditions.pop("Degraded", None)
-        elif phase == "Creating":
+        if phase == "Ready":
+            condition("Available", "True", "InferenceReady", "Inference service is ready and serving requests")
+        elif phase == "Stopped":
+            condition("Available", "False", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero")
+        elif phase == "Suspended":
+            text = "spec.suspend=true; workload scaled to zero; spec.replicas preserved"
+            condition("Available", "False", "Suspended", text)
+        else:
             text = f"{ready}/{desired} replicas ready"
             condition("Progressing", "True", "Creating", f"Creating inference service ({text})")
-            condition("Available", "False", "NoReadyReplicas", f"{text}; service is not serving (phase {phase})")
+            if not ready:
+                condition("Available", "False", "NoReadyReplicas", f"{text}; service is not serving (phase {phase})")
         port = (item["spec"].get("endpoint") or {}).get("port", 8080)
         status.update(
             phase=phase, readyReplicas=ready, replicas=desired, desiredReplicas=desired, modelReady=True,
