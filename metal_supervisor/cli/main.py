@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import io
 import json
 import logging
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor import __version__
-from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, programs, use
+from metal_supervisor.cli import programs
 from metal_supervisor.cli.command_parser import CommandParser, add_command, state_dir, usable_path
 from metal_supervisor.cli.terminal import INTERRUPTED, CommandError, discard_output, output_problem, say
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - settings are read from here on
@@ -127,6 +128,8 @@ def _version(arguments: argparse.Namespace) -> int:
 
 def parser() -> CommandParser:
     """The argument parser, every setting a flag of the commands that take settings."""
+    from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
+
     top = CommandParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
     top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -164,8 +167,19 @@ def parser() -> CommandParser:
     return top
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. Users' commands are not loaded for a program, which starts with each boot and crash."""
+    if words[0] not in programs.PROGRAMS:
+        return parser().parse_args(words)
+    top = CommandParser(prog="metal-supervisor")
+    programs.add(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    return top.parse_args(words)
+
+
 def _carried_out(parsed: argparse.Namespace) -> int:
     """Exit code of a command, after its complaint if it cannot be carried out."""
+    if parsed.command not in programs.PROGRAMS:
+        gc.enable()  # a program does so once all of its modules are loaded
     try:
         return int(parsed.action(parsed))
     except CommandError as error:
@@ -198,10 +212,11 @@ def _open_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
     _open_streams()
-    if not (sys.argv[1:] if arguments is None else arguments):
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
         parser().print_help(sys.stderr)
         return 2
-    parsed = parser().parse_args(arguments)
+    parsed = _parsed(words)
     if sys.stdout is None and parsed.command not in (*programs.PROGRAMS, "boot"):
         say("standard output is closed, so that nothing could be shown; nothing was done")
         return 1

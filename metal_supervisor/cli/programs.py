@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -52,6 +53,8 @@ def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loa
     from metal_supervisor.settings import logging as logs
     from metal_supervisor.state.directory import StateDir
 
+    gc.freeze()  # each caller has loaded its modules by now; none of them is searched for garbage again
+    gc.enable()
     state = Path(arguments.state_dir)
     settings, problem = loader.load_good(state.resolve())
     directory = StateDir(settings.state_path)
