@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from tests.support.engines import Stopwatch, gone, is_gone, reason
 from tests.support.faults import Figure, fault
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.runtimes import CONTEXT, NOWHERE, answers, back, omlx, out, stream
-from tests.support.system import System, eventually, halted, kill, model, running, service
+from tests.support.system import System, eventually, halted, kill, model, running, service, slowed
 
 GGUF, ONE, TWO = "words", "left", "right"
 THEIRS = "theirs"
 LIBRARY = "https://ollama.com/library/tiny:1b"
-TOKENS = 1000
-"""Length of an answer that takes a second or more."""
+TOKENS = 400
+"""Length of an answer that takes several seconds of an engine that is `slowed`."""
 
 
 def on_ollama(name: str, model: str) -> dict[str, object]:
@@ -182,9 +183,12 @@ def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figur
     assert len(runners) == 2, "theirs, and one for both of ours"
     attendant, since = system.pid(TWO), system.observe(ONE)["since"]
     with stream(system, ONE, tokens=TOKENS) as answer:
-        gone(system, TWO)
-        eventually(lambda: is_gone(attendant), what="its attendant to end")
-        answer.flows()
+        with contextlib.ExitStack() as slow:
+            for runner in runners:
+                slow.enter_context(slowed(runner.pid))
+            gone(system, TWO)
+            eventually(lambda: is_gone(attendant), what="its attendant to end")
+            answer.flows()
         answer.ends()  # Ollama 0.17.4 may answer nothing more once a stream was hung up on
     figure.add("answers cut", 0, "")
     answers(system, ONE)

@@ -96,10 +96,11 @@ def stream(gateway: Gateway, tokens: int) -> Stream:
     bound="no request refused, reset or cut",
 )
 def test_twenty_workers_in_succession_reset_nothing(gateway: Gateway, figure: Figure) -> None:
-    loads = [Load(gateway, kept) for kept in (True, False)]
-    flow = stream(gateway, 400)
-    for _ in range(UPGRADES):
-        next_worker(gateway)
+    with slowed(gateway.system.pid()):
+        loads = [Load(gateway, kept) for kept in (True, False)]
+        flow = stream(gateway, 400)
+        for _ in range(UPGRADES):
+            next_worker(gateway)
     assert [each.ended() for each in loads] == ["", ""]
     assert flow.completed(), flow.error
     figure.add("answers meanwhile, all whole", sum(each.answers for each in loads), "")

@@ -354,7 +354,7 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     system.apply(model("large", f"file://{large}"), service("popular", "large", contextSize=32768, env=few))
     before = system.ready("popular")
     # Longer than the test takes, however fast the engine is.
-    stream = system.stream("popular", tokens=30_000, slow=False).last()
+    stream = system.stream("popular", tokens=30_000).last()
     crowd = Crowd(port(system, "popular"), 60)
     try:
         kill(system.own_pid("sidecar"))  # a new one asks at once, rather than within 15 s
