@@ -66,7 +66,7 @@ def failed(system: System, name: str, reason: str) -> str:
 def gone(system: System, *names: str) -> None:
     for name in names:
         system.delete(name)
-    eventually(lambda: not any(f"default.{name}" in system.supervisorctl("status") for name in names), what="gone")
+    eventually(lambda: not system.rpc.table().keys() & {f"default.{name}" for name in names}, what="gone")
 
 
 def test_a_model_ref_to_nothing_is_named_and_heals_when_the_model_appears(system: System) -> None:
@@ -268,7 +268,7 @@ def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: Sys
     system.ready("mover")
     port = system.port("mover")
     system.apply(service("mover", replicas=0))
-    eventually(lambda: "default.mover" not in system.supervisorctl("status"), what="the program to be gone")
+    eventually(lambda: "default.mover" not in system.rpc.table(), what="the program to be gone")
     with socket.create_server(("127.0.0.1", port)), figure.timed("Ready elsewhere"):
         system.apply(service("mover", replicas=1))
         system.ready("mover", within_s=40)

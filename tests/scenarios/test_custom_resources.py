@@ -86,7 +86,8 @@ def gone(mac: System, *names: str) -> None:
     for name in names:
         mac.delete(name)
     eventually(lambda: not any(mac.observe(name) for name in names), WITHIN_S, "the services to be gone")
-    assert not any(f"default.{name} " in mac.supervisorctl("status") for name in names)
+    shown = mac.supervisorctl("status")
+    assert not any(f"default.{name} " in shown for name in names)
 
 
 def changes(mac: System) -> int:

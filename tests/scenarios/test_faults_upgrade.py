@@ -137,7 +137,7 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     eventually(lambda: system.pid() not in (0, engine), 30, "the edited service to be replaced")
     assert not (system.state / "pending" / "default.tiny.conf").exists()
     system.delete("born-next")
-    eventually(lambda: "born-next" not in system.supervisorctl("status"), 30, "it to be gone")
+    eventually(lambda: "default.born-next" not in system.rpc.table(), 30, "it to be gone")
 
 
 def command_of(pid: int) -> list[str]:

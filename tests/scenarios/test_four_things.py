@@ -79,7 +79,7 @@ def test_a_stop_by_hand_survives_a_restart_of_the_controller_and_ends_with_a_new
         system.ready("hand")
     assert system.pid() == other
     system.delete("hand")
-    eventually(lambda: "default.hand" not in system.supervisorctl("status"), what="the program to be gone")
+    eventually(lambda: "default.hand" not in system.rpc.table(), what="the program to be gone")
 
 
 def passes_within(system: System, seconds: float) -> int:
@@ -114,7 +114,7 @@ def test_kubectl_apply_get_describe_wait_explain_diff_scale_and_delete(system: S
     system.kubectl("scale", "isvc/second", "--replicas=0")
     system.kubectl("wait", "--for=jsonpath={.status.phase}=Stopped", "isvc/second", "--timeout=20s")
     system.kubectl("delete", "-f", str(manifest), "--timeout=20s")
-    eventually(lambda: "default.second" not in system.supervisorctl("status"), what="the program to be gone")
+    eventually(lambda: "default.second" not in system.rpc.table(), what="the program to be gone")
     assert "second" not in system.kubectl("get", "isvc,models,svc,endpointslices")
 
 

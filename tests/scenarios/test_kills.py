@@ -144,7 +144,7 @@ def works_still(system: System, name: str) -> None:
     system.apply(service(name))
     system.ready(name)
     system.delete(name)
-    eventually(lambda: f"default.{name}" not in system.supervisorctl("status"), 30, "the program to be gone")
+    eventually(lambda: f"default.{name}" not in system.rpc.table(), 30, "the program to be gone")
 
 
 @fault(

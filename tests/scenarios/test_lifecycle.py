@@ -96,7 +96,7 @@ def test_a_service_deleted_while_the_controller_was_down_is_stopped(system: Syst
     system.delete("doomed")
     assert system.pid("doomed")
     system.supervisorctl("start", "controller")
-    eventually(lambda: "default.doomed" not in system.supervisorctl("status"), what="the program to be gone")
+    eventually(lambda: "default.doomed" not in system.rpc.table(), what="the program to be gone")
     eventually(lambda: not (system.state / "records" / "default.doomed.json").exists(), what="the record to be gone")
 
 
@@ -120,7 +120,7 @@ def test_a_deleted_service_that_comes_back_at_once_runs_again(system: System) ->
     assert system.get(f"{SERVICES}/again")["metadata"]["ownerReferences"][0]["uid"] == uid
     assert "hello world" in system.chat("again")
     system.delete("again")
-    eventually(lambda: "default.again" not in system.supervisorctl("status"), what="the program to be gone")
+    eventually(lambda: "default.again" not in system.rpc.table(), what="the program to be gone")
 
 
 def charged(system: System) -> int:

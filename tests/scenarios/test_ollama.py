@@ -110,7 +110,7 @@ def test_stopped_it_is_unloaded_and_the_unused_daemon_ends(system: System) -> No
     eventually(lambda: len(runs(system, PULLED)) == 1, what="it to be unloaded")
     system.delete(LOCAL)
     system.delete(PULLED)
-    eventually(lambda: "ollama " not in system.supervisorctl("status"), within_s=90, what="the daemon to be stopped")
+    eventually(lambda: "ollama" not in system.rpc.table(), within_s=90, what="the daemon to be stopped")
     assert system.slice_ready(GGUF)
 
 

@@ -183,5 +183,5 @@ def test_what_omlx_cannot_do_is_refused_by_name_on_that_service_alone(system: Sy
 def test_an_unused_daemon_is_stopped(system: System) -> None:
     for name in (ONE, TWO):
         system.delete(name)
-    eventually(lambda: "omlx " not in system.supervisorctl("status"), within_s=90, what="the daemon to be stopped")
+    eventually(lambda: "omlx" not in system.rpc.table(), within_s=90, what="the daemon to be stopped")
     assert system.slice_ready(GGUF)
