@@ -106,7 +106,8 @@ class ChangePrinter:
 
     def print_advice(self, directory: StateDir) -> None:
         """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""
-        for who, file, said in (("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, _problem)):
+        told_by = ("cluster", CONTROLLER_REPORT, _advice), ("gateway", gateway_note.FILE, processes.problem_told)
+        for who, file, said in told_by:
             text = said(directory.report(file))
             if text and text != self._advised.get(file):
                 self.tell(who, "", text)
@@ -147,12 +148,6 @@ class ChangePrinter:
 
 def _advice(told: Json) -> str:
     return string(mapping(told, "cluster"), "advice")
-
-
-def _problem(note: Json) -> str:
-    """The problem in the gateway's note; "" if the note is of a worker that has ended, as of an earlier run."""
-    problem = string(note, "problem")
-    return problem if problem and processes.has_written(note.get("pid"), note.get("at")) else ""
 
 
 def shown(path: Path) -> str:

@@ -147,7 +147,9 @@ def _endpoint(record: Record, told: Report, before: Json, direct: str) -> str:
 
 
 def left_by_others(shown: Json, body: Json) -> Json:
-    """Merge patch of a status, {} for none: takes out what LLMKube's operator or agent said of it and nobody says now.
+    """Merge patch that removes from a status what LLMKube's operator or agent wrote, and this program does not write.
+
+    {} if there is nothing to remove.
 
     `shown`: the status in the cluster; `body`: all of it that is this program's, which an apply has just written there.
     """

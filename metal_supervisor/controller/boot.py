@@ -26,7 +26,7 @@ from metal_supervisor.controller import leftovers
 from metal_supervisor.controller.leftovers import Say
 from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.controller.program_files import put_aside_refused
-from metal_supervisor.host import processes
+from metal_supervisor.host import machine, processes
 from metal_supervisor.runtimes import metal_device
 from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
@@ -194,9 +194,7 @@ def _parts(settings: Settings) -> Iterator[str]:
 
 def _keeps_awake(settings: Settings) -> bool:
     """True if the configured program that keeps this Mac awake exists and is executable."""
-    # Not Path's, which raise for `~` of no user and in a directory that is closed to this one: nothing would start.
-    path = os.path.expanduser(settings.caffeinate)  # noqa: PTH111
-    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
+    return machine.executable(settings.caffeinate) is not None
 
 
 def write_conf(directory: StateDir, settings: Settings) -> None:

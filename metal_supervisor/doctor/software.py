@@ -17,7 +17,6 @@ from metal_supervisor import __version__
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
-from metal_supervisor.spec.document import string
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
@@ -179,8 +178,7 @@ def _programs(around: Surroundings) -> Sequence[Finding]:
     table = around.table()
     if table is None:
         return []
-    note = gateway_note.read(around.settings.state_path)
-    gateway = string(note, "problem") if processes.has_written(note.get("pid"), note.get("at")) else ""
+    gateway = processes.problem_told(gateway_note.read(around.settings.state_path))
     return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log", gateway)]
 
 

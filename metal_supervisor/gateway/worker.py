@@ -253,8 +253,7 @@ class Worker:
     def _note_of_another(self) -> Json:
         """The note if it is that of another worker, which lives, else {}. `upgrade` reads what is added as `next`."""
         note = gateway_note.read(self._state.path)
-        pid = note.get("pid")
-        return note if pid != os.getpid() and processes.has_written(pid, note.get("at")) else {}
+        return note if note.get("pid") != os.getpid() and processes.has_written(note) else {}
 
     async def _finish_unhurried(self, leave: asyncio.Event) -> None:
         """Let the requests under way end, however long they take, while another worker takes the new ones."""

@@ -159,16 +159,23 @@ def route_to(host: str, port: int) -> str | None:
         return None
 
 
+def executable(setting: str) -> Path | None:
+    """The executable file that a setting names; None if that is none, or cannot be looked at."""
+    with contextlib.suppress(OSError, RuntimeError):  # a directory that is closed to this user, or `~` of no user
+        path = Path(setting).expanduser().absolute()
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
+
+
 def find_binary(setting: str, name: str, install: str, flag: str | None = "") -> Path:
     """An engine's executable: the configured one, else PATH, else Homebrew's prefixes. Raises NoBinary.
 
     `flag`: of the setting, "" if it is named like the executable, None without one.
     """
     if setting:
-        with contextlib.suppress(OSError, RuntimeError):  # a directory that is closed to this user, or `~` of no user
-            path = Path(setting).expanduser().absolute()
-            if path.is_file() and os.access(path, os.X_OK):
-                return path
+        if path := executable(setting):
+            return path
         text = f"{flag or f'--{name}'} is {setting!r}, which is not an executable file"
         raise NoBinary(f"{text}; {install}, or correct it")
     places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place]

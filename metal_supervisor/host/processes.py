@@ -13,6 +13,8 @@ import psutil
 from metal_supervisor import launch
 from metal_supervisor.host.left_engines import Process
 from metal_supervisor.host.liveness import LivenessSigns
+from metal_supervisor.spec.document import string
+from metal_supervisor.spec.types import Json
 
 
 def command_line(pid: int) -> list[str] | None:
@@ -66,12 +68,19 @@ def started_at(pid: int) -> float | None:
         return None
 
 
-def has_written(pid: object, at: object) -> bool:
-    """True if the process that wrote a pid and the Unix time into a note lives; a later one may have its pid."""
+def has_written(note: Json) -> bool:
+    """True if the process that wrote its `pid`, and the Unix time `at`, into a note lives; another may have its pid."""
+    pid, at = note.get("pid"), note.get("at")
     if not isinstance(pid, int) or not isinstance(at, (int, float)):
         return False
     began = started_at(pid)
     return began is not None and began <= at
+
+
+def problem_told(note: Json) -> str:
+    """The `problem` in a process's note; "" if that process has ended, as one of an earlier run."""
+    problem = string(note, "problem")
+    return problem if problem and has_written(note) else ""
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -211,7 +211,7 @@ class Publisher:
         return ""
 
     def _free_port_name(self, path: str, found: Json, body: Json) -> None:
-        """Drop a port that another writer gave the name of ours: an apply would leave it, and no server accepts two.
+        """Remove another writer's port of the same name: an apply would keep it, and names of ports must be unique.
 
         LLMKube's agent made its Services with port 8080, whatever the InferenceService says.
         """

@@ -786,8 +786,8 @@ class LoginPage(Cluster):
 
 def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
     cluster, _, registrar = setup(LoginPage())
-    around = ClusterContext(namespaces=frozenset({"default"}))
-    registrar.want(wanted(), {}, around)
+    context = ClusterContext(namespaces=frozenset({"default"}))
+    registrar.want(wanted(), {}, context)
     registrar._one_pass()
     assert "metadata" in registrar.trouble[0]
     cluster.request, cluster.apply = Cluster.request.__get__(cluster), Cluster.apply.__get__(cluster)
@@ -815,18 +815,18 @@ def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_status_whose_removal_fails_is_removed_later() -> None:
     cluster, _, registrar = setup()
-    around = ClusterContext(operator=False)
-    registrar.want(wanted(), {}, around)
+    context = ClusterContext(operator=False)
+    registrar.want(wanted(), {}, context)
     registrar._one_pass()
     leaves = {
         key: replace(each, record=replace(each.record, verdict=Verdict(Standing.REMOVING, "NotHere", "", 1.0)))
         for key, each in wanted().items()
     }
-    registrar.want(leaves, {}, around)
+    registrar.want(leaves, {}, context)
     registrar._one_pass()
     cluster.written.clear()
     cluster.refuses = {"inferenceservices/tiny/status": 500}
-    registrar.want({}, {}, around)
+    registrar.want({}, {}, context)
     registrar._one_pass()
     assert not cluster.written
     registrar._backoffs.over(("forget", ("default", "tiny")))

@@ -161,7 +161,7 @@ SERVED = (
         "not there while nothing is kept",
     ),
     MetricEntry(OURS + "memory_charged_bytes", GAUGE, "Memory reserved in all."),
-    MetricEntry(OURS + "memory_waiting_services", GAUGE, "Services that wait for memory, but those that never fit."),
+    MetricEntry(OURS + "memory_waiting_services", GAUGE, "Services that wait for memory; those that never fit do not."),
     MetricEntry(
         OURS + "process_exits_total",
         COUNTER,

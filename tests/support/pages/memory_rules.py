@@ -55,7 +55,7 @@ PRESSURE = f"""
 The budget keeps our own engines in bounds; it knows nothing of the browser beside them. So the machine is
 looked at every `--memory-watchdog-interval` seconds (5): how much is available, the kernel's own level and the
 growth of swap on a Mac, and on Linux how long tasks waited for memory (PSI). The worst of them counts. What
-cannot be read says nothing: an unknown reading keeps nobody from starting, and stops and returns nobody. A
+cannot be read changes nothing: an unknown reading neither delays a start nor stops or returns an engine. A
 level takes two looks to rise (one, where less than half of what is critical is available), and a fifth of
 `--memory-recovery` ({PACE.recover_s:g} s) of clearly better readings to fall a step, so that it does not flap.
 The share that must be available follows from what the budget leaves free: a Mac that is full of models by the
