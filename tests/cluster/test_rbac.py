@@ -357,7 +357,7 @@ NEEDED_FOR: dict[tuple[str, str, str], Callable[[Life], None]] = {
     ("", "services", "patch"): restarted("sidecar"),
     ("", "endpoints", "get"): restarted("sidecar"),
     ("", "endpoints", "delete"): left_behind,
-    ("discovery.k8s.io", "endpointslices", "get"): no_claim,
+    ("discovery.k8s.io", "endpointslices", "get"): restarted("sidecar"),
     ("discovery.k8s.io", "endpointslices", "list"): restarted("sidecar"),
     ("discovery.k8s.io", "endpointslices", "create"): no_slice,
     ("discovery.k8s.io", "endpointslices", "patch"): restarted("sidecar"),
