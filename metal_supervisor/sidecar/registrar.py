@@ -30,7 +30,7 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
 
-LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S = 1.5, 5.0
+LONGEST_PAUSE_S, REFUSED_PAUSE_S = 1.5, 5.0
 CONFLICT_PAUSE_S = 1.0
 SLOW_S = 1.0
 """Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first.
@@ -38,8 +38,6 @@ SLOW_S = 1.0
 A pass that takes less is over before a Lease matters.
 """
 MOST_EVENTS = 50
-OF_THE_MAC = frozenset({"lease", "fleetnode", "resync"})
-"""Kinds of writes that are due again by the time of the last one that was made."""
 log = logging.getLogger("sidecar")
 
 
@@ -81,8 +79,8 @@ class Registrar(threading.Thread):
         self.trouble = "", 0.0
         """(reason why the cluster cannot be written to, Unix time since when); ("", 0) if it can."""
         self._pass_failed = self._refused = False
-        self._overdue = False
-        """What is due was refused in this pass for what it says, and stays due."""
+        self._began = 0.0
+        """Monotonic time at which the latest pass began."""
         self._backoffs = Backoffs()
         self._lost_s = 0.0
         """Seconds that this pass lost to writes that failed."""
@@ -166,16 +164,15 @@ class Registrar(threading.Thread):
                 self._wake.wait(min(threading.TIMEOUT_MAX, max(0.05, self._due_at() - time.monotonic())))
 
     def _due_at(self) -> float:
-        """Monotonic time of the next write that is due without any change."""
+        """Monotonic time of the next write that is due without any change.
+
+        What was due before the latest pass and still is was refused, or is held back. It must not be tried in a circle.
+        """
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
-        due_at = min(listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces))
-        if self._backoffs:
-            later = due_at if due_at > time.monotonic() else float("inf")  # overdue: it is one of those held back
-            due_at = min(later, self._backoffs.due_at())
-        due_at = min(due_at, self._publisher.statuses.held_until())  # one that is past is new: it ran out in this pass
-        if self._refused or self._overdue or self._context.cloned:  # overdue, and refused
-            due_at = max(due_at, time.monotonic() + FORBIDDEN_PAUSE_S)
-        return due_at
+        dues = listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces)
+        again_at = time.monotonic() + REFUSED_PAUSE_S
+        due_at = min(each if each >= self._began else again_at for each in dues)
+        return min(due_at, self._backoffs.due_at(), self._publisher.statuses.held_until())
 
     def release(self) -> None:
         """Release the Leases, so that peers know this Mac stops. Errors are logged."""
@@ -189,11 +186,11 @@ class Registrar(threading.Thread):
     def _one_pass(self) -> None:
         """One pass: Leases and withdrawals first, and all else until one of these is due again."""
         self._urgent.clear()
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         with self._lock:
             wanted, models, context = self._wanted, self._models, self._context
             events, self._events = self._events, []
-        self._pass_failed = self._refused = self._overdue = False
+        self._pass_failed = self._refused = False
         self._lost_s = 0.0
         if context.cloned:
             self._troubled(context.cloned)
@@ -322,8 +319,6 @@ class Registrar(threading.Thread):
         except KubeError as error:
             if error.code != 404:
                 self._counters.refused(what, str(error.code or error.reason))
-            if what in OF_THE_MAC and error.code in (400, 404, 409, 422):
-                self._overdue = True
             if error.code in (400, 409, 422):
                 self._problem(on if what == "endpoints" else None, error)
             elif error.code >= 500:

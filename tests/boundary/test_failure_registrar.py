@@ -751,6 +751,33 @@ def test_a_lease_that_is_refused_for_what_it_says_is_not_written_again_at_once(c
     assert registrar._due_at() - time.monotonic() > 1
 
 
+class Unmoved(Cluster):
+    """Refuses each change of a status or of a Service, but the applies of this Mac's own fields."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+    def request(self, method: str, path: str, query: Any = None, body: Json | None = None, *more: Any) -> Json:
+        if method == "PATCH":
+            raise KubeError(self.code, "Refused", "not this")
+        if method == "GET" and path.endswith("/inferenceservices/tiny"):
+            return {"status": {"schedulingStatus": "WaitingForMetalAgent"}}
+        return super().request(method, path, query, body, *more)
+
+
+@pytest.mark.parametrize("code", [400, 404, 409, 422])
+def test_a_reason_that_cannot_be_cleared_is_not_tried_in_a_circle(code: int) -> None:
+    _, _, registrar = setup(Unmoved(code))
+    registrar.want(wanted(), {}, ClusterContext(operator=True, namespaces=frozenset({"default"})))
+    registrar._one_pass()
+    (status,) = registrar._publisher.statuses._services.values()
+    status.clear_at = [time.monotonic()]
+    registrar._one_pass()
+    assert status.clear_at, "it is due still"
+    assert registrar._due_at() - time.monotonic() > 1
+
+
 def test_an_address_that_is_not_accepted_takes_the_one_of_before_out() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
