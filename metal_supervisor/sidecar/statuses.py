@@ -14,7 +14,7 @@ from functools import partial
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import KubeError, now_micro
-from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.kube import MERGE, Kube, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Report
 from metal_supervisor.cluster.status_mode import condition_of_others
@@ -80,7 +80,7 @@ class _Written:
     """Monotonic time of the latest write."""
     held_until: float = NEVER
     """Monotonic time until which further messages are held back, NEVER if there are none."""
-    ready: bool = False
+    ready_replicas: int = 0
     settled: bool = False
     """It was ready or off: there is no reason to give."""
     beside: bool = False
@@ -241,9 +241,9 @@ class Statuses:
         elif not settled:
             written.clear_at = []
         written.settled = settled
-        if want.report.ready != written.ready and "." in want.record.name:
+        if want.report.ready_replicas != written.ready_replicas and "." in want.record.name:
             written.nudge_at = [now + NUDGE_AFTER_S]
-        written.ready = want.report.ready
+        written.ready_replicas = want.report.ready_replicas
         verdict, before = _in_their_words(want.report), written.scheduling
         if verdict is not None and verdict != before:
             self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
@@ -255,7 +255,7 @@ class Statuses:
             written.clear_at.pop(0)
         if written.nudge_at and now >= written.nudge_at[0]:
             if want.record.endpoint:
-                self._nudge(want.record.namespace, want.record.endpoint.service)
+                self._nudge(want.record, want.record.endpoint.service)
             written.nudge_at.pop(0)
 
     def _clear(self, path: str, only: str = "") -> None:
@@ -264,14 +264,16 @@ class Statuses:
         if said and only in ("", said):
             self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
 
-    def _nudge(self, namespace: str, service: str) -> None:
-        """Touch an annotation of the Service, to trigger the operator.
+    def _nudge(self, record: Record, service: str) -> None:
+        """Touch an annotation of the Service, to trigger the operator, if it is there and of this InferenceService.
 
         The operator maps a Service to its owner, but looks for slices under a name with dashes.
         """
-        body = {"metadata": {"annotations": {NUDGE: now_micro()}}}
-        path = f"/api/v1/namespaces/{namespace}/services/{service}"
-        self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
+        path = f"/api/v1/namespaces/{record.namespace}/services/{service}"
+        owners = mapping(find(self._kube, path) or {}, "metadata").get("ownerReferences") or []
+        if any(each.get("uid") == record.uid for each in owners):
+            body = {"metadata": {"annotations": {NUDGE: now_micro()}}}
+            self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
 
     def _merge(self, path: str, status: Json, version: str = "") -> None:
         """Merge a patch into a status. `version`: the object's resourceVersion that it has to have; "" for any."""

@@ -411,6 +411,36 @@ def test_a_service_gets_its_kubernetes_service_from_one_of_the_same_that_no_mac_
         kube.close()
 
 
+@pytest.mark.parametrize("theirs", [True, False])
+def test_a_service_of_others_is_not_touched_to_tell_the_operator_of_a_dotted_name(tmp_path: Path, theirs: bool) -> None:
+    """Nor is one asked for that is not there, as without an address: that is no refusal, to be tried again."""
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube, path = Kube(kubeconfig), "/api/v1/namespaces/default/services/ti-ny"
+        if theirs:
+            there = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "ti-ny"}}
+            kube.apply(path, {**there, "spec": {"ports": [{"port": 80}]}}, "others")
+        before = find(kube, path)
+        uid = kube.apply(f"{ISVC}/ti.ny", service("ti.ny"), "us")["metadata"]["uid"]
+        dotted = replace(SERVICE, name="ti.ny", uid=uid, endpoint=replace(ENDPOINT, service="ti-ny"))
+        record = accept(dotted, None, OUTLOOK, 100.0)
+        want = WantedStatus(record, report(record, UP), "192.0.2.1", "" if theirs else "NoRoutableAddress: none")
+        _, _, registrar = setup(kube)
+        registrar.want({record.key: want}, {}, ClusterContext(operator=True, namespaces=frozenset({"default"})))
+        registrar._one_pass()
+        (status,) = registrar._publisher.statuses._services.values()
+        assert len(status.nudge_at) == 1
+        status.nudge_at = [time.monotonic()]
+        registrar._one_pass()
+        assert find(kube, path) == before and not status.nudge_at
+        for problem in ("EndpointNameConflict: it is theirs", ""):
+            told = report(record, replace(UP, published=problem))
+            context = ClusterContext(operator=True, namespaces=frozenset({"default"}))
+            registrar.want({record.key: replace(want, report=told)}, {}, context)
+            registrar._one_pass()
+        assert len(status.nudge_at) == 1, "once it can be reached"
+        kube.close()
+
+
 def asleep() -> dict[tuple[str, str], WantedStatus]:
     return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
 
