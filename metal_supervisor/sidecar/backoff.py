@@ -30,7 +30,7 @@ class _Held:
 
 
 class Backoffs:
-    """The objects held back; truthy while there are any. One thread writes; others may only call `over`."""
+    """The objects held back; truthy while there are any. For one thread."""
 
     def __init__(self) -> None:
         self._held: dict[Object, _Held] = {}
@@ -62,17 +62,17 @@ class Backoffs:
 
     def prune(self) -> None:
         """Forget the objects that `holds` was not called for since the last `prune`."""
-        for what in [each for each in list(self._held) if each not in self._met]:
+        for what in [each for each in self._held if each not in self._met]:
             self.over(what)
         self._met = set()
 
     def due_at(self) -> float:
         """Monotonic time of the earliest retry, infinity if nothing is held back."""
-        return min((held.until for held in list(self._held.values())), default=float("inf"))
+        return min((held.until for held in self._held.values()), default=float("inf"))
 
     def told(self) -> str:
         """The object that has been held back longest, with the server's error; "" if there is none."""
-        for (what, on), held in list(self._held.items()):
+        for (what, on), held in self._held.items():
             name = "/".join(map(str, on)) if isinstance(on, tuple) else on
             return f"{what} of {name or 'this Mac'}: {held.error}"
         return ""

@@ -82,6 +82,8 @@ class Registrar(threading.Thread):
         self._began = 0.0
         """Monotonic time at which the latest pass began."""
         self._backoffs = Backoffs()
+        self._tried: Mapping[Key, WantedStatus] = {}
+        """What the latest pass was about."""
         self._lost_s = 0.0
         """Seconds that this pass lost to writes that failed."""
 
@@ -97,9 +99,6 @@ class Registrar(threading.Thread):
             if (wanted, models, context) == (self._wanted, self._models, self._context):
                 return
             self._note_withdrawals(wanted)
-            for key in self._wanted.keys() & wanted.keys():
-                if self._wanted[key] != wanted[key]:
-                    self._backoffs.over(("endpoints", key))  # an engine that died must not wait for its announcement
             self._wanted, self._models, self._context = wanted, models, context
             self._settled.clear()
             self.out = False
@@ -192,6 +191,7 @@ class Registrar(threading.Thread):
             events, self._events = self._events, []
         self._pass_failed = self._refused = False
         self._lost_s = 0.0
+        self._forgive(wanted)
         if context.cloned:
             self._troubled(context.cloned)
             return self._keep(events)
@@ -236,6 +236,16 @@ class Registrar(threading.Thread):
             if wanted is self._wanted:
                 self._settled.set()
         return None
+
+    def _forgive(self, wanted: Mapping[Key, WantedStatus]) -> None:
+        """Forget the backoffs of endpoints that are wanted otherwise than in the last pass.
+
+        An engine that died must not wait for its announcement, also if that fails only after the death was told.
+        """
+        before, self._tried = self._tried, wanted
+        for key in before.keys() & wanted.keys():
+            if before[key] is not wanted[key] and before[key] != wanted[key]:
+                self._backoffs.over(("endpoints", key))
 
     def _begin_anew(self, events: list[tuple[Record | str, Happening]]) -> None:
         """Leave the rest of a pass, its Events too, to the next one, which begins at once."""

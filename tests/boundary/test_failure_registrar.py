@@ -573,6 +573,32 @@ def test_a_withdrawal_does_not_wait_for_its_service_or_for_the_pause_of_its_anno
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
 
 
+class Overtaken(Cluster):
+    """Something else is wanted by the time that it fails to write a Service."""
+
+    def __init__(self, now: Callable[[], None]) -> None:
+        super().__init__()
+        self.now = now
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        if path.endswith("/services/tiny") and "/services/tiny" in self.refuses:
+            self.now()
+        return super().apply(path, body, manager, force)
+
+
+def test_a_withdrawal_does_not_wait_for_an_announcement_that_fails_as_the_engine_ends() -> None:
+    cluster = Overtaken(lambda: registrar.want(asleep(), {}))
+    _, _, registrar = setup(cluster)
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    registrar._publisher._done["default", "tiny"].service_at = 0.0  # its heartbeat is due
+    cluster.refuses = {"/services/tiny": 503}
+    registrar._one_pass()
+    assert registrar._backoffs and registrar._wake.is_set()
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+
+
 def test_a_pass_that_loses_long_to_failing_writes_ends_and_the_next_one_begins_with_the_lease() -> None:
     cluster, membership, registrar = setup()
     many = {}
