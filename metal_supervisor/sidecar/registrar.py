@@ -37,6 +37,8 @@ SLOW_S = 1.0
 
 A pass that takes less is over before a Lease matters.
 """
+END_S = 2.0
+"""Seconds that the thread may take to end."""
 MOST_EVENTS = 50
 log = logging.getLogger("sidecar")
 
@@ -74,6 +76,8 @@ class Registrar(threading.Thread):
         self._out_since: dict[Key, float] = {}
         """Monotonic time of the decision to withdraw an endpoint that the cluster still shows as ready."""
         self._settled = threading.Event()
+        self._ends = False
+        """The thread is to end."""
         self.out = False
         """True once all endpoints are out, whatever else is still to be written; `on_change` is called then."""
         self.trouble = "", 0.0
@@ -153,7 +157,7 @@ class Registrar(threading.Thread):
 
     def run(self) -> None:
         failures = 0
-        while True:
+        while not self._ends:
             self._wake.clear()
             self._one_pass()
             failures = failures + 1 if self._pass_failed else 0
@@ -174,7 +178,14 @@ class Registrar(threading.Thread):
         return min(due_at, self._backoffs.due_at(), self._publisher.statuses.held_until())
 
     def release(self) -> None:
-        """Release the Leases, so that peers know this Mac stops. Errors are logged."""
+        """End the thread, which would renew them, and release the Leases: peers know then that this Mac stops.
+
+        Errors are logged.
+        """
+        self._ends = True
+        self._wake.set()
+        if self.is_alive():
+            self.join(END_S)
         if self._context.cloned:
             return  # it is the other one's Lease
         try:
@@ -286,10 +297,12 @@ class Registrar(threading.Thread):
             yield "fleetnode", "", partial(self._fleet_node.write, served)
 
     def _is_overtaken(self, began: float) -> bool:
-        """True if an endpoint is to be withdrawn, or a Lease to be renewed, since a pass began.
+        """True if an endpoint is to be withdrawn, or a Lease to be renewed, since a pass began, or the thread to end.
 
         With a slow API a pass over many services takes a minute. What is written already costs the next one nothing.
         """
+        if self._ends:
+            return True
         if self._urgent.is_set() or time.monotonic() - began < SLOW_S:
             return self._urgent.is_set()
         return began < self._membership.due_at(self._context.namespaces) <= time.monotonic()

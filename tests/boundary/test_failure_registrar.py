@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -272,6 +273,45 @@ def test_a_copy_of_a_mac_does_not_say_that_the_other_one_stops() -> None:
     registrar.release()
     assert cluster.written == []
     assert registrar.trouble[0] == "another Mac is called so"
+
+
+class Late(Cluster):
+    """Takes the second write of the Lease only once it is released, or once somebody waits for that write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+        self.holders: list[str] = []
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        if path.endswith("/leases/metal-mac-a"):
+            holder = body["spec"]["holderIdentity"]
+            if not holder:
+                self.goes_on.set()
+            elif self.holders:
+                self.asked.set()
+                self.goes_on.wait()
+            self.holders.append(holder)
+        return super().apply(path, body, manager, force)
+
+
+def test_a_lease_that_was_released_is_not_renewed_by_a_pass_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers would take a Mac that has stopped for a live one, until the Lease has run out."""
+    cluster, _, _ = setup(Late())
+    registrar = Registrar(cluster, "mac-a", Membership(cluster, "mac-a", 0.5, "session"), lambda: None)
+    join = registrar.join
+
+    def waits(_within_s: float) -> None:
+        cluster.goes_on.set()
+        join(30.0)
+
+    registrar.want({}, {}, ClusterContext(namespaces=frozenset({"default"})))
+    registrar.start()
+    assert cluster.asked.wait(30.0), "a renewal is under way"
+    monkeypatch.setattr(registrar, "join", waits)
+    registrar.release()
+    join(30.0)
+    assert cluster.holders[-1] == "" and not registrar.is_alive()
 
 
 def test_another_address_of_this_mac_is_announced_in_the_same_pass() -> None:
