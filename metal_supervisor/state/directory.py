@@ -287,12 +287,13 @@ class StateDir:
         """Remove all files of a program except its logs."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.remove_section(program)
-        for path_of in (self.record_path, self.pending_path, self.note_path, self.attached_path):
+        for path_of in (self.pending_path, self.note_path, self.attached_path):
             self._files.remove(path_of(program))
         for name in self.specs_on_file():
             if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:
                 self.remove_spec(name)
         shutil.rmtree(self.scratch_path(program), ignore_errors=True)
+        self._files.remove(self.record_path(program))  # last: after an interruption it has all of this done again
 
     def forget_observed(self, program: str) -> None:
         """Remove the sidecar's observation."""

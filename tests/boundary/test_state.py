@@ -269,6 +269,37 @@ def aside(state: StateDir) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (state.path / "quarantine").iterdir()}
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_controller_that_is_killed_while_it_forgets_a_service_forgets_the_rest_the_next_time(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """As long as the record is there: without it nothing would look for a spec, which may hold secrets, any more."""
+    spec_file = "default.tiny.0123456789ab.json"
+    state.write_record(record(spec_file=spec_file))
+    for path in (state.note_path("default.tiny"), state.pending_path("default.tiny"), state.spec_path(spec_file),
+                 state.attached_path("default.tiny"), state.section_path("default.tiny")):  # fmt: skip
+        path.write_text("{}")
+    state.scratch_path("default.tiny").mkdir()
+    left, unlink = [after], Path.unlink
+
+    def until_killed(path: Path, missing_ok: bool = False) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Path, "unlink", until_killed)
+        state.forget("default.tiny")
+    (again,) = StateDir(state.path).records()[0]
+    state.forget(again)
+    assert not [each for each in state.path.glob("*/*tiny*") if each.parent.name != "log"]
+
+
 def test_a_quarantined_file_is_kept_whole_beside_the_reason(state: StateDir) -> None:
     path = state.section_path("default.bad")
     path.write_bytes(b"\xffbad")
