@@ -116,6 +116,8 @@ class Controller:
         headers, builds = Headers(self._tell), Builds(settings, self._tell)
         self.metal = Metal(metal or question_of(settings), self._tell)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
+        # While an edit waits for memory, that of its engine cannot be composed anew.
+        self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)
         self.assignment = Assignment(
             settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self._tell
@@ -306,7 +308,7 @@ class Controller:
         return self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
 
     def _can_start(self, record: Record) -> bool:
-        """True if the spec that a record names exists. A lost spec cannot be restored, only composed anew."""
+        """True if the spec that a record names exists, or can be written again."""
         spec = record.spec_file
         return not spec or spec in self.prerequisites.specs or bool(self.state.read_spec(spec))
 

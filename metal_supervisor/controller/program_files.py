@@ -7,6 +7,7 @@ still runs from another spec waits in `pending/` until that has exited.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -34,6 +35,11 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
     return refused
 
 
+def _marked(spec: str, revoked: str) -> str:
+    """Text of a spec with this revocation, "" for none."""
+    return programs.with_revocation(json.loads(spec), revoked) if revoked or '"revoked"' in spec else spec
+
+
 class ProgramFiles:
     """Writes and removes them."""
 
@@ -46,21 +52,22 @@ class ProgramFiles:
         self._in_place: dict[str, tuple[object, ...]] = {}
         """Program whose section is in place, and nothing is pending -> what that was decided by."""
 
+    def read_specs(self, records: Iterable[Record]) -> dict[str, str]:
+        """Text of each spec that the records name, as far as it can be read."""
+        names = {name for record in records for name in (record.spec_file, record.next_spec) if name}
+        found = {name: self._state.read_spec(name) for name in names}
+        return {name: programs.with_revocation(spec, spec.get("revoked", "")) for name, spec in found.items() if spec}
+
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
-        """Write the specs that the records name, as far as they have been composed."""
+        """Write the specs that the records name, as far as they are known; those that were lost, again.
+
+        A revocation is kept in the spec itself: a reboot without a cluster goes by it too.
+        """
         for record in records:
             with self._forgiving(record.program):
-                for spec_file in (record.spec_file, record.next_spec):
+                for spec_file, revoked in ((record.spec_file, record.revoked), (record.next_spec, "")):
                     if spec_file and spec_file in specs:
-                        self._state.write_spec(spec_file, specs[spec_file])
-                if record.spec_file and record.spec_file not in specs:
-                    self._mark(record, record.spec_file)
-
-    def _mark(self, record: Record, spec_file: str) -> None:
-        """Keep a revocation in the spec itself: a reboot without a cluster goes by it too."""
-        spec = self._state.read_spec(spec_file)
-        if spec and spec.get("revoked", "") != record.revoked:
-            write_atomic(self._state.spec_path(spec_file), programs.with_revocation(spec, record.revoked))
+                        self._state.write_spec(spec_file, _marked(specs[spec_file], revoked))
 
     def write_sections(self, records: Collection[Record], complete: bool, snapshot: Snapshot) -> None:
         """Make `models.d/` match the records: write wanted sections, and delete our own that are not wanted.

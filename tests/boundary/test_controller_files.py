@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from metal_supervisor.controller import controller_status
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.gateway_keys import GatewayKeys
+from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.program_files import ProgramFiles
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.settings.schema import SECRET_KEYS
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.references import Holding
+from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import CONTROLLER_REPORT
+from tests.boundary.test_many_stops import record
+from tests.boundary.test_placement import NoKube
 
 
 def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
@@ -90,3 +98,34 @@ def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir)
     files.write_specs([edited], {"p.b.json": '{"env": {"KEY": "secret"}}'})
     files.collect([record], snapshot)
     assert state.specs_on_file() == ["p.a.json"]
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"{ half")])
+def test_a_spec_that_nothing_composes_any_more_is_written_again(
+    state: StateDir, lose: Callable[[Path], object]
+) -> None:
+    """An edit that waits for memory has replaced what it was made from, in a controller that was started since."""
+    kube, nothing = cast(Any, NoKube()), cast(Any, None)
+    made = replace(record("s"), edit_queued_at=1.0)
+    old = programs.compose(made.program, Engine(("/bin/engine",), (), "/", Probe()), 18100, "::1", state.home)
+    made = replace(made, spec_file=old.spec_file)
+    state.write_record(made)
+    state.write_spec(old.spec_file, old.spec)
+    controller = Controller(Settings(state_dir=str(state.path)), state, kube, nothing, lambda: True)
+    path = state.spec_path(old.spec_file)
+    lose(path)
+    assert controller._can_start(made), "it is no new engine that asks for memory"
+    controller.applier.files.write_specs([made], controller.prerequisites.specs)
+    assert path.read_text() == old.spec
+
+
+def test_a_revocation_is_in_the_spec_until_it_is_taken_back(state: StateDir) -> None:
+    files = ProgramFiles(state, Settings(state_dir=str(state.path)))
+    kept: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="NotAllowed: x")
+    state.write_spec("p.a.json", '{"argv": []}')
+    specs = files.read_specs([kept])
+    for revoked in ("NotAllowed: x", ""):
+        kept.revoked = revoked
+        files.write_specs([kept], specs)
+        assert state.read_spec("p.a.json").get("revoked", "") == revoked
+        assert files.read_specs([kept]) == {"p.a.json": state.spec_path("p.a.json").read_text()}

@@ -68,7 +68,7 @@ class Prerequisites:
         self._confined_seen: dict[str, Confined | None] = {}
         """Runtime -> the outcome of its build's trial, as this pass found it."""
         self.specs: dict[str, str] = {}
-        """Content of the specs composed so far, by file name."""
+        """Content of the specs composed so far, and of those that were on file before, by file name."""
         self._composer = Composer(settings, directory.home)
         self.ports = PortChoice(settings, directory)
         self._advised: Remembered[Demand, str, Reading | None] = Remembered()
