@@ -150,12 +150,12 @@ class Ruleset:
     def path(self, path: str, rights: int, judged: bool) -> None:
         """Grant rights below a path. A `judged` path must still be its own real path.
 
-        Raises ConfinementError. System paths that do not exist are skipped.
+        Raises ConfinementError. Paths that do not exist are skipped: of a daemon's models, one may be gone.
         """
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
-            if judged:
+            if judged and not isinstance(error, FileNotFoundError):
                 raise ConfinementError(f"{path!r}: {error.strerror}") from None
             return
         try:

@@ -102,13 +102,12 @@ class Confinement:
     ) -> Confined | None:
         """The confinement of a shared daemon; None while its build is being tried.
 
-        `read`: what it may read besides its own; what of that is gone, of a model that is being removed, is left out.
+        `read`: what it may read besides its own. Not looked at: it may be on a disk that hangs.
         """
         found = self._shared(runtime, binary)
         if found is None or found.why:
             return found
-        there = list(dict.fromkeys(filter(os.path.exists, read)))
-        return Confined(_policy(_access(runtime, binary, port, there, write)))
+        return Confined(_policy(_access(runtime, binary, port, list(dict.fromkeys(read)), write)))
 
     def _shared(self, runtime: str, binary: Binary) -> Confined | None:
         """Verdict on a daemon's confinement, without a policy; None while its build is being tried.
