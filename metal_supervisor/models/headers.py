@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
-import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metal_supervisor.models.background import LOOK_WAIT_S, BackgroundLooks
 from metal_supervisor.models.listing import Listing, Piece
 from metal_supervisor.models.metadata import Reading, merged, unreadable
 from metal_supervisor.models.remote.fetch import Opened
@@ -26,7 +25,6 @@ from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHT
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 
-LOOK_WAIT_S = 0.1
 LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
 """Age after which the next request checks a file, or tries a failed server, again."""
 MISSING = Reading(None, problem="it is not here, or a manifest may not name it")
@@ -97,29 +95,20 @@ def state_of(path: str) -> object:
         return None
 
 
-@dataclass
-class _Look:
-    """One source and its latest reading."""
+@dataclass(frozen=True)
+class _KnownHeader:
+    """The latest reading of a source."""
 
-    reading: Reading | None = None
-    state: object = None
+    reading: Reading
+    state: object = field(default=None, compare=False)
     """`state_of` the file before the reading; another value means that it has been replaced."""
-    at: float = 0.0
-    """Monotonic time of the reading."""
-    busy: bool = True
-    """True while a thread reads it."""
-    quiet: bool = True
-    """True while the first caller still waits, so that `on_change` need not be called."""
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Headers:
     """Cache of headers, read in background threads. Use it from one thread; `on_change` is called from others."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._looks: dict[str, _Look] = {}
+        self._looks: BackgroundLooks[_KnownHeader] = BackgroundLooks("headers", on_change)
 
     def look(self, path: str) -> Reading | None:
         """Return the latest reading of a file on this Mac; None until it has been read."""
@@ -133,71 +122,39 @@ class Headers:
         return self._local(name, path, lambda: read_file(Path(path)) if is_here() else MISSING)
 
     def _local(self, name: str, path: str, read: Callable[[], Reading]) -> Reading | None:
-        # A local file is read within a millisecond: a short wait here saves a second pass.
-        return self._asked(name, read, LOOK_WAIT_S, LOCAL_AGAIN_S, lambda: state_of(path))
+        def ask(known: _KnownHeader | None) -> _KnownHeader:
+            state = state_of(path)
+            if known is not None and state is not None and state == known.state and not known.reading.problem:
+                return known
+            return _KnownHeader(read(), state)
+
+        return _reading(self._looks.look(name, ask, LOOK_WAIT_S, LOCAL_AGAIN_S))
 
     def library(self, source: str, registry: str) -> Reading | None:
         """Return the latest reading of a model in Ollama's library; None until it has been read."""
-        return self._asked(source, lambda: self._read_library(source, registry), 0.0, REMOTE_AGAIN_S, None)
 
-    def _read_library(self, source: str, registry: str) -> Reading:
-        client = Client(SourcePolicy(lax=True), READ_S)
-        try:
-            return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)
-        except NotThere as error:
-            return Reading(None, problem=str(error))
-        finally:
-            client.close()
+        def ask(known: _KnownHeader | None) -> _KnownHeader:
+            if known is not None and not known.reading.problem:
+                return known
+            return _KnownHeader(_library(source, registry))
+
+        return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
 
     def keep(self, sources: Iterable[str]) -> None:
         """Forget all paths and URLs but these; one that is asked for later is read again."""
-        wanted = set(sources)
-        with self._lock:
-            self._looks = {source: look for source, look in self._looks.items() if source in wanted}
+        self._looks.keep(sources)
 
-    def _asked(
-        self,
-        source: str,
-        read: Callable[[], Reading],
-        wait_s: float,
-        again_s: float,
-        state_of: Callable[[], object] | None,
-    ) -> Reading | None:
-        with self._lock:
-            look = self._looks.get(source)
-            known = look is not None
-            if look is None:
-                look = self._looks[source] = _Look()
-            failed = look.reading is not None and bool(look.reading.problem)
-            due = not look.busy and time.monotonic() - look.at >= again_s
-            start = not known or (due and (failed or state_of is not None))
-            look.busy = look.busy or start
-        if start:
-            work = source, look, read, state_of
-            try:
-                threading.Thread(target=self._read, args=work, name="headers", daemon=True).start()
-            except RuntimeError:  # the system has no more: it is read the next time
-                with self._lock:
-                    look.busy = False
-                    if not known:
-                        del self._looks[source]
-                        raise
-        if not known:
-            look.done.wait(wait_s)
-        with self._lock:
-            look.quiet = False
-            return look.reading
 
-    def _read(
-        self, source: str, look: _Look, read: Callable[[], Reading], state_of: Callable[[], object] | None
-    ) -> None:
-        state = state_of() if state_of else None
-        known, unchanged = look.reading, state is not None and state == look.state
-        found = known if unchanged and known is not None and not known.problem else read()
-        with self._lock:
-            changed, look.state = look.reading != found, state
-            look.reading, look.at, look.busy = found, time.monotonic(), False
-            tell = changed and not look.quiet and self._looks.get(source) is look
-        look.done.set()
-        if tell:
-            self._on_change()
+def _reading(known: _KnownHeader | None) -> Reading | None:
+    return None if known is None else known.reading
+
+
+def _library(source: str, registry: str) -> Reading:
+    """The reading of a model in Ollama's library."""
+    client = Client(SourcePolicy(lax=True), READ_S)
+    try:
+        return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)
+    except NotThere as error:
+        return Reading(None, problem=str(error))
+    finally:
+        client.close()

@@ -87,8 +87,6 @@ class Store:
         for artifact in self._tasks.keys() - wanted.keys():
             task = self._tasks.pop(artifact)
             task.drop()
-            if task.state.phase == "Ready" and not artifact.local:
-                task.job.slot.touch()
         started: list[_Task] = []
         try:
             for artifact, keys in wanted.items():
@@ -148,19 +146,21 @@ class Store:
         if task := self._tasks.get(artifact):
             task.state = state
 
-    def may_open(self, path: Path) -> bool:
-        """True if a file is a wanted artifact's, or in a place that a manifest may name."""
-        if any(task.state.path == str(path) for task in self._tasks.values()):
-            return True
+    def has(self, path: str) -> bool:
+        """True if a file is a wanted artifact's."""
+        return any(task.state.path == path for task in self._tasks.values())
+
+    def may_open(self, path: str) -> bool:
+        """True if a manifest may name a file. For any thread but the controller's: a disk may hang."""
         with contextlib.suppress(Unusable):
-            self._shelf.terms.places.check(path)
+            self._shelf.terms.places.check(Path(path))
             return True
         return False
 
     def here(self, artifact: Artifact) -> Path | None:
         """Path of an artifact on this Mac, whether or not it is wanted; None if it is not here, or not allowed.
 
-        Any thread may ask. For a local artifact one other than the controller's has to: its disk may hang.
+        For any thread but the controller's: a disk may hang.
         """
         try:
             if artifact.local:
@@ -240,6 +240,8 @@ class Store:
                 break
             if not artifact.local and not task.job.is_whole(Path(task.state.path)):
                 break
+        if task.job.stopped.is_set() and not artifact.local:
+            task.job.slot.touch()
         task.again.clear()
 
     def _failed(self, task: _Task, trouble: Unusable, wait_s: float) -> None:

@@ -13,6 +13,7 @@ import unicodedata
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.sources import NO_KEYS, Artifact
 from metal_supervisor.spec.types import ModelFile, Rejected, Service
 from metal_supervisor.state.directory import StateDir, StateError
-from tests.support.system import tiny_gguf
+from tests.support.system import eventually, tiny_gguf
 
 SLOT = "0123456789abcdef"
 ACCENT = unicodedata.normalize("NFC", "é")
@@ -268,6 +269,7 @@ def test_no_spelling_of_a_forbidden_place_is_a_cache_directory(mac: Mac, spellin
         found = understood({"source": str(mac.own), "format": "mlx"}, {"runtime": "omlx", "pagedSSDCacheDir": written})
         if isinstance(found, Rejected):
             continue
+        eventually(partial(daemons.is_looked_at, found), what="the look at the directory")
         daemons.prepare([found], {})
         if omlx.refuse(found) is None and _is_that(written, path):
             assert (daemons.problem(found) or ("",))[0] == REFUSED, written
@@ -390,6 +392,6 @@ def test_a_name_in_argv_that_is_no_file_of_the_service_is_not_opened(mac: Mac) -
     store = Store(mac.settings.store_path, rang.set, terms_of(mac.settings))
     own = Artifact(str(mac.own / "own.gguf"))
     store.want({own: NO_KEYS})
-    assert store.may_open(mac.own / "own.gguf")
-    assert not any(store.may_open(path) for path in mac.targets().values())
+    assert store.has(str(mac.own / "own.gguf")) and store.may_open(str(mac.own / "own.gguf"))
+    assert not any(store.has(str(path)) or store.may_open(str(path)) for path in mac.targets().values())
     store.want({})

@@ -21,6 +21,7 @@ from metal_supervisor.confinement import enforce, probe
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
+from metal_supervisor.controller.prerequisites import path_looks
 from metal_supervisor.controller.prerequisites.confinement_policies import CODE, Confined, Confinement, complete_specs
 from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.runtimes import RUNTIMES, Binary
@@ -46,6 +47,7 @@ def asked(
     engine: Engine = ENGINE, paths: tuple[str, ...] = (),
 ) -> Confined | None:  # fmt: skip
     monkeypatch.setattr(Trials, "look", lambda *_: verdict)
+    monkeypatch.setattr(path_looks, "LOOK_WAIT_S", 30.0)
     state = StateDir(base / "state")
     state.create()
     return Confinement(Settings(confinement=mode), state, lambda: None).of(service, BINARY, engine, paths, 18100)
@@ -100,12 +102,13 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
     assert wider.policy["write"] == [*plain.policy["write"], str(tmp_path / "slots")]
 
 
+@pytest.mark.parametrize("named", [f"/{'a' * 300}", "/proc/1/root"])
 def test_an_opened_flag_with_a_name_that_no_file_can_have_opens_nothing_and_raises_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """What is raised here ends the pass, and so every pass, for all services of this Mac."""
     service = replace(
-        SERVICE, extra_args=("--api-key-file", f"/{'a' * 300}"), allowed_args=frozenset({"--api-key-file"})
+        SERVICE, extra_args=("--api-key-file", named), allowed_args=frozenset({"--api-key-file"})
     )  # fmt: skip
     found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, service)
     assert found is not None and isinstance(found.policy, dict) and found.policy["read"] == []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from daemon_support import Stand, said, standing
 
-from metal_supervisor.controller.prerequisites import daemons, own_ollama
+from metal_supervisor.controller.prerequisites import daemons, own_ollama, path_looks
 from metal_supervisor.controller.prerequisites.confinement_policies import Confined
 from metal_supervisor.controller.prerequisites.daemons import Daemons, key_of
 from metal_supervisor.controller.prerequisites.ports import Ports
@@ -55,8 +55,10 @@ class Keeper:
         self.state, self.builds, self.specs = StateDir(path / "state"), Builds(), dict[str, str]()
         self.state.create()
         first, *_ = free_ports(1)
-        settings = {"ports": f"{first}-{first + 20}", "ollama_url": "off", **settings}
-        self.settings = replace(Settings(), state_dir=str(path / "state"), allowed_roots="/a,/b,/cache", **settings)
+        settings = {
+            "ports": f"{first}-{first + 20}", "ollama_url": "off", "allowed_roots": "/a,/b,/cache", **settings
+        }  # fmt: skip
+        self.settings = replace(Settings(), state_dir=str(path / "state"), **settings)
         self.woken = threading.Event()
         self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
         self.records: dict[Key, Record] = {}
@@ -91,6 +93,12 @@ def record_of(asked: Service) -> Record:
         asked.name, asked.namespace, runtime=asked.runtime, verdict=verdict, endpoint=ENDPOINT, spec_file="spec",
         daemon=asked.runtime,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look at a path is waited for, however busy this machine is."""
+    monkeypatch.setattr(path_looks, "LOOK_WAIT_S", 30.0)
 
 
 @pytest.fixture

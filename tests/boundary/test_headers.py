@@ -432,7 +432,7 @@ def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path:
     readings = Readings(asker.headers, store, str(tmp_path), "")
     binary = Binary("/bin/engine", frozenset())
     offers = Offers(
-        store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None)
+        store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None), lambda: None
     )  # fmt: skip
     model = Model(
         "default", "m", "u", 1, str(tiny), "gguf", None, None, artifact=Artifact(str(tiny))

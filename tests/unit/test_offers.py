@@ -19,6 +19,6 @@ REFUSED = Rejected("default", "tiny", "u1", 1, "tiny", "InvalidSpec", "spec.mode
     ("UnsupportedSource", CANNOT_S),
 ])  # fmt: skip
 def test_what_another_mac_may_have_a_runtime_for_is_left_to_it(reason: str, delay_s: float) -> None:
-    offers = Offers(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+    offers = Offers(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     assert offers.delay_s(replace(REFUSED, reason=reason), NOTHING) == delay_s
     assert offers.delay_s(replace(REFUSED, reason=reason, replicas=0), NOTHING) == READY_S

@@ -19,6 +19,7 @@ from metal_supervisor import launch
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.policy import policy
 from metal_supervisor.confinement.probe import GGUF, MLX, LoadRequest, Trial, Trials
+from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place, ollama, omlx
 from metal_supervisor.runtimes.builds import homes_of
@@ -60,6 +61,7 @@ class Confinement:
 
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
         self._mode, self._state, self._wake = settings.confinement, directory, wake
+        self.paths = PathLooks(settings, wake)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -68,7 +70,7 @@ class Confinement:
     def of(
         self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
     ) -> Confined | None:
-        """The confinement of a service's engine; None while its build is being tried.
+        """The confinement of a service's engine; None while its build is being tried, or a path being looked at.
 
         `paths`: real ones of its model's files, as they were judged; they are not resolved again.
         """
@@ -89,9 +91,12 @@ class Confinement:
         if found is None or found.why:
             return found
         scratch = str(self._state.scratch_path(program_name(service.key)))
-        files, directories = _opened(service)
-        read = [*dict.fromkeys(paths), *files]
-        return Confined(_policy(_access(service.runtime, binary, port, read, [scratch, *directories])))
+        opened = self.paths.all_of(_opened(service))
+        if opened is None:
+            return None
+        read = [*dict.fromkeys(paths), *(each.real for each in opened if each.is_file)]
+        write = [scratch, *(each.real for each in opened if each.is_directory)]
+        return Confined(_policy(_access(service.runtime, binary, port, read, write)))
 
     def tried(self, runtime: str, binary: Binary) -> Confined | None:
         """Outcome for a build of an engine of its own, still without a policy; None while it is being tried."""
@@ -198,16 +203,14 @@ def _policy(access: Access) -> Json:
     return policy(access, sys.platform, os.path.realpath(Path.home()))
 
 
-def _opened(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(files, directories) that a manifest names behind flags which the administrator opened, at their own risk."""
+def _opened(service: Service) -> list[str]:
+    """Paths that a manifest names behind flags which the administrator opened, at their own risk."""
     vocabulary = RUNTIMES[service.runtime].vocabulary
     if not service.allowed_args or vocabulary is None:
-        return (), ()
+        return []
     given = parse(service.extra_args, vocabulary.grammar).items
     opened = [item for item in given if is_opened(item, item.flag, service.allowed_args)]
-    named = [os.path.realpath(each) for item in opened for each in item.values if each.startswith("/")]
-    # Not those of Path, which raise for a name that no file can have, or in a directory that is closed to this user.
-    return tuple(filter(os.path.isfile, named)), tuple(filter(os.path.isdir, named))
+    return [each for item in opened for each in item.values if each.startswith("/")]
 
 
 def _parts(path: str) -> list[str]:

@@ -7,10 +7,8 @@ those that come first keep it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
-from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.places import places_of
+from metal_supervisor.controller.prerequisites.path_looks import PathLook
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY
 from metal_supervisor.runtimes.omlx import NAME as OMLX
@@ -23,16 +21,21 @@ DAEMONS = {name: row.shared for name, row in RUNTIMES.items() if row.shared is n
 """Shared daemons by program name, which is that of the runtime."""
 
 
-def conflict(service: Service, users: Sequence[Service], settings: Settings, uses_own: bool) -> tuple[str, str] | None:
+def conflict(
+    service: Service, users: Sequence[Service], settings: Settings, uses_own: bool, cache: PathLook | None
+) -> tuple[str, str] | None:
     """(reason, message) of what keeps a service off its daemon, None if nothing does.
 
-    `users`: its services, the first to have it first. `uses_own`: it is the user's own daemon.
+    `users`: its services, the first to have it first. `uses_own`: it is the user's own daemon. `cache`: the directory
+    that the service names for it, None for none.
     """
     row, runtime = DAEMONS[service.runtime], service.runtime
     if service.ordinal:
         text = f"spec.replicas: the shared {runtime} daemon of a Mac serves a service once; each further"
         return "ServedNameConflict", f"{text} replica takes a Mac of its own"
-    if refusal := misplaced(service, settings) or not_shared(service, users, settings):
+    if cache is not None and cache.refusal is not None:  # the daemon would write there
+        return cache.refusal[0], f"spec.{CACHE_DIRECTORY}: {cache.refusal[1]}"
+    if refusal := not_shared(service, users, settings):
         return refusal
     before = users[: next((at for at, each in enumerate(users) if each.key == service.key), len(users))]
     for other in before:
@@ -66,16 +69,9 @@ def not_shared(service: Service, users: Sequence[Service], settings: Settings) -
     return "DaemonNotShared", f"{text}; {advice}"
 
 
-def misplaced(service: Service, settings: Settings) -> tuple[str, str] | None:
-    """(reason, message) of a cache directory that a manifest may not name: the daemon would write there."""
-    directory = service.options.get(CACHE_DIRECTORY) if service.runtime == OMLX else None
-    if directory is None:
-        return None
-    try:
-        places_of(settings).check(Path(directory))
-    except Unusable as error:
-        return error.reason, f"spec.{CACHE_DIRECTORY}: {error}"
-    return None
+def cache_directory(service: Service) -> str | None:
+    """The directory for the daemon's cache that a service names, None if it names none."""
+    return service.options.get(CACHE_DIRECTORY) if service.runtime == OMLX else None
 
 
 def options_said(service: Service, options: Collection[str]) -> Json:

@@ -22,16 +22,15 @@ from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.prerequisites.confinement_policies import Confined
 from metal_supervisor.controller.prerequisites.daemon_conflicts import (
     DAEMONS,
+    cache_directory,
     conflict,
-    misplaced,
     not_shared,
     options_said,
 )
 from metal_supervisor.controller.prerequisites.own_ollama import Own
+from metal_supervisor.controller.prerequisites.path_looks import PathLook, PathLooks
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.host import machine, processes
-from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.places import places_of
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.builds import Broken, Builds
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
@@ -75,6 +74,7 @@ class Daemons:
     ) -> None:
         self._confine = confine
         self._settings, self._state, self._builds, self._keep_spec = settings, directory, builds, keep_spec
+        self.paths = PathLooks(settings, wake)
         self.own = Own("" if settings.ollama_url == "off" else settings.ollama_url, wake)
         self._unused_since: dict[str, float] = {}
         self._services: dict[str, list[Service]] = {}
@@ -98,7 +98,7 @@ class Daemons:
         self._records, self._services, self._asked = records, {}, True
         shared = [
             each for each in services
-            if each.runtime in DAEMONS and each.replicas and not each.suspended and not misplaced(each, self._settings)
+            if each.runtime in DAEMONS and each.replicas and not each.suspended and self._has_place(each)
         ]  # fmt: skip
         for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
             self._services.setdefault(each.runtime, []).append(each)
@@ -130,12 +130,26 @@ class Daemons:
         """True once it is known which daemon is used: a supervised one or the user's own."""
         return program != OLLAMA or self.own.known
 
+    def _cache_of(self, service: Service) -> PathLook | None:
+        """The directory that a service names for its daemon's cache; None for none, or until it has been looked at."""
+        named = cache_directory(service)
+        return self.paths.look(named) if named is not None else None
+
+    def is_looked_at(self, service: Service) -> bool:
+        """True unless a service names a directory for its daemon's cache that is still to be looked at."""
+        return cache_directory(service) is None or self._cache_of(service) is not None
+
+    def _has_place(self, service: Service) -> bool:
+        """True if a service names no directory for its daemon's cache, or one that it may name."""
+        found = self._cache_of(service)
+        return self.is_looked_at(service) and (found is None or found.refusal is None)
+
     def problem(self, service: Service) -> tuple[str, str] | None:
         """(reason, message) of what keeps a service off its daemon because of others on it."""
         if service.runtime not in DAEMONS:
             return None
         users = self._services.get(service.runtime, ())
-        return conflict(service, users, self._settings, self._uses_own(service.runtime))
+        return conflict(service, users, self._settings, self._uses_own(service.runtime), self._cache_of(service))
 
     def foreign(self, service: Service) -> tuple[str, str] | None:
         """As `daemon_conflicts.not_shared`."""
@@ -208,8 +222,10 @@ class Daemons:
             self._make_key()
         own, base = (str(self._state.path / each) for each in (f"served/{program}", program))
         Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
-        write = [base, *self._cache(options), *self._models(program)]
-        confined = self._confine(program, binary, where[1], services, [own], write)
+        further = self._further(program, options)
+        if further is None:
+            return known
+        confined = self._confine(program, binary, where[1], services, [own], [base, *further])
         up = live_note(note, state)
         if confined is None:
             return known  # its build is being tried
@@ -224,17 +240,19 @@ class Daemons:
             record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
         return record
 
-    def _cache(self, options: Json) -> list[str]:
-        """The real path of the cache directory, if there is one and a manifest may name it."""
-        try:
-            directory = options.get(CACHE_DIRECTORY)
-            return [str(places_of(self._settings).resolved(Path(directory)))] if directory else []
-        except Unusable:
-            return []  # reported on its service; a link was swapped since it was checked
+    def _further(self, program: str, options: Json) -> list[str] | None:
+        """Real paths of the directories elsewhere that the daemon writes to; None while they are being looked at.
 
-    def _models(self, program: str) -> list[str]:
-        """Real path of the directory in which the daemon keeps models that it pulls, if it does."""
-        return [str(Path(self._settings.ollama_models_path).expanduser().resolve())] if program == OLLAMA else []
+        They are oMLX's cache, and the models that Ollama pulls.
+        """
+        ollamas = str(Path(self._settings.ollama_models_path).expanduser())
+        named = ollamas if program == OLLAMA else options.get(CACHE_DIRECTORY)
+        if not named:
+            return []
+        found = self.paths.look(named)
+        if found is not None and program == OMLX and found.refusal is not None:
+            return []  # reported on its service; a link was swapped since it was checked
+        return None if found is None else [found.real]
 
     def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
         """Records of the services whose daemon settings wait for the daemon's next start, with that warning."""

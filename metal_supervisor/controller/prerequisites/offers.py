@@ -9,10 +9,12 @@ from metal_supervisor.controller.prerequisites.composer import Composer, EngineP
 from metal_supervisor.controller.prerequisites.daemons import Daemons
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room, Snapshot
-from metal_supervisor.models.headers import MISSING
+from metal_supervisor.models.background import LOOK_WAIT_S, BackgroundLooks
+from metal_supervisor.models.headers import LOCAL_AGAIN_S, MISSING
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import RUNTIMES, Binary
+from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Rejected, Service
 
 READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
@@ -26,16 +28,23 @@ class Offers:
     """Judges services by the files, the engines and the memory that are here."""
 
     def __init__(
-        self, store: Store, composer: Composer, readings: Readings, daemons: Daemons, binary: FindBinary
-    ) -> None:
+        self, store: Store, composer: Composer, readings: Readings, daemons: Daemons, binary: FindBinary,
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._store, self._composer, self._readings, self._daemons = store, composer, readings, daemons
         self._binary = binary
+        self._fetched: BackgroundLooks[str] = BackgroundLooks("fetched", wake)
+        """Name of a slot -> path of the model in it, "" for none."""
+        self._slots: set[str] = set()
+        """Slots that were asked for in this pass."""
         self._offered_bytes = 0
         """Memory of the services that this Mac has offered to run in this pass."""
 
     def begin(self) -> None:
         """Forget the offers of the last pass."""
         self._offered_bytes = 0
+        self._fetched.keep(self._slots)
+        self._slots = set()
 
     def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
         """Seconds to leave a free slot to Macs that could serve it sooner."""
@@ -44,7 +53,7 @@ class Offers:
         if isinstance(item, Rejected):
             return CANNOT_S if item.reason in NO_RUNTIME else READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
-        paths = [each.source if each.local else str(self._store.here(each) or "") for each in parts]
+        paths = [each.source if each.local else self._path_of(each) for each in parts]
         readings = {
             path: self._readings.judged(each) if each.local else self._readings.look(path)
             for each, path in zip(parts, paths, strict=True) if path
@@ -59,6 +68,14 @@ class Offers:
         if fits is None:
             return FETCH_S
         return READY_S if fits else CANNOT_S
+
+    def _path_of(self, artifact: Artifact) -> str:
+        """Path of a model that has been fetched; "" if it has not been, or until that is known."""
+        self._slots.add(artifact.slot)
+        found = self._fetched.look(
+            artifact.slot, lambda _: str(self._store.here(artifact) or ""), LOOK_WAIT_S, LOCAL_AGAIN_S
+        )
+        return found or ""
 
     def _has_room(
         self, service: Service, binary: Binary, paths: Sequence[str], readings: Mapping[str, Reading | None], room: Room

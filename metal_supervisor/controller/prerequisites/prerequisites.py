@@ -28,6 +28,7 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import Broken, Builds
 from metal_supervisor.runtimes.metal_state import ASKED
+from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import whole
@@ -41,6 +42,7 @@ from metal_supervisor.state.directory import StateDir
 ASKING = ModelFile("Checking", message="the engine's program is being asked what it knows")
 METAL_ASKED = ModelFile("Checking", message=ASKED)
 LOOKING = ModelFile("Checking", message="it is being found out whether the user's own daemon answers")
+PLACING = ModelFile("Checking", message=f"spec.{CACHE_DIRECTORY} is being looked at")
 CONFINING = ModelFile("Checking", message="checking that this machine can confine the engine")
 LIBRARY = ModelFile("Ready")
 """State of a model in Ollama's library, which Ollama stores itself."""
@@ -78,7 +80,7 @@ class Prerequisites:
         self._confinement = Confinement(settings, directory, wake)
         self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
         self._missing = MissingFiles(store, self._composer, self.readings)
-        self.offers = Offers(store, self._composer, self.readings, self.daemons, self._binary)
+        self.offers = Offers(store, self._composer, self.readings, self.daemons, self._binary, wake)
 
     def _keep_spec(self, name: str, text: str) -> None:
         self.specs[name] = text
@@ -98,7 +100,8 @@ class Prerequisites:
         keys = {record.key for record in records}
         for remembered in (self._composed, self._advised, self._lacks, self._programs):
             remembered.forget_all_but(keys)
-        self.readings.forget_others()
+        for each in (self.readings, self._confinement.paths, self.daemons.paths):
+            each.forget_others()
         self.offers.begin()
         self._builds_before, self._builds_seen, self._confined_seen = self._builds_seen, {}, {}
 
@@ -116,6 +119,8 @@ class Prerequisites:
         if RUNTIMES[service.runtime].shared is None:
             host, live = self._settings.bind_address, self._live(up)
             port, problem = self.ports.of(service, record, ports, snapshot.notes)
+        elif not self.daemons.is_looked_at(service):
+            return Outlook(PLACING, record.port if record else None)
         elif self.daemons.is_known(service.runtime):
             host, port = self.daemons.address(service.runtime, ports) or ("", None)
             problem = self.daemons.problem(service) or (self.ports.none_free() if port is None else None)

@@ -10,8 +10,6 @@ from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.spec.sources import Artifact
 
-FOREIGN = Reading(None, problem="a manifest may not name it")
-
 
 class Readings:
     """Looks files up, and notes which ones a pass has asked for: no other header is kept."""
@@ -35,8 +33,12 @@ class Readings:
 
     def look_from_home(self, path: str) -> Reading | None:
         """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
-        whole = Path(self._home, path)
-        return self.look(str(whole)) if self._store.may_open(whole) else FOREIGN
+        whole = str(Path(self._home, path))
+        if self._store.has(whole):
+            return self.look(whole)
+        name = f"opened {whole}"
+        self._wanted.add(name)
+        return self._headers.judged(name, whole, lambda: self._store.may_open(whole))
 
     def library(self, source: str) -> Reading | None:
         """Metadata of a model of Ollama's library, from its registry; None while the request is under way."""
