@@ -180,12 +180,15 @@ def own_status(record: Record, told: Report, before: Json, now: str, silence: st
     return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
 
 
-def left_by_agent(found: Json, now: float, own_addresses: Collection[str]) -> bool:
+def left_by_agent(found: Json, name: str, now: float, own_addresses: Collection[str]) -> bool:
     """True if an object was left behind by LLMKube's agent: by that of this Mac, or by one that has been silent since.
+
+    `name`: the InferenceService that it has to be of. That of `m` has the name of `m-agent`, where there is a relay.
     """
-    metadata = found["metadata"]
-    labels = metadata.get("labels") or {}
+    labels = found["metadata"].get("labels") or {}
     if labels.get("llmkube.ai/managed-by") != "metal-agent" or labels.get(SLICE_MANAGER) == MANAGED_BY:
+        return False
+    if labels.get("llmkube.ai/inference-service", name) != name:
         return False
     return not fresh_elsewhere(found, now, own_addresses)
 

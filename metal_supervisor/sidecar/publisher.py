@@ -265,7 +265,7 @@ class Publisher:
         self._apply_slice(path, body, done)
         done.slice, done.published = body, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
-            self._reap_legacy(want.record.namespace, endpoint.service, want.address)
+            self._reap_legacy(want.record, endpoint.service, want.address)
             done.legacy_gone = True
         if due:
             done.heartbeat_at, done.heartbeat = now, heartbeat
@@ -299,14 +299,14 @@ class Publisher:
         found = find(self._kube, path)
         return found is not None and bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
-    def _reap_legacy(self, namespace: str, service: str, told: str) -> None:
-        """Remove what LLMKube's agent left under this name: mirrored or not, it would keep a dead address in use."""
-        endpoints = f"/api/v1/namespaces/{namespace}/endpoints/{service}"
-        for path in (endpoints, api_path("endpointslices", namespace, service)):
+    def _reap_legacy(self, record: Record, service: str, told: str) -> None:
+        """Remove what LLMKube's agent left of a service: mirrored or not, it would keep a dead address in use."""
+        endpoints = f"/api/v1/namespaces/{record.namespace}/endpoints/{service}"
+        for path in (endpoints, api_path("endpointslices", record.namespace, service)):
             try:
                 found = self._kube.request("GET", path)
                 now = time.time() + self._kube.clock_offset_s
-                if manifests.left_by_agent(found, now, machine.own_addresses(told)):
+                if manifests.left_by_agent(found, record.name, now, machine.own_addresses(told)):
                     uid = found["metadata"]["uid"]
                     self._kube.request("DELETE", path, None, {"preconditions": {"uid": uid}})
                     log.info("removed what another agent left", extra={"object": path})

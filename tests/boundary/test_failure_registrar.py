@@ -918,6 +918,28 @@ def test_an_answer_that_no_api_gives_ends_no_registrar() -> None:
     assert registrar.trouble == ("", 0.0) and "tiny-mac-a" in cluster.bodies
 
 
+class Left(Cluster):
+    """Has slices that LLMKube's agent left long ago; since 0.10 that of `m` is named `m-agent`."""
+
+    def __init__(self, owner: str | None) -> None:
+        super().__init__()
+        self.labels = {"llmkube.ai/managed-by": "metal-agent"}
+        self.labels |= {"llmkube.ai/inference-service": owner} if owner is not None else {}
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if method == "GET" and path == f"{SLICES}/tiny":
+            return {"metadata": {"name": "tiny", "uid": "x", "labels": self.labels}}
+        return super().request(method, path, *more)
+
+
+@pytest.mark.parametrize(("owner", "removed"), [("tiny", True), (None, True), ("ti", False)])
+def test_what_the_agent_left_is_removed_unless_it_is_another_services(owner: str | None, removed: bool) -> None:
+    cluster, _, registrar = setup(Left(owner))
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert cluster.deleted == [f"{SLICES}/tiny"] * removed
+
+
 def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's own addresses cannot be read then, by which leftovers of another agent are told."""
     cluster, _, registrar = setup()
