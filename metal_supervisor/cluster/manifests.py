@@ -308,6 +308,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
     }
     if file.phase == "Ready":
         body |= {"path": file.path, "size": human_size(file.size_bytes)}
+        body |= {"gguf": file.gguf} if file.gguf else {}
     return _unless_same(body, before)
 
 

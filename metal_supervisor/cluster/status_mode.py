@@ -57,11 +57,19 @@ def wrote(item: Json) -> str:
 def condition_of_others(entries: object, kind: str) -> bool:
     """True if a field manager other than this program owns a condition, by `metadata.managedFields`."""
     key = f'k:{{"type":"{kind}"}}'
-    for entry in entries if isinstance(entries, list) else []:
-        owned = mapping(mapping(mapping(entry, "fieldsV1"), "f:status"), "f:conditions")
-        if key in owned and not is_ours(str(entry.get("manager"))):
-            return True
-    return False
+    return any(key in mapping(status, "f:conditions") for status in _statuses_of_others(entries))
+
+
+def field_of_others(entries: object, name: str) -> bool:
+    """True if a field manager other than this program owns a field of a status, or a part of it; as above."""
+    return any(f"f:{name}" in status for status in _statuses_of_others(entries))
+
+
+def _statuses_of_others(entries: object) -> list[Json]:
+    """What each field manager other than this program owns of a status."""
+    others = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    owned = [mapping(each, "fieldsV1") for each in others if not is_ours(str(each.get("manager")))]
+    return [mapping(each, "f:status") for each in owned]
 
 
 def is_ours(manager: str) -> bool:

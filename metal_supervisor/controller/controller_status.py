@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from metal_supervisor.cluster import status_mode
@@ -18,6 +18,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.remembered import Remembered, nothing
+from metal_supervisor.models.metadata import Reading
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
@@ -198,8 +199,9 @@ class Files(Protocol):
 class ModelFiles:
     """States of the files of Models on this Mac; each Model is read once for each of its versions."""
 
-    def __init__(self, store: Files) -> None:
-        self._store = store
+    def __init__(self, store: Files, header_of: Callable[[str], Reading | None] = lambda _: Reading(None)) -> None:
+        """`header_of`: metadata of a file by its path; None while it is being read."""
+        self._store, self._header_of = store, header_of
         self._read: Remembered[Model | Bad, str, None] = Remembered()
 
     def state(self, model: Json, used: Collection[Key]) -> ModelFile:
@@ -214,7 +216,13 @@ class ModelFiles:
             return ModelFile("Failed", reason=read.reason, message=read.message)
         if (read.namespace, read.name) not in used and not self._store.wants(read.artifact):  # a draft has no record
             return ModelFile("Pending")
-        return reconcile.fitting(self._store.state(read.artifact), read.format)
+        file = reconcile.fitting(self._store.state(read.artifact), read.format)
+        if file.phase != "Ready" or file.directory:
+            return file
+        reading = self._header_of(file.path)
+        if reading is None:
+            return ModelFile("Checking")
+        return file if reading.header is None else replace(file, gguf=reading.header.summary)
 
     def keep(self, models: Collection[Key]) -> None:
         """Drop what was read of all other Models."""

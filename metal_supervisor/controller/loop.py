@@ -107,7 +107,7 @@ class Controller:
         self.models = Reflector(kube, path, self.wake, known, is_news=self._is_news)
         self._news = object()
         self.store = Store(settings.store_path, self._tell, terms_of(settings), read_listing)
-        self.model_files, self.reasons = ModelFiles(self.store), Reasons(settings.runtime)
+        self.reasons = Reasons(settings.runtime)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
         self.node = machine.node_name(directory.path, settings.node_name)
@@ -116,6 +116,7 @@ class Controller:
         headers, builds = Headers(self._tell), Builds(settings, self._tell)
         self.metal = Metal(metal or question_of(settings), self._tell)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
+        self.model_files = ModelFiles(self.store, self.prerequisites.readings.latest)
         # While an edit waits for memory, that of its engine cannot be composed anew.
         self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)

@@ -64,6 +64,12 @@ class BackgroundLooks(Generic[T]):
             look.quiet = False
             return look.answer
 
+    def latest(self, name: str) -> T | None:
+        """The latest answer, None if there is none; nothing is asked."""
+        with self._lock:
+            look = self._looks.get(name)
+            return None if look is None else look.answer
+
     def keep(self, names: Iterable[str]) -> None:
         """Forget all answers but these; what is asked for later is asked anew."""
         wanted = set(names)

@@ -114,6 +114,10 @@ class Headers:
         """Return the latest reading of a file on this Mac; None until it has been read."""
         return self._local(path, path, lambda: read_file(Path(path)))
 
+    def latest(self, path: str) -> Reading | None:
+        """As `look`; what is known is not read again, however old it is."""
+        return _reading(self._looks.latest(path)) or self.look(path)
+
     def judged(self, name: str, path: str, is_here: Callable[[], bool]) -> Reading | None:
         """As `look`, for a path that has not been judged: MISSING unless `is_here`, which the thread asks first.
 

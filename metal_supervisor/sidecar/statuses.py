@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from metal_supervisor.cluster import manifests
@@ -17,7 +17,7 @@ from metal_supervisor.cluster.answers import KubeError, now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Report
-from metal_supervisor.cluster.status_mode import condition_of_others
+from metal_supervisor.cluster.status_mode import condition_of_others, field_of_others
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.record import Record
@@ -127,7 +127,8 @@ class Statuses:
         self.silence = ""
         """Text that MetalReady adds while the operator seems to be gone, else ""."""
         self._services: dict[Key, _Written] = {}
-        self._models: dict[tuple[str, str, str], Json] = {}
+        self._models: dict[tuple[str, str, str], tuple[Json, bool]] = {}
+        """(Namespace, name, uid) of a Model -> its status as last written, True if `gguf` in it is the operator's."""
 
     @property
     def operator(self) -> bool | None:
@@ -282,13 +283,18 @@ class Statuses:
 
     def model(self, key: Key, model: WantedModel) -> None:
         """Write the status of a Model; not called where LLMKube's operator writes it."""
-        before = self._models.get((*key, model.uid))
-        if before is None:
-            before = self._kube.request("GET", api_path("models", *key)).get("status") or {}
-        body = manifests.model_status(model.file, model.source, model.generation, before, now_seconds(self._kube))
+        known = self._models.get((*key, model.uid))
+        if known is None:
+            found = self._kube.request("GET", api_path("models", *key))
+            theirs = field_of_others(found["metadata"].get("managedFields"), "gguf")
+            known = found.get("status") or {}, theirs
+        before, theirs = known
+        # What the operator has read of a header is as good as ours, and stays.
+        file = replace(model.file, gguf={}) if theirs else model.file
+        body = manifests.model_status(file, model.source, model.generation, before, now_seconds(self._kube))
         if body != before:
             self._tidy(api_path("models", *key), self._apply("Model", key, body, force=True), body)
-        self._models[(*key, model.uid)] = body
+        self._models[(*key, model.uid)] = body, theirs
 
     def _apply(self, kind: str, key: Key, body: Json, force: bool = False) -> Json:
         """Apply a status; returns the object as it is then."""
@@ -336,4 +342,4 @@ class Statuses:
     def forget_models_but(self, models: Mapping[Key, WantedModel]) -> None:
         """Forget all other Models."""
         current = {(*key, model.uid) for key, model in models.items()}
-        self._models = {key: body for key, body in self._models.items() if key in current}
+        self._models = {key: known for key, known in self._models.items() if key in current}

@@ -15,7 +15,10 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias
+
+from metal_supervisor.spec.terminal_text import shortened
 
 MIB = 1 << 20
 WINDOW_BYTES = 256 * 1024
@@ -47,6 +50,17 @@ SCALARS: Mapping[int, struct.Struct] = {
 }
 TEXT, LIST = 8, 9
 LENGTH = struct.Struct("<Q")
+
+SUMMARY_TEXTS: Mapping[str, str] = {
+    "architecture": "general.architecture", "modelName": "general.name", "license": "general.license",
+}  # fmt: skip
+"""Field of `status.gguf` of a Model -> key of the header."""
+SUMMARY_NUMBERS: Mapping[str, str] = {
+    "contextLength": "context_length", "embeddingSize": "embedding_length", "headCount": "attention.head_count",
+    "layerCount": "block_count",
+}  # fmt: skip
+"""As above; the key follows the architecture."""
+LONGEST_SUMMARY = 200
 
 NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
 KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
@@ -131,6 +145,17 @@ class Header:
     def architecture(self) -> str:
         found = self.metadata.get("general.architecture")
         return found if isinstance(found, str) else ""
+
+    @cached_property
+    def summary(self) -> dict[str, str | int]:
+        """What the status of a Model says of it, as far as the header does: fields of `status.gguf`."""
+        texts = {name: self.metadata.get(key) for name, key in SUMMARY_TEXTS.items()}
+        numbers = {name: self.metadata.get(f"{self.architecture}.{key}") for name, key in SUMMARY_NUMBERS.items()}
+        return {
+            **{key: shortened(each, LONGEST_SUMMARY) for key, each in texts.items() if each and isinstance(each, str)},
+            # A list has a value for each layer; the API's numbers have 64 bits with a sign.
+            **{key: each for key, each in numbers.items() if type(each) is int and 0 < each < 1 << 63},
+        }
 
     @property
     def tokens(self) -> int:

@@ -320,3 +320,5 @@ class ModelFile:
     """Bytes downloaded so far, while it is being fetched."""
     total_bytes: int = 0
     """Size of all of it, 0 if it is not known."""
+    gguf: dict[str, str | int] = field(default_factory=dict, hash=False)
+    """What its header says, for the status of its Model."""

@@ -171,6 +171,28 @@ def test_what_it_left_in_the_status_of_a_model_goes(cluster: Cluster) -> None:
     assert (status["phase"], status["gguf"]) == ("Downloading", {"architecture": "llama"})
 
 
+def test_what_a_header_says_is_told_where_no_operator_has_told_it(cluster: Cluster) -> None:
+    """The column ARCH of `kubectl get models -o wide`."""
+
+    def written(name: str, theirs: dict[str, Any]) -> dict[str, Any]:
+        made = cluster.kube.apply(f"{MODELS}/{name}", model(name, "/m.gguf"), "user")
+        if theirs:
+            made["status"] = {"phase": "Ready", "gguf": theirs}
+            made = cluster.kube.request("PUT", f"{MODELS}/{name}/status", {"fieldManager": "manager"}, made)
+        for architecture in ("llama", "qwen3"):
+            file = ModelFile("Ready", "/m.gguf", 10, gguf={"architecture": architecture, "layerCount": 2})
+            wanted = WantedModel(made["metadata"]["uid"], 1, "/m.gguf", file)
+            cluster.statuses.model(("default", name), wanted)
+            cluster.statuses.look_anew()
+        found: dict[str, Any] = cluster.kube.request("GET", f"{MODELS}/{name}")["status"]
+        assert found["path"] == "/m.gguf"
+        return dict(found["gguf"])
+
+    assert written("ours", {}) == {"architecture": "qwen3", "layerCount": 2}
+    theirs = {"architecture": "gemma3", "quantization": "Q4_K_M"}
+    assert written("theirs", theirs) == theirs
+
+
 def test_a_condition_that_an_operator_had_too_can_be_dropped(cluster: Cluster) -> None:
     """An apply takes out our fields of it alone: what is left of the condition no server accepts."""
     item = cluster.kube.request("GET", f"{ISVC}/tiny")

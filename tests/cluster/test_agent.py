@@ -106,7 +106,7 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
     for each in status["conditions"]:
         assert each.keys() == {"type", "status", "reason", "message", "observedGeneration", "lastTransitionTime"}
     assert mac.get(f"{MODELS}/{name}")["status"].keys() == {
-        "phase", "acceleratorReady", "cacheKey", "conditions", "lastUpdated", "path", "size"
+        "phase", "acceleratorReady", "cacheKey", "conditions", "lastUpdated", "path", "size", "gguf"
     }
     for path in (f"{ISVC}/{name}", f"{MODELS}/{name}"):
         query = {"dryRun": "All", "fieldValidation": "Strict"}

@@ -104,6 +104,7 @@ def test_kubectl_apply_get_describe_wait_explain_diff_scale_and_delete(system: S
     assert "PHASE" in table and "REPLICAS" in table and "ACCELERATOR" in table
     row = next(line for line in table.splitlines() if line.startswith("inferenceservice.inference.llmkube.dev/second"))
     assert row.split()[1:5] == ["Ready", "second", "1", "Serving"]
+    assert "ARCH" in (wide := system.kubectl("get", "models", "second", "-o", "wide")) and "llama" in wide
     told = system.kubectl("describe", "isvc", "second")
     assert "InferenceReady" in told and "Serving" in told
     assert "contextSize" in system.kubectl("explain", "isvc.spec")

@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from metal_supervisor.memory.estimate import CacheSettings, estimate
 from metal_supervisor.spec.gguf import (
+    LONGEST_SUMMARY,
     MAX_ENTRIES,
     MAX_STRINGS,
     MAX_TENSORS,
@@ -155,6 +156,24 @@ def test_all_kinds_of_values_are_read(tmp_path: Path) -> None:
         "f32": 0.5, "f64": 0.1, "bool": True, "list": (8, 0, 8), "words": Omitted(2), "long": Omitted(1000),
     }  # fmt: skip
     assert header.metadata["tokenizer.ggml.scores"] == Omitted(10), "nobody asks for it, however short it is"
+
+
+def test_of_a_header_the_status_of_a_model_gets_what_the_api_takes(tiny: Path) -> None:
+    assert read_header(Prefix(tiny.read_bytes())).summary == {
+        "architecture": "llama", "modelName": "tiny-llama", "license": "cc0-1.0", "contextLength": 2048,
+        "embeddingSize": 64, "headCount": 4, "layerCount": 3,
+    }  # fmt: skip
+    odd = Header(
+        {
+            "general.architecture": "x{}", "general.name": "a\nb" * 200, "general.license": 5,
+            "x{}.block_count": 1 << 63, "x{}.context_length": "long",
+            "x{}.embedding_length": True, "x{}.attention.head_count": (1, 2),
+        }, 0, 0, 0,
+    )  # fmt: skip
+    assert odd.summary.keys() == {"architecture", "modelName"}
+    name = str(odd.summary["modelName"])
+    assert len(name) == LONGEST_SUMMARY and name.isprintable()
+    assert read(file()).summary == {"architecture": "llama"}
 
 
 def test_version_2_reads_the_same() -> None:

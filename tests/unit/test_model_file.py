@@ -10,12 +10,15 @@ from test_decide import running
 from test_resources import model, refused, service
 
 from metal_supervisor.controller.controller_status import ModelFiles
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import ModelFile
 
 READY = ModelFile("Ready", "/models/tiny.gguf", 10)
+NOTHING = Reading(10, problem="it is no GGUF file")
 
 
 class Held:
@@ -31,10 +34,12 @@ class Held:
         return self._files.get(artifact, ModelFile("Checking"))
 
 
-def told(written: dict[str, Any], records: Collection[Record] = (), **files: ModelFile) -> ModelFile:
-    """`files`: `here` is what the store says of the Model's own artifact."""
+def told(
+    written: dict[str, Any], records: Collection[Record] = (), reading: Reading | None = NOTHING, **files: ModelFile
+) -> ModelFile:
+    """`files`: `here` is what the store says of the Model's own artifact; `reading`: what is known of its header."""
     held = {read_artifact(written): files["here"]} if files else {}
-    return ModelFiles(Held(held)).state(written, {(each.namespace, each.model) for each in records})
+    return ModelFiles(Held(held), lambda _: reading).state(written, {(each.namespace, each.model) for each in records})
 
 
 @pytest.mark.parametrize(
@@ -61,3 +66,10 @@ def test_a_model_is_used_by_services_of_its_own_namespace() -> None:
 
 def test_a_file_that_is_not_what_the_format_wants_is_refused() -> None:
     assert told(model(format="mlx"), here=READY).reason == "InvalidModelFile"
+
+
+def test_a_file_that_is_here_is_told_with_what_its_header_says() -> None:
+    header = Header({"general.architecture": "llama"}, 0, 0, 0)
+    assert told(model(), reading=Reading(10, header), here=READY).gguf == {"architecture": "llama"}
+    assert told(model(), reading=NOTHING, here=READY) == READY
+    assert told(model(), reading=None, here=READY).phase == "Checking", "a status without it would be written first"

@@ -25,6 +25,11 @@ class Readings:
         self._wanted.add(path)
         return self._headers.look(path)
 
+    def latest(self, path: str) -> Reading | None:
+        """As `look`; what is known is not read again, however old it is."""
+        self._wanted.add(path)
+        return self._headers.latest(path)
+
     def judged(self, artifact: Artifact) -> Reading | None:
         """Metadata of a file that a manifest names; MISSING if it is not here or not allowed, None while it is read."""
         name = f"file://{artifact.source}"
