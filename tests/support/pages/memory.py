@@ -55,7 +55,9 @@ manifest.
 
 MLX directories are judged by their `config.json`. A key of it lowers the charge only for a `model_type` whose code in
 mlx-lm or mlx-vlm reads that key. A type that is not known is charged as if all its layers attended to the whole context
-and no heads shared keys, and the explanation of its memory says so. `--kv-bits` in `extraArgs` counts for the tokens
+and no heads shared keys, and the explanation of its memory says so. Where `config.json` cannot be read, or lacks the
+numbers, the directory is charged by the size of its weights, as a file whose header is out of reach: it is never
+refused for that. `--kv-bits` in `extraArgs` counts for the tokens
 behind `--quantized-kv-start`, of which mlx_lm's default is 5000; `cacheTypeK` sets that to 0.
 
 A model of oMLX is charged for `parallelSlots` conversations. Without that field oMLX answers up to eight requests at

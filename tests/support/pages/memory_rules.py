@@ -40,8 +40,8 @@ starts by itself when there is room.
   What they leave is kept for whom they left it, who starts once they are gone.
 - **An edit** that takes more waits in the same queue, and the engine goes on as it was, with the condition
   `Degraded`; one that takes less is never refused. What ends still counts until its process is gone.
-- **Unknown sizes** are refused (`MemoryCheckFailed`) under `--memory-check-mode enforce`; under `warn` they start with
-  a warning and count for what they are measured.
+- **Unknown sizes** (see *What is charged*) are refused (`MemoryCheckFailed`) under `--memory-check-mode enforce`; under
+  `warn` they start with a warning and count for what they are measured.
 - **A Model's own limit** (`spec.hardware.memoryBudget` or `memoryFraction`) is held to as well.
 - **A namespace's limit** (`--namespace-memory`) is held to by the same rules among its own engines: one that waits for
   it holds up nobody of another namespace.
