@@ -16,12 +16,15 @@ from metal_supervisor.host.liveness import LivenessSigns
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.types import Json
 
+UNSEEN = psutil.AccessDenied, OSError, RuntimeError, SystemError
+"""What psutil raises for a process that it cannot see; the last two on a Mac, where a call fails without an errno."""
+
 
 def command_line(pid: int) -> list[str] | None:
-    """argv of a process, None if it is gone."""
+    """argv of a process, None if it is gone or cannot be seen."""
     try:
         return psutil.Process(pid).cmdline()
-    except psutil.Error:
+    except (psutil.Error, *UNSEEN):
         return None
 
 
@@ -122,7 +125,7 @@ def signs(pid: int, port: int) -> LivenessSigns | None:
         return None
     try:
         halted = family[0].status() == psutil.STATUS_STOPPED
-    except psutil.Error:
+    except (psutil.Error, *UNSEEN):
         return None
     cpu_s, io_bytes, clients = 0.0, 0, False
     for each in family:
@@ -134,18 +137,18 @@ def signs(pid: int, port: int) -> LivenessSigns | None:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process and its descendants; none if it is gone."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+    """A process and those of its descendants that can be seen; none if it is gone."""
+    found = list[psutil.Process]()
+    with contextlib.suppress(psutil.Error, *UNSEEN):
+        found.append(psutil.Process(pid))
+        found += found[0].children(recursive=True)
+    return found
 
 
 def _cpu_s(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.AccessDenied:
+    except UNSEEN:
         return 0.0
     return times.user + times.system
 
@@ -154,7 +157,7 @@ def _io_bytes(process: psutil.Process) -> int:
     """Bytes read and written by any means; macOS does not tell."""
     try:
         found = process.io_counters()  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, psutil.AccessDenied):
+    except (AttributeError, *UNSEEN):
         return 0
     return int(getattr(found, "read_chars", found.read_bytes) + getattr(found, "write_chars", found.write_bytes))
 
@@ -163,7 +166,7 @@ def _has_clients(process: psutil.Process, port: int) -> bool:
     """True if a connection to the port is established, or where that cannot be seen."""
     try:
         found = process.net_connections("tcp")
-    except (psutil.AccessDenied, OSError):
+    except UNSEEN:
         return True
     return any(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
 
@@ -183,7 +186,7 @@ def listens(pid: int, port: int) -> frozenset[str] | None:
         process = psutil.Process(pid)
         found = _listening(process, port)
         return found or frozenset().union(*(_listening(each, port) for each in process.children(recursive=True)))
-    except (psutil.Error, OSError):
+    except (psutil.Error, *UNSEEN):
         return None
 
 

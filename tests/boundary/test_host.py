@@ -8,6 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from metal_supervisor.host import machine, processes
@@ -130,6 +131,31 @@ def test_a_process_is_described_while_it_lives() -> None:
     process.kill()
     process.wait()
     assert processes.command_line(process.pid) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("proc_pidinfo(PROC_PIDLISTFDS) 1/2 syscall failed"), SystemError("x"), OSError(5, "x"),
+     psutil.AccessDenied(1)],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_engine_whose_connections_a_mac_does_not_tell_may_have_clients(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for name in ("net_connections", "cpu_times", "cmdline"):
+        monkeypatch.setattr(psutil.Process, name, fail)
+    assert processes.has_clients(os.getpid(), 1)
+    assert processes.listens(os.getpid(), 1) is None
+    assert processes.command_line(os.getpid()) is None
+    found = processes.signs(os.getpid(), 1)
+    assert found is not None and found.clients and not found.halted and found.cpu_s == 0.0
+    monkeypatch.setattr(psutil.Process, "children", fail)
+    assert processes.has_clients(os.getpid(), 1), "its descendants alone are not seen"
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_: [])
+    assert not processes.has_clients(os.getpid(), 1)
 
 
 def test_the_route_to_oneself_is_loopback_and_nowhere_is_none() -> None:
