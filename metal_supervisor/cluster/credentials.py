@@ -24,6 +24,7 @@ from typing import Any
 from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
+from metal_supervisor.host import authorities
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
@@ -322,6 +323,8 @@ def tls_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED if verify else ssl.CERT_NONE)
     if access.authority:
         context.load_verify_locations(cadata=access.authority.decode("ascii", "ignore"))
+    elif verify and (trusted := authorities.file_instead()):
+        context.load_verify_locations(trusted)
     elif verify:
         context.load_default_certs()
     if access.certificate:

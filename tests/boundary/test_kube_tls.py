@@ -18,6 +18,7 @@ from test_credentials import V1, reply, runs, script
 from test_kube import TOKEN, answering, everything, failure, http
 
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube
+from metal_supervisor.host import authorities
 from tests.support.faults import Figure, fault
 
 # Of one authority (and a stranger), valid for a century but for the expired one; keys of tests and nothing else.
@@ -142,6 +143,20 @@ def test_the_authority_of_the_kubeconfig_is_trusted_as_data_and_as_file(tmp_path
             kube = Kube(config(tmp_path / "k", url, **cluster))
             assert kube.request("GET", "/x") == {}
             kube.close()
+
+
+def test_without_an_authority_of_its_own_those_that_a_mac_keeps_are_trusted_where_openssl_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "ca.crt").write_text(pem(AUTHORITY))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(authorities, "OF_THE_SYSTEM", tmp_path / "ca.crt")
+    with answering(lambda _: http(b"{}"), server_context(tmp_path)) as url:
+        kube = Kube(config(tmp_path / "k", url))
+        assert kube.request("GET", "/x") == {}
+        kube.close()
 
 
 @fault(

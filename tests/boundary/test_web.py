@@ -17,6 +17,7 @@ import pytest
 import urllib3
 from range_server import Quiet, QuietPage
 
+from metal_supervisor.host import authorities
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
@@ -163,6 +164,20 @@ def test_no_redirect_leads_from_https_to_http(web: Web, tls: Web, trusted: None)
 def test_a_certificate_that_nobody_signed_is_named(tls: Web) -> None:
     refused(Client(NEAR), f"{tls.url}/x", "DownloadFailed", "its certificate is not one that this Mac trusts")
     assert tls.asked == []
+
+
+def test_where_openssl_has_no_authorities_those_that_a_mac_keeps_count(
+    tls: Web, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with python.org's Python, whose file of them is not there and whose directory of them is empty."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    monkeypatch.setattr(authorities, "OF_THE_SYSTEM", tmp_path / "none")
+    refused(Client(NEAR), f"{tls.url}/x", "DownloadFailed", "its certificate is not one that this Mac trusts")
+    monkeypatch.setattr(authorities, "OF_THE_SYSTEM", certificate)
+    assert read(Client(NEAR), f"{tls.url}/x") == b"ok"
+    (tmp_path / "0a1b2c3d.0").touch()
+    refused(Client(NEAR), f"{tls.url}/x", "DownloadFailed", "its certificate is not one that this Mac trusts")
 
 
 def test_a_redirect_to_a_host_that_is_not_allowed_is_not_followed(web: Web) -> None:

@@ -24,6 +24,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from metal_supervisor.cluster.answers import line_trouble
+from metal_supervisor.host import authorities
 from metal_supervisor.host.addresses import networks_near
 from metal_supervisor.host.machine import interfaces
 from metal_supervisor.models.listing import Retry, Unusable
@@ -55,7 +56,7 @@ class Client:
         """Monotonic time until which the present wait may last."""
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
-        self._http = urllib3.PoolManager(retries=False)
+        self._http = urllib3.PoolManager(retries=False, ca_certs=authorities.file_instead())
         self._http.pool_classes_by_scheme = _pools(self)
 
     def stop(self) -> None:

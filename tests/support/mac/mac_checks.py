@@ -63,7 +63,7 @@ CHECKS: tuple[Check, ...] = (
         "mended, engines start unconfined by themselves", mac_confinement.confinement, hosted=True, minutes=2,
     ),
     Check(
-        "modules", "o", "Every module of ours can be imported on this macOS and Python.",
+        "modules", "o", "Every module of ours can be imported on this macOS and Python, and servers can be verified.",
         "read the exception; a symbol may only be looked up when it is called", mac_host.modules, hosted=True,
     ),
     Check(

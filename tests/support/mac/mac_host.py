@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import metal_supervisor
+from metal_supervisor.cluster.credentials import ClusterAccess, tls_context
 from metal_supervisor.host import darwin_memory, iokit, launchd
 from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.memory import machine_memory
@@ -34,7 +35,7 @@ NOT_YET = "not in this release"
 
 
 def modules(_kit: Kit, sheet: Sheet) -> None:
-    """Every module of ours can be imported on macOS."""
+    """Every module of ours can be imported on macOS, and servers can be verified."""
     names = [each.name for each in pkgutil.walk_packages(metal_supervisor.__path__, "metal_supervisor.")]
     failed = {}
     for name in names:
@@ -50,6 +51,8 @@ def modules(_kit: Kit, sheet: Sheet) -> None:
     if sys.platform == "darwin":
         iokit.declare(iokit.load())
         sheet.claim(True, "every function of IOKit and CoreFoundation that is declared is there")
+        known = tls_context(ClusterAccess(), True).cert_store_stats()["x509_ca"]
+        sheet.claim(known, f"servers of the internet can be verified, by {known} authorities")
 
 
 def plists(kit: Kit, sheet: Sheet) -> None:
