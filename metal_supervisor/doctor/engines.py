@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +21,19 @@ from metal_supervisor.host import machine as host
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
+from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import flag_of
+from metal_supervisor.spec.hosts import is_loopback
 from metal_supervisor.spec.processes import LIVE, Observed
 from metal_supervisor.spec.record import Record
+from metal_supervisor.state import gateway_note
 
 XATTR, FILE = "/usr/bin/xattr", "/usr/bin/file"
 QUARANTINE = "com.apple.quarantine"
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+OF_THE_APP = "/Contents/MacOS/Python"
 _VERSION = re.compile(r"(?<![\w.])v?(\d+\.[\w.+-]{1,40}|(?<=version: )\d[\w.+-]{0,40})")
 WHOLE_SECOND_S = 1.0
 """Precision of a start's time: supervisord tells whole seconds, Linux the time of its boot in whole seconds."""
@@ -170,44 +175,60 @@ def _path(around: Surroundings) -> Sequence[Finding]:
 
 
 def firewall_apps(listed: str) -> dict[str, bool]:
-    """Path of each program in the firewall's list -> True if incoming connections are allowed."""
+    """Path of each program in the firewall's list -> True if incoming connections are allowed. Python is its app."""
     rows = re.findall(r"(?m)^\s*\d+\s*:\s*(/.*?)\s*\n\s*\(\s*(Allow|Block)", listed)
-    return {path: word == "Allow" for path, word in rows}
+    return {path.removesuffix(OF_THE_APP): word == "Allow" for path, word in rows}
 
 
-def judge_firewall(state: Done, apps: Done, engines: Sequence[Path], loopback: bool) -> list[Finding]:
+def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: bool) -> list[Finding]:
     """Findings about the application firewall.
 
-    `engines`: real paths of the programs that listen; `loopback`: True if engines listen on loopback only.
+    `programs`: those that listen, as `_listening` names them; `loopback`: True if they listen on loopback only.
     """
     if loopback:
-        return [ok("engines listen on loopback only, where no firewall asks")]
+        return [ok("all that listens does so on loopback only, where no firewall asks")]
     told = re.search(r"State = (\d)", state.out)
     if not state.ok or not told:
         return [unknown(f"the firewall's state ({state.said:.100})")]
     if told[1] == "0":
         return [ok("the application firewall is off")]
     if told[1] == "2":
-        text = "the application firewall blocks all incoming connections: no pod reaches a model"
+        text = "the application firewall blocks all incoming connections: no other machine reaches a model"
         return [fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")]
     allowed = firewall_apps(apps.out)
     bad = []
-    for path in dict.fromkeys(map(str, engines)):
+    for path in dict.fromkeys(map(str, programs)):
         quoted = shlex.quote(path)
         fix = f"sudo {FIREWALL} --add {quoted} && sudo {FIREWALL} --unblockapp {quoted}"
         if allowed.get(path) is False:
-            bad.append(fail(f"the application firewall blocks {path}: no pod reaches its models", fix))
+            bad.append(fail(f"the application firewall blocks {path}: no other machine reaches what it serves", fix))
         elif path not in allowed:
             text = f"the application firewall is on and does not know {path}: it may drop connections without a word"
             bad.append(warn(text, f"{fix}; again after each upgrade of it, as its path changes"))
-    return bad or [ok(f"the application firewall is on, and lets {len(set(engines))} engines be reached")]
+    return bad or [ok(f"the application firewall is on, and lets {len(set(programs))} programs be reached")]
+
+
+def _listening(around: Surroundings) -> tuple[list[Path], bool]:
+    """(programs that listen for other machines, as macOS knows them; True if all listen on loopback only)."""
+    settings = around.settings
+    ours = Path(sys.executable).resolve()
+    engines = not is_loopback(settings.bind_address)
+    programs = []
+    if engines:  # clients reach an Ollama that is started here through its gate, which is our own program
+        programs += [ours if each.runtime == OLLAMA else each.real for each in found(around)[0]]
+    own = [settings.gateway_address[0]] if settings.gateway_on else []
+    # The gateway listens for services on demand where their engines would.
+    own += [settings.bind_address] if gateway_note.read(settings.state_path).get("fronts") else []
+    own += [settings.metrics_address[0]] if settings.metrics_listen else []
+    if not all(map(is_loopback, own)):
+        programs.append(ours)
+    return list(map(builds.seen_as, programs)), not engines and all(map(is_loopback, own))
 
 
 def _firewall(around: Surroundings) -> Sequence[Finding]:
-    loopback = around.settings.bind_address in ("127.0.0.1", "::1")
     state = around.run((FIREWALL, "--getglobalstate"), ASK_S / 2)
     apps = around.run((FIREWALL, "--listapps"), ASK_S / 2)
-    return judge_firewall(state, apps, [each.real for each in found(around)[0]], loopback)
+    return judge_firewall(state, apps, *_listening(around))
 
 
 # ── what runs ────────────────────────────────────────────────────────────────────────────────────

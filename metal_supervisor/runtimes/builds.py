@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metal_supervisor.confinement.seatbelt import APP
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes.place import Binary, Executable
 from metal_supervisor.settings.loader import flag_of
@@ -58,6 +59,12 @@ def interpreter_of(script: Path) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
+
+
+def seen_as(program: Path) -> Path:
+    """What macOS takes a program's process for, by its real path: for the interpreter of a framework its Python.app."""
+    programs = program.parent.parent / APP
+    return programs.parent.parent if programs.is_dir() else program
 
 
 def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:

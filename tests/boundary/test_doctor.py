@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -85,6 +86,52 @@ def test_the_firewall_is_asked_only_where_others_connect(tmp_path: Path) -> None
     assert told.status == "fail" and str(engine) in told.fix
     (told,) = found(surroundings(tmp_path, on, **open_to_all), "firewall")["firewall"]
     assert told.status == "warn"
+
+
+def framework(base: Path) -> tuple[Path, Path]:
+    """(interpreter of an environment, the app that it becomes) of a Python as Homebrew and python.org build it."""
+    version, python = base / "Python.framework/Versions/3.13", base / "venv/bin/python"
+    for each in (version / "bin", version / "Resources/Python.app/Contents/MacOS", python.parent):
+        each.mkdir(parents=True)
+    (version / "bin/python3.13").touch(0o755)
+    python.symlink_to(version / "bin/python3.13")
+    return python, (version / "Resources/Python.app").resolve()
+
+
+def test_the_firewall_is_told_of_the_app_that_an_interpreter_becomes(tmp_path: Path) -> None:
+    python, app = framework(tmp_path)
+    script = tmp_path / "mlx_lm.server"
+    script.write_text(f"#!{python}\n")
+    script.chmod(0o755)
+    said = {f"{FIREWALL} --getglobalstate": Done(0, "Firewall is enabled. (State = 1)\n", "")}
+    settings = {"bind": "0.0.0.0", "gateway": "off", "runtimes": "mlx-server", "mlx_lm_server": str(script)}
+    (told,) = found(surroundings(tmp_path, said, settings=settings), "firewall")["firewall"]
+    assert told.status == "warn" and f"--unblockapp {app}" in told.fix
+    listed = f"Total number of apps = 1 \n1 : {app} \n             (Allow incoming connections) \n\n"
+    said[f"{FIREWALL} --listapps"] = Done(0, listed, "")
+    (told,) = found(surroundings(tmp_path, said, settings=settings), "firewall")["firewall"]
+    assert told.status == "ok"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"gateway": "0.0.0.0:18080", "gateway_insecure": True}, {"metrics_listen": "0.0.0.0:19091"},
+     {"bind": "0.0.0.0", "runtimes": "ollama"}, {"bind": "0.0.0.0", "runtimes": "vllm-swift"}],
+    ids=["gateway", "metrics", "ollama's gate", "a service on demand"],
+)  # fmt: skip
+def test_what_of_ours_listens_for_others_needs_the_firewalls_leave_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    python, app = framework(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "ollama").touch(0o755)
+    said = {f"{FIREWALL} --getglobalstate": Done(0, "Firewall is enabled. (State = 1)\n", "")}
+    settings = {"gateway": "off", "ollama": str(tmp_path / "ollama"), **more}
+    if more.get("runtimes") == "vllm-swift":  # which is not here
+        (tmp_path / "state").mkdir()
+        gateway_note.write(tmp_path / "state", {"fronts": [18090]})
+    told = found(surroundings(tmp_path, said, settings=settings), "firewall")["firewall"]
+    assert [each.status for each in told] == ["warn"] and f"--add {app}" in told[0].fix
 
 
 @pytest.mark.parametrize(

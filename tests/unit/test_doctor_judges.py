@@ -218,7 +218,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("firewall", "ok", engines.judge_firewall(OFF, said(), [LLAMA.path], False), ("off",)),
     ("firewall", "ok", engines.judge_firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
     ("firewall", "ok", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Allow")), [LLAMA.path], False),
-     ("1 engines",)),
+     ("1 programs",)),
+    ("firewall", "ok", engines.judge_firewall(
+        ON, said(APPS.format("/v/Python.app/Contents/MacOS/Python", "Allow")), [Path("/v/Python.app")], False
+    ), ()),
     ("firewall", "warn", engines.judge_firewall(ON, said(APPS.format("/x", "Allow")), [LLAMA.path], False),
      ("does not know", "--unblockapp /opt/homebrew")),
     ("firewall", "fail", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Block")), [LLAMA.path], False),
