@@ -149,14 +149,20 @@ def own_addresses(told: str = "") -> frozenset[str]:
 
 
 def route_to(host: str, port: int) -> str | None:
-    """The local address from which this machine reaches `host`, None if it does not; sends nothing."""
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, UnicodeError):  # the latter for a name that no resolver takes
-        return None
+    """The local address from which this machine reaches `host`, None if it does not; sends nothing.
+
+    One that is of its link alone is told only without another: a Mac finds both for a name in `.local`.
+    """
+    found: str | None = None
+    with contextlib.suppress(UnicodeError, OSError):  # the former for a name that no resolver takes
+        for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                local = str(probe.getsockname()[0])
+                if (address := parsed_address(local)) and not address.is_link_local:
+                    return local
+                found = found or local
+    return found
 
 
 def executable(setting: str) -> Path | None:

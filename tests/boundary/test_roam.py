@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 from typing import Any
 
 import psutil
@@ -110,3 +112,42 @@ def test_interfaces_that_cannot_be_read_leave_the_address(
 
 def test_a_server_whose_name_no_resolver_takes_has_no_route() -> None:
     assert machine.route_to("a" * 64 + ".example", 443) is None
+
+
+LINK, LAN = ("fe80::1c2b%en0", 6443, 0, 11), ("192.168.1.20", 6443)
+SOURCES = {LINK: "fe80::8a1%en0", LAN: "192.168.1.10"}
+
+
+@pytest.mark.parametrize(
+    ("resolved", "sources", "found"),
+    [((LINK, LAN), SOURCES, "192.168.1.10"), ((LAN, LINK), SOURCES, "192.168.1.10"),
+     ((LINK,), SOURCES, "fe80::8a1%en0"), ((LINK, LAN), {LAN: "192.168.1.10"}, "192.168.1.10"),
+     ((LINK, LAN), {LINK: "fe80::8a1%en0"}, "fe80::8a1%en0"), ((LINK, LAN), {}, None)],
+    ids=["local name", "IPv4 first", "link alone", "no IPv6", "no IPv4", "no route"],
+)  # fmt: skip
+def test_a_mac_whose_cluster_has_a_local_name_is_not_at_its_links_own_address(
+    monkeypatch: pytest.MonkeyPatch, resolved: tuple[Any, ...], sources: dict[Any, str], found: str | None
+) -> None:
+    class Probe:
+        def __init__(self, *_: object) -> None:
+            self.local = ""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def connect(self, target: Any) -> None:
+            if target not in sources:
+                raise OSError(errno.EHOSTUNREACH, "No route to host")
+            self.local = sources[target]
+
+        def getsockname(self) -> tuple[str, int]:
+            return self.local, 50000
+
+    told = [(socket.AF_INET6 if len(each) > 2 else socket.AF_INET, 2, 17, "", each) for each in resolved]
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", lambda *_, **__: told)
+        patched.setattr(socket, "socket", Probe)
+        assert machine.route_to("nas.local", 6443) == found
