@@ -21,7 +21,7 @@ from metal_supervisor.host.chip import Chip
 from metal_supervisor.spec.hosts import parsed_address
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
-IOREG = "ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
+IOREG = "/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
 BROADCAST = "255.255.255.255"
 
 
@@ -77,7 +77,10 @@ def _machine_id() -> str:
 @lru_cache(maxsize=1)
 def boot_id() -> str:
     """Identity of this boot of the machine: another one each time it is started."""
+    mac = darwin_memory.mac()
     with contextlib.suppress(OSError):
+        if mac:  # not the time of the boot, which follows each correction of the clock
+            return mac.text("kern.bootsessionuuid")
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return str(int(psutil.boot_time()))
 

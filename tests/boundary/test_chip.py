@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from metal_supervisor.host import chip, commands, darwin_memory, machine
@@ -131,6 +132,18 @@ def test_performance_cores_are_those_of_the_first_level(monkeypatch: pytest.Monk
         mac = Mac(FakeLibc(sysctls))
         monkeypatch.setattr(darwin_memory, "mac", lambda mac=mac: mac)
         assert machine.performance_cores.__wrapped__() == cores
+
+
+def test_a_boot_stays_the_same_when_the_clock_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kern.boottime, which psutil reads, is the time by the clock less the time since the boot."""
+    session = b"5A0E0F3C-8C5B-4B0E-9B1A-0D2C6C1F7E11"
+    mac = Mac(FakeLibc({**SYSCTLS, "kern.bootsessionuuid": session + b"\0"}))
+    for boot_time in (1785713468.9, 1785713470.1):
+        monkeypatch.setattr(psutil, "boot_time", lambda at=boot_time: at)
+        monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
+        assert machine.boot_id.__wrapped__() == session.decode()
+        monkeypatch.setattr(darwin_memory, "mac", lambda: Mac(FakeLibc({})))
+        assert machine.boot_id.__wrapped__() == str(int(boot_time)), "without one"
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")

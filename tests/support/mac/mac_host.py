@@ -94,8 +94,8 @@ NUMBERS = (
     "iogpu.wired_limit_mb", "debug.iogpu.wired_limit",
 )  # fmt: skip
 TEXTS = (
-    "machdep.cpu.brand_string", "hw.model", "kern.osproductversion", "kern.osversion", "hw.perflevel0.name",
-    "hw.perflevel1.name",
+    "machdep.cpu.brand_string", "hw.model", "kern.osproductversion", "kern.osversion", "kern.bootsessionuuid",
+    "hw.perflevel0.name", "hw.perflevel1.name",
 )  # fmt: skip
 """sysctls that no header names, and that the system's own tool is asked for too; either may be absent."""
 
