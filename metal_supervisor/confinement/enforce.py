@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 import sys
@@ -228,6 +229,33 @@ def _prepare_linux(policy: dict[str, object]) -> Ruleset:
 # ── macOS ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _as_stored(path: str) -> str:
+    """A path as the disk has it: Seatbelt compares letters, and APFS finds a file in another case or Unicode form too.
+
+    One that leads elsewhere by now stays as it was judged.
+    """
+    get_path = getattr(fcntl, "F_GETPATH", None)
+    if get_path is None or not path.startswith("/"):
+        return path
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return path  # not there, or closed to this user: the engine's to report
+    try:
+        stored = os.fsdecode(fcntl.fcntl(descriptor, get_path, bytes(1024)).rstrip(b"\0"))
+    except OSError:
+        return path
+    finally:
+        os.close(descriptor)
+    return stored if _folded(stored) == _folded(path) else path
+
+
+def _folded(path: str) -> str:
+    import unicodedata  # a start waits for it, and needs it on a Mac alone
+
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
+
+
 class Profile:
     """A Seatbelt profile that is not in force yet. Paths are parameters, never part of its text."""
 
@@ -238,7 +266,7 @@ class Profile:
         for name, path in parameters.items():
             if path.startswith("/") and os.path.realpath(path) != path:
                 raise ConfinementError(f"{path!r} ({name}) has become a link to another place since it was judged")
-        self._values = [part.encode() for pair in sorted(values.items()) for part in pair]
+        self._values = [part.encode() for name in sorted(values) for part in (name, _as_stored(values[name]))]
 
     def restrict(self) -> None:
         """Enforce the profile on this process. Raises ConfinementError with Seatbelt's message."""

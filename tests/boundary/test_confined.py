@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import pytest
 from metal_supervisor import launch
 from metal_supervisor.confinement import enforce, probe
 from metal_supervisor.confinement.access import Access
+from metal_supervisor.confinement.policy import policy
 from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
 from metal_supervisor.controller.prerequisites import path_looks
@@ -434,6 +436,36 @@ def test_a_home_directory_that_a_link_leads_to_is_denied_by_its_real_path(
     for made in (found and found.policy, spec["confinement"]):
         assert isinstance(made, dict) and made["parameters"]["HOME"] == str(tmp_path / "disk")
         enforce.prepare(made)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there the acceptance run asks the disk itself")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_path_in_another_case_or_form_is_given_to_seatbelt_as_the_disk_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """A disk of a Mac finds the file by each of its spellings, and the system's name for it is the stored one."""
+    named, stored = tmp_path / "mod\u00e8les/TINY.gguf", tmp_path / "Mode\u0300les/tiny.gguf"
+    named.parent.mkdir()
+    named.touch()
+    told = {named: tmp_path / "other/tiny.gguf" if elsewhere else stored, named.parent: stored.parent}
+
+    def name_of(descriptor: int, command: int, _area: bytes) -> bytes:
+        assert command == 50
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return os.fsencode(told.get(path, path)).ljust(1024, b"\0")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", name_of)
+    monkeypatch.setenv("HOME", str(named.parent))
+    access = Access(read=(str(named),), write=(str(tmp_path / "scratch"),), bind=(18100,))
+    made = enforce.prepare(policy(access, "darwin", str(named.parent)))
+    assert isinstance(made, enforce.Profile)
+    given = dict(zip(*[iter(each.decode() for each in made._values)] * 2, strict=True))
+    assert given == {
+        "HOME": str(stored.parent), "READ_0": str(named if elsewhere else stored),
+        "WRITE_0": str(tmp_path / "scratch"), "BIND_0": "*:18100",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.cluster import kube
+from metal_supervisor.confinement import enforce
 from metal_supervisor.doctor import login
 from metal_supervisor.host import darwin_memory, iokit, sleep_clock
-from metal_supervisor.models import model_directory
+from metal_supervisor.models import model_directory, places
 from tests.support import kqueue, parts
 from tests.support.system import ROOT
 
@@ -67,6 +68,8 @@ VALUES = {
 NAMES = {
     kube: {"TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT"},
     model_directory: {"F_FULLFSYNC"},
+    enforce: {"F_GETPATH"},
+    places: {"F_GETPATH"},
     sleep_clock: {"CLOCK_MONOTONIC_RAW", "CLOCK_UPTIME_RAW"},
 }
 """Module -> names that Python's own modules have on a Mac, because its headers do."""
@@ -276,7 +279,7 @@ def test_every_constant_of_kqueue_is_in_the_table() -> None:
 def test_the_names_are_those_that_the_modules_ask_python_for() -> None:
     for module, names in NAMES.items():
         source = Path(str(module.__file__)).read_text()
-        asked = set(re.findall(r'"((?:TCP_KEEP(?:ALIVE|INTVL|CNT)|F_FULL\w+|CLOCK_\w+_RAW))"', source))
+        asked = set(re.findall(r'"((?:TCP_KEEP(?:ALIVE|INTVL|CNT)|F_FULL\w+|F_GETPATH|CLOCK_\w+_RAW))"', source))
         assert asked == names
 
 

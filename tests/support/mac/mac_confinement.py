@@ -5,6 +5,7 @@ On a Mac this tries Seatbelt, which nothing else can; on Linux the very same cod
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,19 +27,24 @@ ENDS_S = 60.0
 
 
 def confinement(kit: Kit, sheet: Sheet) -> None:
-    """A trial as the controller makes it, then five things that the profile has to allow or refuse."""
+    """A trial as the controller makes it, then what else the profile has to allow or refuse."""
     program, launcher, base = kit.llama_server(), Path(launch.__file__), kit.scratch.resolve()
-    port = free_port()
-    access = Access((str(program),), homes_of(program, ""), (str(probe.GGUF.resolve()),), bind=(port,))
+    port, shipped = free_port(), probe.GGUF.resolve()
+    access = Access((str(program),), homes_of(program, ""), (str(shipped),), bind=(port,))
 
-    def trial(scratch: Path, at: int) -> probe.Trial:
-        argv = (str(program), "-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1", "--port", str(at), "-c", "256")
-        held = replace(access, write=(str(scratch),), bind=(at,))
+    def trial(scratch: Path, at: int, model: Path = shipped) -> probe.Trial:
+        argv = (str(program), "-m", str(model), "--host", "127.0.0.1", "--port", str(at), "-c", "256")
+        held = replace(access, read=(str(model),), write=(str(scratch),), bind=(at,))
         asked = Probe(first_path="/completion", first_body='{"prompt":"x","n_predict":1}')
         return probe.Trial(argv, (), asked, held, at)
 
     verdict = probe.try_out(trial, launcher)
     sheet.claim(verdict.works, f"a confined llama-server serves, and its policy holds: {verdict.why or 'yes'}")
+
+    shutil.copyfile(probe.GGUF, base / "tiny.gguf")
+    if (base / "TINY.gguf").exists():  # on a disk that does not tell the two apart
+        verdict = probe.try_out(lambda scratch, at: trial(scratch, at, base / "TINY.gguf"), launcher)
+        sheet.claim(verdict.works, f"so does one whose model is named in another case: {verdict.why or 'yes'}")
 
     for name in ("specs", "runs", "scratch"):
         (base / name).mkdir(mode=0o700, exist_ok=True)
@@ -51,7 +57,7 @@ def confinement(kit: Kit, sheet: Sheet) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    served = ("-m", str(probe.GGUF.resolve()), "--host", "127.0.0.1", "-c", "256")
+    served = ("-m", str(shipped), "--host", "127.0.0.1", "-c", "256")
     code, said = ends("--list-devices")
     sheet.show("--list-devices, confined", said[-2000:])
     sheet.claim(code == 0 and ("MTL" in said or sys.platform != "darwin"), "it finds its Metal device, confined")
