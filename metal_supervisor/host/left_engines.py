@@ -47,13 +47,17 @@ def left_by_agent(processes: Iterable[Process], own_mark: str) -> list[Left]:
     return sorted((each for each in found if each), key=lambda each: each.pid)
 
 
-def _left(process: Process) -> Left | None:
+def named_at(argv: Sequence[str]) -> int | None:
+    """Which word of a command line names one of these engines; None if none does."""
     # A wrapper script runs as the second word of its interpreter.
-    names = [word.rpartition("/")[2] for word in process.argv[:2]]
-    at = next((index for index, name in enumerate(names) if name in BEGINNINGS), None)
+    return next((at for at, word in enumerate(argv[:2]) if word.rpartition("/")[2] in BEGINNINGS), None)
+
+
+def _left(process: Process) -> Left | None:
+    at = named_at(process.argv)
     if at is None:
         return None
-    runtime, words = names[at], process.argv[at + 1 :]
+    runtime, words = process.argv[at].rpartition("/")[2], process.argv[at + 1 :]
     beginning = BEGINNINGS[runtime]
     if len(words) < len(beginning) or any(
         said not in (None, word) for said, word in zip(beginning, words, strict=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
-from metal_supervisor.host.left_engines import Process
+from metal_supervisor.host.left_engines import Process, named_at
 from metal_supervisor.host.liveness import LivenessSigns
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.types import Json
@@ -40,13 +40,17 @@ def marked(name: str, prefix: str) -> dict[int, str]:
 
 
 def abandoned() -> list[Process]:
-    """Processes of this user whose parent has ended, and that init or launchd has adopted."""
+    """Processes of this user with the name of an engine whose parent has ended, and that init or launchd has adopted.
+
+    launchd is the parent of nearly everything on a Mac, hundreds of processes: more is asked of those named so alone.
+    """
     found = []
     for process in _processes():
         with contextlib.suppress(Exception):  # as below
             if process.ppid() == 1 and process.uids().real == os.getuid():
-                argv, environ = process.cmdline(), process.environ()
-                found.append(Process(process.pid, argv, environ, resident_bytes(process.pid) or 0))
+                argv = process.cmdline()
+                if named_at(argv) is not None:
+                    found.append(Process(process.pid, argv, process.environ(), resident_bytes(process.pid) or 0))
     return found
 
 
