@@ -6,6 +6,7 @@ the controller when the level or the budget changes, and with every sample while
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.host import machine, processes
-from metal_supervisor.host.left_engines import left_by_agent
+from metal_supervisor.host.left_engines import Left, left_by_agent
 from metal_supervisor.launch import MARK
 from metal_supervisor.memory import machine_memory as host_memory
 from metal_supervisor.memory.budget import Budget
@@ -22,6 +23,7 @@ from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Watch, i
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.use_probe import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import Key
 
 ALERT_S = 2.0
@@ -143,4 +145,14 @@ def budget_of(settings: Settings) -> Budget:
 def _beside_left(found: Budget) -> Budget:
     """The budget less the memory of engines that LLMKube's agent left behind."""
     left = left_by_agent(processes.abandoned(), MARK)
-    return found.less(sum(each.resident_bytes for each in left), "engines that LLMKube's agent left behind")
+    return found.less(sum(map(_held_by, left)), "engines that LLMKube's agent left behind")
+
+
+def _held_by(engine: Left) -> int:
+    """Memory that a left engine has taken: a Mac charges no process for the pages of a model that it maps."""
+    model, mapped_bytes = Path(engine.model), 0
+    if model.suffix == ".gguf":
+        with contextlib.suppress(OSError, ValueError):
+            mapped_bytes = sum(model.with_name(each).stat().st_size for each in shard_names(model.name))
+    held = host_memory.used_bytes(engine.pid, mapped_bytes)
+    return engine.resident_bytes if held is None else held.charged_bytes

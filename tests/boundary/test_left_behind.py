@@ -15,9 +15,12 @@ import pytest
 
 from metal_supervisor.cli import main
 from metal_supervisor.controller.pressure_watch import Watchdog, budget_of
-from metal_supervisor.host.left_engines import AGENTS_OWN
+from metal_supervisor.host import darwin_memory, processes
+from metal_supervisor.host.darwin_memory import Mac
+from metal_supervisor.host.left_engines import AGENTS_OWN, Process
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.sizes import MIB
+from metal_supervisor.spec.sizes import GIB, MIB
+from tests.boundary.mac_memory import M4_MAX, FakeLibc
 
 
 @pytest.fixture
@@ -47,6 +50,24 @@ def test_models_may_not_have_what_it_holds(left: int) -> None:
     assert "less 256 MiB of engines that LLMKube's agent left behind" in budget.reason
     rest = {reason: size for reason, size in budget.limits.items() if "left behind" not in reason}
     assert budget.bytes == min(rest.values()) - 256 * MIB == Watchdog(Settings(), lambda: None).budget.bytes
+
+
+@pytest.mark.parametrize(("shards", "held_gib"), [(1, 40), (2, 80)])
+def test_on_a_mac_its_model_counts_beside_its_footprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, held_gib: int
+) -> None:
+    """Of a mapped model the system tells nothing: neither the footprint nor the resident size has it."""
+    names = [f"big-{number:05d}-of-{shards:05d}.gguf" for number in range(1, shards + 1)]
+    for name in names:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(40 * GIB - 3 * GIB // shards)
+    argv = ["llama-server", "--model", str(tmp_path / names[0]), "--host", "0.0.0.0", "--port", "52011"]
+    engine = Process(os.getpid(), argv, {AGENTS_OWN[0]: AGENTS_OWN[1]}, GIB)
+    monkeypatch.setattr(processes, "abandoned", lambda: [engine])
+    monkeypatch.setattr(processes, "descendants", lambda _: [])
+    mac = Mac(FakeLibc(M4_MAX, {os.getpid(): (3 * GIB, GIB)}))
+    monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
+    assert f"less {held_gib}.0 GiB of engines that LLMKube's agent left behind" in budget_of(Settings()).reason
 
 
 def test_import_launchd_names_it(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:
