@@ -133,6 +133,9 @@ class _Config:
         if self.kind == "iquestloopcoder":  # which goes through its layers twice, with a window the second time
             return ["full", "sliding"] * layers
         if self.kind in LISTED and isinstance(kinds, list):
+            if len(kinds) > MAX_LAYERS:
+                text = f"config.json: layer_types has {len(kinds)} layers; at most {MAX_LAYERS} are possible"
+                raise CannotEstimate(text)
             # Some types have as many layers as this list, whatever num_hidden_layers says.
             word, smaller = ("linear_attention", "linear") if self.kind in LINEAR else ("sliding_attention", "sliding")
             found = [smaller if kind == word else "full" for kind in kinds]

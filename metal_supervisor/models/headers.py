@@ -7,7 +7,6 @@ in threads and returns what is known so far. Errors are not raised: they are the
 from __future__ import annotations
 
 import contextlib
-import json
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from metal_supervisor.models.background import LOOK_WAIT_S, BackgroundLooks
 from metal_supervisor.models.listing import Listing, Piece
-from metal_supervisor.models.metadata import Reading, merged, unreadable
+from metal_supervisor.models.metadata import Reading, merged, read_config, unreadable
 from metal_supervisor.models.remote.fetch import Opened
 from metal_supervisor.models.remote.ollama_library import NotThere, blob_url
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
@@ -70,12 +69,10 @@ def _read_directory(path: Path) -> Reading:
         if not (path / CONFIG).is_file():
             return Reading(size, problem=f"it is a directory without a {CONFIG}: no MLX model")
         with (path / CONFIG).open("rb") as file:
-            config = json.loads(file.read(MOST_CONFIG_BYTES))
+            config = read_config(file.read(MOST_CONFIG_BYTES))
     except OSError as error:
         return Reading(size, problem=f"it cannot be read: {error.strerror or type(error).__name__}")
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
+    if config is None:
         return Reading(size, problem=f"its {CONFIG} cannot be read")
     return Reading(size, config=config)
 

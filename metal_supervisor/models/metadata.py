@@ -6,6 +6,7 @@ that the engine needs for all its files is one `Demand`, which admission decides
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,31 @@ class Reading:
     problem: str = ""
     """Reason why there is neither header nor config, for a status message; "" if there is one."""
     config: Mapping[str, Any] | None = None
-    """Content of a directory's config.json; None if it cannot be read, and for a file."""
+    """What `read_config` keeps of a directory's config.json; None if it cannot be read, and for a file."""
+
+
+def read_config(content: bytes) -> dict[str, Any] | None:
+    """The parts of a config.json that estimates read, None if it is no JSON object.
+
+    An object or list in a value's place is kept empty. One that is nested as deep as this thread can parse could not be
+    compared or quoted by another, whose stack has less room.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    inner = found.get("text_config")
+    return _flat(found) | ({"text_config": _flat(inner)} if isinstance(inner, dict) else {})
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: type(value)() if isinstance(value, (dict, list)) else value for name, value in values.items()}
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list):
+        found["layer_types"] = [each if isinstance(each, str) else "" for each in kinds]
+    return found
 
 
 def unreadable(error: BadGguf, size: int | None) -> Reading:

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import struct
+import sys
 import threading
 import time
 import tracemalloc
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from metal_supervisor.controller.prerequisites.composer import Composer
 from metal_supervisor.controller.prerequisites.offers import CANNOT_S, FETCH_S, READY_S, Offers
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room
+from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.models import headers as headers_module
 from metal_supervisor.models.headers import Headers, read_file
 from metal_supervisor.models.listing import Listing, Piece
@@ -230,6 +233,30 @@ def test_a_directory_is_read_by_its_config_and_weighed_by_its_weights(tmp_path: 
         assert read_file(tmp_path) == Reading(1000, problem="its config.json cannot be read")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert read_file(tmp_path) == Reading(1000, config={"model_type": "llama"})
+
+
+def test_no_config_is_kept_that_a_pass_cannot_quote(tmp_path: Path) -> None:
+    """One nested as deep as the thread that reads it can parse ended each pass of the controller, for all services."""
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 500)
+
+    def estimated(config: Mapping[str, Any], frames: int) -> None:
+        if frames:
+            return estimated(config, frames - 1)
+        with pytest.raises(CannotEstimate, match="num_hidden_layers must be a whole number"):
+            estimate_mlx(500, config)
+        return None
+
+    for levels in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit(), 2):
+        deep = "[" * levels + "]" * levels
+        inner = f'{{"num_hidden_layers": {deep}, "layer_types": [1, "x"]}}'
+        text = f'{{"model_type": "gemma3n", "num_hidden_layers": {deep}, "rope": {{"a": 1}}, "text_config": {inner}}}'
+        (tmp_path / "config.json").write_text(text)
+        with ThreadPoolExecutor(1) as reader:
+            found = reader.submit(read_file, tmp_path).result()
+        if (config := found.config) is not None:
+            kept = {"num_hidden_layers": [], "layer_types": ["", "x"]}
+            assert config == {"model_type": "gemma3n", "num_hidden_layers": [], "rope": {}, "text_config": kept}
+            estimated(config, 60)
 
 
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────

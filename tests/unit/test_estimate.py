@@ -563,6 +563,7 @@ def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
         (WEIGHTS, {"num_hidden_layers": 1 << 20}, "between 1 and 1024"),
         (WEIGHTS, {"num_key_value_heads": "two"}, "num_key_value_heads must be a whole number, not 'two'"),
         (WEIGHTS, {"max_position_embeddings": None}, "set spec.contextSize"),
+        (WEIGHTS, {"model_type": "llama", "layer_types": ["full_attention"] * 1025}, "layer_types has 1025 layers"),
     ],
 )
 def test_mlx_directories_that_say_too_little_are_refused(

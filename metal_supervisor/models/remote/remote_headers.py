@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 
 from metal_supervisor.models.listing import Listing, Piece, Unusable
-from metal_supervisor.models.metadata import Reading, merged, unreadable
+from metal_supervisor.models.metadata import Reading, merged, read_config, unreadable
 from metal_supervisor.models.remote.web import Client, read_part
 from metal_supervisor.models.remote.web_answers import Answer, extent, is_encoded
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
@@ -119,16 +118,12 @@ def _read_config(client: Client, config: Piece, listing: Listing, until: float) 
     try:
         while len(remote.data) < MOST_CONFIG_BYTES and remote.read_on(MOST_CONFIG_BYTES):
             pass
-        found = json.loads(remote.data)
     except Unusable as error:
         return Reading(size, problem=str(error))
-    except (ValueError, RecursionError):
-        return Reading(size, problem=f"{shown(config.url)} cannot be read")
     finally:
         remote.close()
-    if not isinstance(found, dict):
-        return Reading(size, problem=f"its {CONFIG} is no object")
-    return Reading(size, config=found)
+    found = read_config(remote.data)
+    return Reading(size, config=found, problem=f"{shown(config.url)} cannot be read" if found is None else "")
 
 
 def _read_url(client: Client, url: str, headers: Mapping[str, str], until: float) -> Reading:
