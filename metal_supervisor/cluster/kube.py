@@ -28,6 +28,7 @@ import urllib3
 from metal_supervisor.cluster import credentials
 from metal_supervisor.cluster.answers import KubeError, forbidden, http_date, retry_after_s, without_secrets
 from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, ClusterAccess, Login
+from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.spec.types import Json
 
@@ -225,7 +226,7 @@ class Kube:
         failed: KubeError | None = None
         with contextlib.closing(self._send(method, path, query, body, content_type)) as answer:
             try:
-                found = json.loads(_whole(answer))
+                found = decode(_whole(answer))
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 failed = KubeError(0, "Unreachable", f"answer broke off: {without_secrets(error)[1]}")
             except (ValueError, RecursionError):

@@ -9,7 +9,6 @@ by a second one. `on_change` is called only for news, because a server may send 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import random
 import threading
@@ -21,6 +20,7 @@ import urllib3
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.answers import retry_after_s
+from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.spec.types import Json, Key
 
@@ -300,7 +300,7 @@ class Reflector(threading.Thread):
     def _event(self, line: bytes) -> None:
         kind = ""
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            event = json.loads(line)
+            event = decode(line)
             item = event["object"]
             if event["type"] == "ERROR":
                 reason, message = (self._kube.scrub(str(item.get(name))) for name in ("reason", "message"))

@@ -22,7 +22,9 @@ from test_kube import TOKEN, config
 from test_watch import Reflect, Seen, drop, established, fault, put, reflecting
 
 from metal_supervisor.apiserver import ApiServer
+from metal_supervisor.cluster import decoding
 from metal_supervisor.cluster import reflector as watch_module
+from metal_supervisor.cluster.decoding import MOST_LEVELS, decode
 from metal_supervisor.cluster.reflector import Reflector
 from tests.support.system import eventually
 
@@ -55,6 +57,8 @@ class Script:
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
+        self.deep = b""
+        """Stands in a list for the text DEEP."""
         self.version = "10"
         self.refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         """(status line, further header lines) with which the next requests are refused."""
@@ -98,6 +102,7 @@ class Script:
             return
         if not found:
             body = json.dumps({"metadata": {"resourceVersion": self.version}, "items": self.items}).encode()
+            body = body.replace(b'"DEEP"', self.deep)
             connection.wfile.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             return
         connection.wfile.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -523,3 +528,36 @@ def test_what_was_deleted_while_nobody_looked_is_gone_after_the_next_list(real: 
     fault(client, verb="watch", action={"expire": True}, times=1)
     drop(client, "a")
     seen.become("b")
+
+
+@pytest.mark.parametrize("levels", [500, 980, 1100, 9900])
+def test_an_object_that_nests_deeper_than_a_parser_follows_costs_nobody_the_others(
+    script: Script, reflect: Reflect, levels: int
+) -> None:
+    """A real server takes up to 10,000 levels where a schema keeps unknown fields, as conf/crds does."""
+    deep = b"[" * levels + b"]" * levels
+    script.items = [item("a", 3), item("b", 4, text="DEEP")]
+    script.deep = deep
+    seen = reflect()
+    seen.become("a", "b")
+    script.say(event("ADDED", "c", 21, text="DEEP").replace(b'"DEEP"', deep))
+    heard(script, seen)
+    assert {"a", "b", "c"} <= set(seen.names())
+    for name in ("b", "c"):
+        kept, found = 0, seen.reflector.seen.items["default", name]["data"]["text"]
+        while found:
+            kept, found = kept + 1, found[0]
+        assert 90 < kept <= MOST_LEVELS
+
+
+def test_what_is_nested_deep_is_left_out_in_either_way() -> None:
+    """Whether or not the parser can follow it."""
+    deep = b'[{"x": ' * 80 + b"1" + b"}]" * 80
+    written = b'{"a": "]}\\\\", "b": [1, {"c\\"[": DEEP}, 2], "d": DEEP, "e": {}}'
+    text, shallow = written.replace(b"DEEP", deep), written.replace(b"DEEP", b"[[[]]]")
+    assert decode(text) == json.loads(decoding._emptied(text))
+    assert decode(text) != json.loads(text)
+    assert decode(shallow) == json.loads(shallow) == json.loads(decoding._emptied(shallow))
+    for bad in (b"[" * 100_000, b"]" * 100_000, b"]" + b"[" * 100_000 + b"]" * 100_000, b'"' + b"[" * 100_000):
+        with pytest.raises((ValueError, RecursionError)):
+            decode(bad)
