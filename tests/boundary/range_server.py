@@ -92,9 +92,13 @@ class Page(QuietPage):
         elif how == "pebibytes":
             said_size = "9" * 17
         encoding = {"Content-Encoding": "gzip"} if how == "gzip" else {}
+        if how == "endless":
+            encoding = {"Transfer-Encoding": "chunked"}
         self._head(206, end - start, **{"Content-Range": f"bytes {said_start}-{end - 1}/{said_size}"}, **encoding)
         body = data[start:end] + bytes(max(0, end - max(start, len(data))))
-        self.close_connection = how == "breaking"
+        self.close_connection = how in ("breaking", "endless")
+        if how == "endless":
+            return self._chunks(body)
         self._send(body[: len(body) // 2] if how == "breaking" else body)
         return None
 
@@ -109,6 +113,13 @@ class Page(QuietPage):
             self._send(data)
             for _ in range((size - len(data)) >> 20):
                 self._send(bytes(1 << 20))
+
+    def _chunks(self, body: bytes) -> None:
+        """In spite of its length, the body goes on: until the client leaves, or has taken far too much."""
+        with contextlib.suppress(OSError):
+            self._send(b"%x\r\n%s\r\n" % (len(body), body))
+            while self.server.sent_bytes < 64 << 20:
+                self._send(b"10000\r\n%s\r\n" % bytes(1 << 16))
 
     def _send(self, data: bytes) -> None:
         self.wfile.write(data)

@@ -356,6 +356,12 @@ def test_a_server_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - start < WITHIN_S
 
 
+def test_an_answer_that_goes_on_behind_its_length_is_not_read_on(web: Web, tiny: Path) -> None:
+    web.files["tiny.gguf"], web.padding["tiny.gguf"] = tiny.read_bytes(), 2 << 20
+    assert remote(f"{web.url}/endless/tiny.gguf").header is not None
+    assert web.sent_bytes < 48 << 20
+
+
 def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
     client = Client(SourcePolicy(lax=True))

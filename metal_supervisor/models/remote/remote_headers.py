@@ -71,7 +71,7 @@ class _Remote:
                 self.size_bytes = size
             if answer.status == 206:
                 self._take(answer, upto)
-                if answer.headers.get("Content-Length") == str(len(self.data) - have):
+                if answer.length_remaining == 0:  # None for one in chunks, which may never end
                     answer.drain_conn()  # fully read: return the connection to the pool
             elif answer.status == 200:
                 self.data, self._whole = b"", answer
