@@ -201,7 +201,7 @@ def configure(level: str, form: str = AUTO) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("waitress").setLevel(logging.WARNING)
-    logging.getLogger("urllib3").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its other lines have whole URLs
 
 
 class LogLevel:

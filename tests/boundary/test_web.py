@@ -19,6 +19,7 @@ from range_server import Quiet, QuietPage
 
 from metal_supervisor.host import authorities
 from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.remote import s3
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client, Stopped, body
@@ -59,6 +60,9 @@ class Page(QuietPage):
             self.send_header("Location", urllib.parse.unquote(self.path).removeprefix("/to/"))
             self.send_header("Content-Length", "0")
             self.end_headers()
+        elif self.path.startswith("/odd"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno header\r\n\r\nok")
+            self.close_connection = True
         elif self.path == "/hold":
             self.server.reached.set()
             self.server.hold.wait(30)
@@ -235,6 +239,16 @@ def test_no_error_shows_what_is_in_a_url(web: Web) -> None:
     refused(Client(NEAR), "http://h:99999/x?sig=hunter2", "InvalidModel", "is no URL")
     error = refused(Client(NEAR), "http://user:hunter2@name.invalid/x?sig=hunter2", "DownloadFailed", NO_NAME)
     assert error.retry is Retry.SOON
+
+
+def test_no_log_shows_what_is_in_a_url(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        read(Client(NEAR), f"{web.url}/to/{web.url}/odd?sig=hunter2")
+        credentials = s3.Credentials("id", "secret", "hunter2")
+        signed = s3.presigned("GET", f"{web.url}/odd", {}, credentials, "us-east-1", 60)
+        read(Client(NEAR), signed)
+    assert "hunter2" in signed and [path for _, path, _ in web.asked if path in signed]
+    assert not [each.getMessage() for each in caplog.records if "hunter2" in each.getMessage()]
 
 
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────

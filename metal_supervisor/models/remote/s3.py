@@ -9,6 +9,7 @@ answers 403, and then the listing is requested again.
 from __future__ import annotations
 
 import base64
+import logging
 import posixpath
 import re
 import urllib.parse
@@ -36,6 +37,7 @@ REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 EXPECTED = re.compile(r"expecting ['\"]([a-z0-9-]{1,32})['\"]", re.ASCII)
 NONE: Mapping[str, str] = {}
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+logging.getLogger("botocore").setLevel(logging.ERROR)  # it logs what it signs, and the signature
 REFUSED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 ADVICE = {
     "ExpiredToken": f"renew {ID}, {SECRET} and {TOKEN} in the Secret",

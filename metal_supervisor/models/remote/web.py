@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import math
 import socket
 import ssl
@@ -36,6 +37,7 @@ CONNECT_S, STALL_S = 10.0, 60.0
 REDIRECTS = 5
 MOVED = (301, 302, 303, 307, 308)
 LONGEST_PAGE_BYTES = 16 << 20
+logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs the URL, key and all, of a header that it cannot read
 
 
 class Stopped(Exception):
