@@ -31,7 +31,7 @@ class RequestBody:
 def read(body: bytes, content_type: str) -> RequestBody:
     """Read a body. Raises GatewayError if it is not a JSON object or a form with parts."""
     if form := _BOUNDARY.match(content_type):
-        return RequestBody(_form_model(body, form[1].encode()), stream=True, is_form=True)
+        return RequestBody(_form_model(body, form[1].encode("utf-8", "surrogateescape")), stream=True, is_form=True)
     document = _document(body)
     model = document.get("model")
     if model is not None and not (isinstance(model, str) and 0 < len(model) <= LONGEST_MODEL):

@@ -156,6 +156,12 @@ def test_a_form_names_its_model() -> None:
     assert bodies.read(b"--x--", 'multipart/form-data; boundary="x"').model is None
 
 
+def test_a_form_is_read_whatever_bytes_its_boundary_has() -> None:
+    part = b'--\xff\xfe\r\nContent-Disposition: form-data; name="model"\r\n\r\nb\r\n--\xff\xfe--'
+    boundary = b"\xff\xfe".decode("utf-8", "surrogateescape")  # as aiohttp reads a header
+    assert bodies.read(part, f"multipart/form-data; boundary={boundary}").model == "b"
+
+
 def test_only_one_model_is_left_for_an_engine_that_has_several() -> None:
     body = b'{"model": "a", "Model": "b", "MODEL": 1, "n": 1e2}'
     asked = bodies.read(body, "application/json")
