@@ -38,7 +38,7 @@ def check_files(spec: Json, place: str, known: Collection[str]) -> None:
     """Raises Bad for a file of a Model that nothing loads. `known`: sources of what is loaded besides."""
     directory, slash, last = place.rpartition("/")
     shards = [f"{directory}{slash}{name}" for name in shard_names(last)]
-    for index, name in enumerate(fields.texts(spec, "spec.files")):
+    for index, name in enumerate(fields.texts(spec, "spec.files", fields.MOST_FILES)):
         where = f"spec.files[{index}]"
         found = beside(place, name, where)
         if found not in (*shards, *known):

@@ -50,8 +50,20 @@ def text(value: str, path: str) -> str:
     return value
 
 
-def texts(source: Any, path: str) -> tuple[str, ...]:
-    values = get(source, path, list, [])
+MOST_ITEMS, MOST_FILES = 1024, 4096
+"""Of a list, and of a list of files: composing an engine takes time that grows faster than its arguments."""
+
+
+def items(source: Any, path: str, most: int = MOST_ITEMS) -> list[Any]:
+    """A list of a bounded length, [] if it is unset."""
+    values: list[Any] = get(source, path, list, [])
+    if len(values) > most:
+        raise Bad("InvalidSpec", f"{path} has {len(values)} items; at most {most} are possible")
+    return values
+
+
+def texts(source: Any, path: str, most: int = MOST_ITEMS) -> tuple[str, ...]:
+    values = items(source, path, most)
     for index, value in enumerate(values):
         if not isinstance(value, str):
             raise Bad("InvalidSpec", f"{path}[{index}] must be a string, not {value!r:.80}; put it in quotes")

@@ -105,7 +105,7 @@ def read_artifact(resource: Json) -> Artifact:
     )
     place = sources.canonical(written)
     directory = fields.get(resource, "spec.format", str, "gguf") in DIRECTORY_FORMATS
-    files = fields.texts(resource, "spec.files")
+    files = fields.texts(resource, "spec.files", fields.MOST_FILES)
     digest = fields.get(resource, "spec.sha256", str, "").lower()
     if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
         raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")

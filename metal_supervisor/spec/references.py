@@ -65,7 +65,7 @@ def read_environment(
     pairs: dict[str, str] = {}
     kept: dict[str, Reference] = {}
     ignored: list[str] = []
-    for index, item in enumerate(fields.get(spec, "spec.env", list, [])):
+    for index, item in enumerate(fields.items(spec, "spec.env")):
         path = f"spec.env[{index}]"
         if not isinstance(item, dict):
             raise Bad("InvalidSpec", f"{path} must be an object with name and value")

@@ -139,6 +139,21 @@ def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any
     assert RUNTIME_ANNOTATION in refused(resource).message
 
 
+@pytest.mark.parametrize(
+    ("name", "item", "most"),
+    [
+        ("extraArgs", "--mlock", 1024), ("tensorOverrides", "a=CPU", 1024), ("metadataOverrides", "a=int:1", 1024),
+        ("env", {"name": "LANG", "value": "C"}, 1024),
+    ],
+)
+def test_a_list_that_is_far_too_long_is_refused_before_it_costs_a_pass(name: str, item: Any, most: int) -> None:
+    """An engine of 100,000 arguments took minutes to compose, in the thread that decides for all services."""
+    assert accepted(service(**{name: [item] * most}))
+    told = refused(service(**{name: [item] * (most + 1)})).message
+    assert told == f"spec.{name} has {most + 1} items; at most {most} are possible"
+    assert "spec.files has 4097 items" in refused(service(), model(files=["tiny.gguf"] * 4097)).message
+
+
 WHOLE = service(
     "whole", replicas=1, suspend=False, runtime="llamacpp", mode="chat", priority="high", containerPort=9000,
     extraArgs=["--verbose"], env=[{"name": "A", "value": "b"}], flashAttention=True, jinja=False, contextSize=4096,
