@@ -26,6 +26,8 @@ LOOKED_UP = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram
 OFF = ("none", "disabled")
 OTHER_NAMES: Mapping[str, str] = {"mtp": "draft-mtp", "draft": "draft-simple"}
 SCALE = decimal(-1000, 1000)
+MOST_NAMED = 64
+"""Files that the arguments of one engine may name: each has a thread of the store's own."""
 
 
 def projector_of(spec: Json, place: str) -> str:
@@ -138,7 +140,7 @@ def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Com
 
     Those that are where the model is are opened by its Secret; no other server is sent that.
     """
-    found = []
+    found: dict[str, Companion] = {}
     for item in arguments.items:
         where = f"spec.extraArgs[{item.value_index}]"
         if named_files(item) and (why := unscaled(item)):
@@ -150,8 +152,10 @@ def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Com
             if why := misread(item, place):
                 raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} {why}")
             origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
-            found.append(Companion(Role.ADAPTER, where, place, origin=origin))
-    return tuple({each.source: each for each in found}.values())
+            found[place] = Companion(Role.ADAPTER, where, place, origin=origin)
+            if len(found) > MOST_NAMED:
+                raise Bad("InvalidSpec", f"{where} names one file too many: at most {MOST_NAMED} are possible")
+    return tuple(found.values())
 
 
 def draft_beside(artifact: Artifact, name: str) -> Companion:

@@ -201,6 +201,14 @@ def test_an_adapter_that_cannot_be_fetched_is_refused_by_its_place(args: list[st
     assert text in refused(service(extraArgs=args)).message
 
 
+def test_arguments_name_no_more_files_than_there_can_be_threads() -> None:
+    """Each file has one; a system that gave no more of them ended each pass, for all services."""
+    most = ",".join(f"/m/{number}.gguf" for number in range(64))
+    assert len(accepted(service(extraArgs=["--lora", most, "--lora", most])).companions) == 64
+    found = refused(service(extraArgs=["--lora", most, "--lora", "/m/more.gguf"]))
+    assert found.message == "spec.extraArgs[3] names one file too many: at most 64 are possible"
+
+
 def test_files_may_list_what_is_loaded_anyway() -> None:
     shards = [f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
     found = accepted(service(), model(source=f"/models/{shards[0]}", files=[*shards, "p.gguf"], mmproj="p.gguf"))
