@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.nearest import did_you_mean
@@ -25,6 +25,8 @@ _SERVICE = (
     "sglangConfig skipModelInit slo speculativeDecoding suspend tensorOverrides tgiConfig tolerations "
     "topologySpreadConstraints turboQuantBits uBatchSize vllmConfig"
 )
+MOST_LOOKED_AT = 64
+"""Unknown names of one object: to look for what is like one takes as long as to read a whole object."""
 MODEL, SERVICE = frozenset(_MODEL.split()), frozenset(_SERVICE.split())
 """The fields of `spec` that LLMKube's schemas and ours have."""
 
@@ -34,9 +36,13 @@ def misspelled(resource: Json, known: Collection[str], of: str = "") -> Iterator
 
     A field of a schema that is newer than this program is none, unless it looks like a known one.
     """
-    for name in sorted(mapping(resource, "spec").keys() - set(known), key=str):
+    for name in _first(mapping(resource, "spec").keys() - set(known)):
         if meant := did_you_mean(str(name), known):
             yield f"{of}spec.{str(name)!a:.80}{meant}"
-    for name in sorted(mapping(mapping(resource, "metadata"), "annotations").keys() - ANNOTATIONS, key=str):
-        if str(name).startswith(DOMAIN):
-            yield f"{of}annotation {str(name)!a:.80}{did_you_mean(str(name), ANNOTATIONS)}"
+    annotations = mapping(mapping(resource, "metadata"), "annotations").keys() - ANNOTATIONS
+    for name in _first(name for name in annotations if str(name).startswith(DOMAIN)):
+        yield f"{of}annotation {str(name)!a:.80}{did_you_mean(str(name), ANNOTATIONS)}"
+
+
+def _first(names: Iterable[object]) -> list[object]:
+    return sorted(names, key=str)[:MOST_LOOKED_AT]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.spec.misspelled import ANNOTATIONS, MODEL, SERVICE, misspelled
+from metal_supervisor.spec.misspelled import ANNOTATIONS, DOMAIN, MODEL, SERVICE, misspelled
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOTATION
 from metal_supervisor.spec.resources import ALIASES_ANNOTATION, RUNTIME_ANNOTATION
 from tests.support.mistakes import MISTAKES
@@ -33,6 +33,14 @@ def test_what_looks_like_a_known_one_is_told_and_nothing_else() -> None:
         "spec.'contextsize' (did you mean contextSize?)",
         "annotation 'metal-supervisor.io/aliasses' (did you mean metal-supervisor.io/aliases?)",
     ]
+
+
+def test_of_many_unknown_names_only_some_are_looked_at() -> None:
+    """An object has room for 100,000, whose likes took the controller's thread 10 s."""
+    many = {f"contextSize{number:06}": 1 for number in range(1000)}
+    metadata = {"annotations": {f"{DOMAIN}{each}": 1 for each in many}}
+    found = list(misspelled({"spec": many, "metadata": metadata}, SERVICE))
+    assert len(found) == 2 * 64
 
 
 @pytest.mark.parametrize("resource", [{}, {"spec": []}, {"spec": None, "metadata": {"annotations": 3}}])
