@@ -162,6 +162,6 @@ def draft_beside(artifact: Artifact, name: str) -> Companion:
     """The draft model that is a file beside the model's own, or any other by its absolute path. Raises Bad."""
     field = f"{SPECULATION}.draftModel"
     if name.startswith("/"):
-        return Companion(Role.DRAFT, field, fields.text(name, field))
+        return Companion(Role.DRAFT, field, fields.address(name, field))
     found = beside(artifact.source, name, field)
     return Companion(Role.DRAFT, field, found, origin=replace(artifact, source=found, sha256="", quantization=""))

@@ -50,6 +50,17 @@ def text(value: str, path: str) -> str:
     return value
 
 
+LONGEST_ADDRESS = 4096
+"""In characters. To look up where a path leads takes time and memory that grow with the square of its parts."""
+
+
+def address(value: str, path: str) -> str:
+    """A string as of `text` that names a file, a directory or a URL."""
+    if len(value) > LONGEST_ADDRESS:
+        raise Bad("InvalidSpec", f"{path} has {len(value)} characters; at most {LONGEST_ADDRESS} are possible")
+    return text(value, path)
+
+
 MOST_ITEMS, MOST_FILES = 1024, 4096
 """Of a list, and of a list of files: composing an engine takes time that grows faster than its arguments."""
 
@@ -97,6 +108,11 @@ def word(source: Any, path: str) -> str | None:
 def sentence(source: Any, path: str) -> str | None:
     value = get(source, path, str, None)
     return text(value, path) if value else None
+
+
+def directory(source: Any, path: str) -> str | None:
+    value = sentence(source, path)
+    return address(value, path) if value else None
 
 
 def size(source: Any, path: str) -> str | None:
@@ -173,7 +189,7 @@ OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "metadataOverrides": lambda source, path: texts(source, path) or None,
     "ropeScaling": rope_scaling,
     "turboQuantBits": ranged(2, 8),
-    "pagedSSDCacheDir": sentence,
+    "pagedSSDCacheDir": directory,
     "pagedSSDCacheMaxSize": size,
     "hotCacheMaxSize": size,
 }

@@ -101,7 +101,7 @@ def read_artifact(resource: Json) -> Artifact:
     """The artifact that a Model's `spec.source` names, with the fields that select a file of it; raises Bad."""
     metadata = resource.get("metadata", {})
     written, named = sources.without_quantization(
-        fields.text(fields.get(resource, "spec.source", str, ""), "spec.source").strip()
+        fields.address(fields.get(resource, "spec.source", str, ""), "spec.source").strip()
     )
     place = sources.canonical(written)
     directory = fields.get(resource, "spec.format", str, "gguf") in DIRECTORY_FORMATS

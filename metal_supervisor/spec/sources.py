@@ -135,7 +135,7 @@ def without_quantization(written: str) -> tuple[str, str]:
 
 def canonical(written: str, where: str = "spec.source") -> str:
     """The canonical spelling of a source. Raises Bad, which names the field, for one that this Mac cannot fetch."""
-    fields.text(written, where)
+    fields.address(written, where)
     if not written:
         raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
     if written.startswith("/"):
@@ -228,7 +228,7 @@ def beside(source: str, name: str, where: str) -> str:
 
     Raises Bad, which names the field.
     """
-    fields.text(name, where)
+    fields.address(name, where)
     if library_model(source):
         raise Bad("UnsupportedField", f"{where} has no meaning for a model of Ollama's library; remove it")
     plain = _inside(name, where)

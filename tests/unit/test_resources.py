@@ -154,6 +154,26 @@ def test_a_list_that_is_far_too_long_is_refused_before_it_costs_a_pass(name: str
     assert "spec.files has 4097 items" in refused(service(), model(files=["tiny.gguf"] * 4097)).message
 
 
+DEEP = "/" + "a/" * 2048 + "b"
+
+
+@pytest.mark.parametrize(
+    ("where", "spec", "model_spec"),
+    [
+        ("spec.source", {}, {"source": DEEP}), ("spec.source", {}, {"source": f"file://{DEEP}"}),
+        ("spec.mmproj", {}, {"mmproj": DEEP[1:]}), ("spec.files[0]", {}, {"files": [DEEP[1:]]}),
+        ("spec.extraArgs[1]", {"extraArgs": ["--lora", DEEP]}, {}),
+        ("spec.extraArgs[1]", {"extraArgs": ["--lora", DEEP[1:]]}, {}),
+        ("spec.speculativeDecoding.draftModel", {"speculativeDecoding": {"type": "draft", "draftModel": DEEP}}, {}),
+        ("spec.pagedSSDCacheDir", {"pagedSSDCacheDir": DEEP}, {}),
+    ],
+)
+def test_no_path_has_more_parts_than_can_be_looked_up(where: str, spec: Json, model_spec: Json) -> None:
+    """That takes memory by the square of them: one of 100,000 took all there is."""
+    told = refused(service(**spec), model(**model_spec)).message
+    assert re.search(rf"{re.escape(where)} has 4[0-9]{{3}} characters; at most 4096 are possible", told)
+
+
 WHOLE = service(
     "whole", replicas=1, suspend=False, runtime="llamacpp", mode="chat", priority="high", containerPort=9000,
     extraArgs=["--verbose"], env=[{"name": "A", "value": "b"}], flashAttention=True, jinja=False, contextSize=4096,
