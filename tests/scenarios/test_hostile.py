@@ -175,13 +175,24 @@ PAINTED = re.compile(r"\x1b\[3[123]m([A-Z][A-Za-z]+)\x1b\[0m")
 """A state in our own colour, which `status` gives it on a terminal after everything else was made harmless."""
 
 
-def shown(state: Path, *arguments: str, code: int = 0) -> str:
-    """What a command writes to a terminal that ends with this code; ends of lines are `\\n`."""
-    terminal = Terminal([sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(state)], 200)
-    text = terminal.rest()
-    assert terminal.process.wait(60) == code, (arguments, text)
-    assert "Traceback" not in text
-    return text.replace("\r\n", "\n")
+TRY_EACH = """
+import json, pathlib, sys
+from metal_supervisor.cli.main import main
+for words in json.loads(pathlib.Path(sys.argv[1]).read_text()):
+    print(end=f"\\0{main(words)}\\0", flush=True)
+"""
+
+
+def shown(state: Path, base: Path, *commands: str | tuple[str, ...], code: int = 0) -> list[str]:
+    """What commands that end with this code write to a terminal, all from one process; ends of lines are `\\n`."""
+    each = [[*(words.split() if isinstance(words, str) else words), "--state-dir", str(state)] for words in commands]
+    (base / "commands.json").write_text(json.dumps(each))
+    terminal = Terminal([sys.executable, "-c", TRY_EACH, str(base / "commands.json")], 200)
+    *parts, rest = terminal.rest().replace("\r\n", "\n").split("\0")
+    assert terminal.process.wait(60) == 0 and not rest, rest
+    assert parts[1::2] == [str(code)] * len(commands), parts
+    assert not any("Traceback" in text for text in parts)
+    return parts[::2]
 
 
 @G138
@@ -227,12 +238,20 @@ def left_out(mac: Mac) -> set[tuple[str, str]]:
     return {(each.labels["name"], each.labels["reason"]) for each in found.samples} if found else set()
 
 
-@G137
-@pytest.mark.parametrize("kind", [kind for kind, text in TEXTS.items() if typeable(text)])
-def test_no_mac_has_such_a_name(tmp_path: Path, kind: str) -> None:
-    text = shown(tmp_path / "none", "run", "--node-name", TEXTS[kind], code=BAD_SETTING)
+def refused(state: Path, text: str) -> None:
     assert "--node-name" in text and MARK in text and not strange(text) and not forged(text)
-    assert len(text) < 2 * LONGEST_MESSAGE and not (tmp_path / "none").exists()
+    assert len(text) < 2 * LONGEST_MESSAGE and not state.exists()
+
+
+@G137
+def test_no_mac_has_such_a_name(tmp_path: Path) -> None:
+    none, names = tmp_path / "none", [text for text in TEXTS.values() if typeable(text)]
+    for text in shown(none, tmp_path, *(("run", "--node-name", name) for name in names), code=BAD_SETTING):
+        refused(none, text)
+    words = ["run", "--node-name", TEXTS["commands"], "--state-dir", str(none)]
+    terminal = Terminal([sys.executable, "-m", "metal_supervisor", *words], 200)
+    refused(none, terminal.rest().replace("\r\n", "\n"))
+    assert terminal.process.wait(60) == BAD_SETTING
 
 
 @G137
@@ -291,42 +310,39 @@ def test_the_page_is_made_of_what_it_is_always_made_of(mac: Mac, tmp_path: Path)
 
 
 @G138
-@pytest.mark.parametrize(
-    ("command", "code", "quotes"),
-    [("status", 0, True), ("status --json", 0, True), ("models ls", 0, True), ("models ls --json", 0, True),
-     ("doctor", 0, False), ("doctor --json", 0, False)],
-)  # fmt: skip
-def test_no_command_writes_more_than_words_to_a_terminal(mac: Mac, command: str, code: int, quotes: bool) -> None:
-    text = PAINTED.sub(r"\1", shown(mac.state, *command.split(), code=code))
-    assert text.strip() and not strange(text) and not forged(text)
-    assert MARK in text or not quotes
-
-
-@G138
-def test_models_with_such_addresses_are_listed_by_them(mac: Mac) -> None:
-    found = json.loads(shown(mac.state, "models", "ls", "--json"))["models"]
-    assert {user: MARK in each["source"] for each in found for user in each["usedBy"]} == {
+def test_no_command_writes_more_than_words_to_a_terminal(mac: Mac, tmp_path: Path) -> None:
+    commands = "status", "status --json", "models ls", "models ls --json", "doctor", "doctor --json"
+    found = dict(zip(commands, shown(mac.state, tmp_path, *commands), strict=True))
+    for command, text in found.items():
+        words = PAINTED.sub(r"\1", text)
+        assert words.strip() and not strange(words) and not forged(words), command
+        assert MARK in words or command.startswith("doctor"), command
+    models = json.loads(found["models ls --json"])["models"]
+    assert {user: MARK in each["source"] for each in models for user in each["usedBy"]} == {
         f"default/held-{kind}": True for kind in HELD
     }
 
 
-def explained(mac: Mac, name: str, said: set[str]) -> bool:
-    """Whether `explain` quotes the text of a service; adds what it says."""
-    text = shown(mac.state, "explain", name)
-    said.add(text)
-    return QUOTED.get(name, MARK) in text
+@G138
+def test_why_services_are_as_they_are_is_words_on_a_terminal(mac: Mac, tmp_path: Path) -> None:
+    left = [f"{field}-{kind}" for field in ("dies", "runtime", "url") for kind in TEXTS]
+
+    def all_quoted() -> bool:
+        """One that dies is started again now and then, and nothing is said of its end meanwhile."""
+        texts = shown(mac.state, tmp_path, *(("explain", name) for name in left))
+        for name, text in zip(tuple(left), texts, strict=True):
+            assert text and not strange(text) and not forged(text), name
+            if QUOTED.get(name, MARK) in text:
+                left.remove(name)
+        return not left
+
+    eventually(all_quoted, 40, f"the words of {left}")
 
 
 @G138
-@pytest.mark.parametrize("kind", TEXTS)
-def test_why_a_service_is_as_it_is_and_its_log_are_words_on_a_terminal(mac: Mac, kind: str) -> None:
-    for field in ("dies", "runtime", "url"):
-        name, said = f"{field}-{kind}", set[str]()
-        # One that dies is started again now and then, and says nothing of its end meanwhile.
-        eventually(lambda name=name, said=said: explained(mac, name, said), 40, f"the words of {name}")
-        assert said and not any(strange(text) or forged(text) for text in said), name
-    text = shown(mac.state, "logs", f"dies-{kind}")
-    assert MARK in text and not strange(text.replace("\t", " "))
+def test_logs_of_engines_are_words_on_a_terminal(mac: Mac, tmp_path: Path) -> None:
+    for name, text in zip(DYING, shown(mac.state, tmp_path, *(("logs", name) for name in DYING)), strict=True):
+        assert MARK in text and not strange(text.replace("\t", " ")), name
 
 
 @G138
