@@ -108,13 +108,12 @@ class Registry:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def publish(self, name: str, gguf: Path, *, tag: str = "latest", **parameters: Any) -> str:
-        """Offers a GGUF file with parameters; returns the name to pull it by."""
+        """Offers a GGUF file with parameters; returns the name to pull it by. One thread, as in `Ollama.create`."""
         content = gguf.read_bytes()
         config = {"model_format": "gguf", "model_family": "llama", "model_families": ["llama"], "os": "linux",
                   "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": [digest_of(content)]}}  # fmt: skip
         layers = [self._layer("model", content)]
-        if parameters:
-            layers.append(self._layer("params", json.dumps(parameters).encode()))
+        layers.append(self._layer("params", json.dumps({"num_thread": 1, **parameters}).encode()))
         manifest = {
             "schemaVersion": 2,
             "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
