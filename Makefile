@@ -100,7 +100,7 @@ fleet: prepare
 	@$(BIN)/python -m tests.fleet.fleet --macs $(MACS) --services $(SERVICES) $(ARGS)
 
 faults: prepare
-	@METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary
+	@METAL_EFFORT=all METAL_MANY=500 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m fault tests/scenarios tests/boundary
 	@$(BIN)/python -m tests.support.pages.faults
 
 memory: prepare

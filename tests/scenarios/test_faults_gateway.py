@@ -17,18 +17,24 @@ import psutil
 import pytest
 
 from metal_supervisor.state.gateway_note import WORKERS
+from tests.support import effort
+from tests.support.engines import either, stand_in
 from tests.support.faults import Figure, fault
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import Stream, eventually, halted, kill, service, slowed
 
-UPGRADES = 20
+UPGRADES = 20 if effort.ALL else 5
+PACED, TOKENS = "paced", 400
+"""A stand-in whose answers take ten seconds of time, and next to none of a processor's."""
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with with_gateway(tmp_path_factory.mktemp("faults")) as up:
+    base = tmp_path_factory.mktemp("faults")
+    with with_gateway(base, engine=either(base)) as up:
         up.system.apply(up.system.tiny_model(), service("tiny", contextSize=32768, parallelSlots=4))
-        up.serves("tiny")
+        up.system.apply(stand_in(PACED, tokens=TOKENS, tokens_per_s=40))
+        up.serves("tiny", PACED)
         yield up
 
 
@@ -83,9 +89,9 @@ def next_worker(gateway: Gateway) -> None:
     eventually(lambda: serving(gateway) != before, 30, "another worker to serve")
 
 
-def stream(gateway: Gateway, tokens: int) -> Stream:
+def stream(gateway: Gateway, tokens: int, name: str = "tiny") -> Stream:
     """A stream through the gateway; the stand-in for a client names no model, so the path does."""
-    return Stream(gateway.port, tokens, "/services/default/tiny/v1/chat/completions").flowing()
+    return Stream(gateway.port, tokens, f"/services/default/{name}/v1/chat/completions").flowing()
 
 
 @fault(
@@ -95,7 +101,7 @@ def stream(gateway: Gateway, tokens: int) -> Stream:
     sees="nothing",
     bound="no request refused, reset or cut",
 )
-def test_twenty_workers_in_succession_reset_nothing(gateway: Gateway, figure: Figure) -> None:
+def test_workers_in_succession_reset_nothing(gateway: Gateway, figure: Figure) -> None:
     with slowed(gateway.system.pid()):
         loads = [Load(gateway, kept) for kept in (True, False)]
         flow = stream(gateway, 400)
@@ -181,7 +187,7 @@ def test_a_killed_worker_costs_its_own_streams_only(gateway: Gateway) -> None:
     bound="the stream is whole",
 )
 def test_a_killed_supervisord_cuts_no_stream(gateway: Gateway) -> None:
-    flow, before = stream(gateway, 4000), serving(gateway)
+    flow, before = stream(gateway, TOKENS, PACED), serving(gateway)
     old = gateway.system.supervisord_pid()
     kill(old)
     eventually(lambda: gateway.system.supervisord_pid() not in (0, old), 30, "another supervisord")
