@@ -20,7 +20,7 @@ import pytest
 from metal_supervisor.host import commands, root_file
 from metal_supervisor.host.commands import Done
 from metal_supervisor.install.steps import Machine
-from tests.support import launchd
+from tests.support import launchd, system
 from tests.support.launchd import no_pause
 from tests.support.mac import (
     mac_acceptance,
@@ -72,6 +72,17 @@ def check_of(mac: Launchd, agent: bool = False) -> mac_checks.Check:
     return mac_checks.Check("launchd", "g", "p", "f", story)
 
 
+@pytest.fixture
+def paced(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine of systems is a stand-in: a real one takes two cores for as long as its answers last."""
+    path, real = tmp_path_factory.mktemp("paced") / "llama-server", system.engine_path()
+    stand_in = f'{sys.executable} {system.FAKE_ENGINE} "$@" --fake-tokens 3000 --fake-tokens-per-s 100'
+    path.write_text(f'#!/bin/sh\n[ $# -gt 1 ] || exec {real} "$@"\nexec {stand_in}\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(system, "engine_path", lambda: path)
+
+
+@pytest.mark.usefixtures("paced")
 def test_the_check_of_launchd_finds_its_way_through_an_installation_and_leaves_nothing(
     tmp_path: Path, mac: Launchd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
