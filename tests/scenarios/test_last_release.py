@@ -14,26 +14,40 @@ from tests.scenarios.test_faults_upgrade import take_over, version
 from tests.support import mlx
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.releases import last_release
-from tests.support.runtimes import omlx
+from tests.support.runtimes import KINDS, missing
 from tests.support.system import System, eventually, kill, running, seccomp, service
 
 CACHE = [{"name": "LLAMA_CACHE", "value": "/tmp/attack"}]
 """The last release hands it to the engine; this one refuses it."""
+(OMLX,) = (each for each in KINDS if each.name == "omlx")
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system of the last release that this one has taken over, with a plain service and one that is refused now."""
+    """A system of the last release that this one has taken over: a plain service, one that is refused now, and oMLX."""
     base = tmp_path_factory.mktemp("last")
-    with running(base, python=last_release(tmp_path_factory.mktemp("release"))) as up:
+    shared = not missing(OMLX)
+    flags = ("--omlx", str(OMLX.program())) if shared else ()
+    with running(base, *flags, "--ollama-url", "off", python=last_release(tmp_path_factory.mktemp("release"))) as up:
         up.apply(up.tiny_model(), service(), service("hostile", env=CACHE))
-        before = up.ready(), up.ready("hostile")
+        if shared:
+            mlx.tiny(base / "model")
+            up.apply(mlx_model("one", base / "model"), mlx_service("one", "one", runtime="omlx"))
+            up.ready("one", within_s=90)
+        for name in ("tiny", "hostile"):
+            up.ready(name)
+        before = pids(up)
         sections = {path.name: path.read_bytes() for path in (up.state / "models.d").glob("*.conf")}
         take_over(up, sys.executable)
         eventually(lambda: version(up) and row(up, "hostile")["warning"], 30, "this release to judge the services")
-        assert (up.pid(), up.pid("hostile")) == before
+        assert pids(up) == before
         assert {path.name: path.read_bytes() for path in (up.state / "models.d").glob("*.conf")} == sections
         yield up
+
+
+def pids(system: System) -> list[int]:
+    """Of each service's engine or attendant, and of oMLX."""
+    return [*(system.pid(name) for name in ("tiny", "hostile", "one")), system.own_pid("omlx")]
 
 
 def row(system: System, name: str = "tiny") -> dict[str, Any]:
@@ -67,27 +81,18 @@ def test_an_engine_of_the_last_release_is_confined_from_its_next_start(system: S
     assert seccomp(system.ready()) == "2"
 
 
-def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    base = tmp_path_factory.mktemp("omlx")
-    mlx.tiny(base / "model")
-    release = last_release(tmp_path_factory.mktemp("release"))
-    with running(base, "--omlx", str(omlx()), "--ollama-url", "off", python=release) as up:
-        up.apply(mlx_model("one", base / "model"), mlx_service("one", "one", runtime="omlx"))
-        up.ready("one", within_s=90)
-        before = up.pid("one"), up.own_pid("omlx")
-        take_over(up, sys.executable)
-        eventually(lambda: version(up) and up.condition("Confined", "one"), 60, "this release to judge the service")
-        said = eventually(lambda: up.condition("Confined", "one"), what="the condition")
-        assert (up.pid("one"), up.own_pid("omlx"), said["reason"]) == (*before, "NotYet")
-        assert seccomp(before[1]) == "0" and up.ask("one", model="one")[0] == 200
-        eventually(lambda: pending(up), 60, "its trial, and then what it is started from next")
-        kill(before[1])
-        eventually(lambda: up.own_pid("omlx") not in (0, before[1]), 30, "another")
-        eventually(lambda: up.condition("Confined", "one")["status"] == "True", 60, "a confined one")
-        up.ready("one", within_s=90)
-        assert seccomp(up.own_pid("omlx")) == "2" and up.ask("one", model="one")[0] == 200
+def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start(system: System) -> None:
+    OMLX.program()  # or it is skipped
+    before = system.pid("one"), system.own_pid("omlx")
+    said = eventually(lambda: system.condition("Confined", "one"), 60, "this release to judge the service")
+    assert (system.pid("one"), system.own_pid("omlx"), said["reason"]) == (*before, "NotYet")
+    assert seccomp(before[1]) == "0" and system.ask("one", model="one")[0] == 200
+    eventually(lambda: pending(system), 60, "its trial, and then what it is started from next")
+    kill(before[1])
+    eventually(lambda: system.own_pid("omlx") not in (0, before[1]), 30, "another")
+    eventually(lambda: system.condition("Confined", "one")["status"] == "True", 60, "a confined one")
+    system.ready("one", within_s=90)
+    assert seccomp(system.own_pid("omlx")) == "2" and system.ask("one", model="one")[0] == 200
 
 
 def pending(system: System) -> str:
