@@ -86,8 +86,8 @@ def gone(mac: System, *names: str) -> None:
     for name in names:
         mac.delete(name)
     eventually(lambda: not any(mac.observe(name) for name in names), WITHIN_S, "the services to be gone")
-    shown = mac.supervisorctl("status")
-    assert not any(f"default.{name} " in shown for name in names)
+    programs = {f"default.{name}" for name in names}
+    eventually(lambda: not programs & mac.rpc.table().keys(), WITHIN_S, "their programs to be gone")
 
 
 def changes(mac: System) -> int:
@@ -354,7 +354,7 @@ def test_45_one_that_waits_for_a_finalizer_is_stopped_and_says_what_it_waits_for
     assert "example.com/never" in mac.condition("MetalReady", "held")["message"]
     assert mac.condition("MetalReady", "held")["status"] == "False"
     eventually(lambda: mac.slice("held") is None, WITHIN_S, "its endpoint to go")
-    assert "default.held" not in mac.supervisorctl("status")
+    eventually(lambda: "default.held" not in mac.rpc.table(), WITHIN_S, "its program to go")
     # It stays so, and nobody is busy with it.
     eventually(lambda: quiet(mac), WITHIN_S, "the Mac to have said what it has to say")
     version, done = mac.get(f"{ISVC}/held")["metadata"]["resourceVersion"], changes(mac)

@@ -72,13 +72,13 @@ def test_a_deleted_section_is_written_again(system: System, figure: Figure) -> N
     text = section.read_text()
     with streaming(system, figure):
         section.unlink()
-        assert "default.tiny: disappeared" in system.supervisorctl("reread")
+        assert "default.tiny: disappeared" in system.supervisorctl_program("reread")
         with figure.timed("written again"):
             eventually(lambda: section.exists() and section.read_text() == text, 30, "the section to be back")
         system.apply(service("victim"))
         system.ready("victim")
         system.files.section_path("default.victim").unlink()
-        system.supervisorctl("update")
+        system.supervisorctl_program("update")
         with figure.timed("back in the table after `update`"):
             eventually(lambda: in_table(system, "victim") in ("STOPPED", "STARTING", "RUNNING"), 30, "it to be back")
         # The section may have been written again before the `update` looked: then nothing happened at all.
@@ -113,7 +113,7 @@ def test_an_edited_section_is_written_again(system: System, figure: Figure) -> N
         theirs = system.files.section_path("default.victim")
         assert ours(theirs.read_text())
         theirs.write_text("[program:default.victim]\ncommand=/bin/sleep 1000\n")
-        system.supervisorctl("update")
+        system.supervisorctl_program("update")
         eventually(lambda: in_table(system, "victim") in ("STOPPED", "STARTING", "RUNNING"), 30, "it to be back")
         with figure.timed("its own engine again after `update`"):
             eventually(lambda: started(system, "victim") and len(engines_of(system, "victim")) == 1, 40, "its engine")
@@ -125,7 +125,7 @@ def test_an_edited_section_is_written_again(system: System, figure: Figure) -> N
 
 def started(system: System, name: str) -> int:
     """Starts a program by hand, if it is there to be started; its engine's pid."""
-    system.supervisorctl("start", f"default.{name}")
+    system.supervisorctl_program("start", f"default.{name}")
     return system.pid(name)
 
 
@@ -186,7 +186,7 @@ def test_races_with_others_end_in_the_last_edit(system: System, figure: Figure) 
 
     with streaming(system, figure):
         system.apply(service("racer"))
-        with over_and_over(meddle) as told, over_and_over(lambda: system.supervisorctl("update")):
+        with over_and_over(meddle) as told, over_and_over(lambda: system.supervisorctl_program("update")):
             for size in range(1024, 1034):
                 system.apply(service("racer", contextSize=size))
                 eventually(lambda: taken(system, "racer"), 20, "the edit to be taken")
@@ -211,7 +211,7 @@ def test_races_with_others_end_in_the_last_edit(system: System, figure: Figure) 
 def test_an_update_in_the_middle_of_an_apply_does_no_harm(system: System, figure: Figure) -> None:
     names = [f"many-{number}" for number in range(5)]
     with streaming(system, figure):
-        with over_and_over(lambda: system.supervisorctl("update")) as told:
+        with over_and_over(lambda: system.supervisorctl_program("update")) as told:
             with figure.timed("five Ready"):
                 system.apply(*map(service, names))
                 for name in names:
@@ -236,19 +236,19 @@ def test_an_update_in_the_middle_of_an_apply_does_no_harm(system: System, figure
 )
 def test_a_removal_by_hand_does_not_make_supervisord_forget_a_wanted_model(system: System, figure: Figure) -> None:
     with streaming(system, figure):
-        assert "still running: default.tiny" in system.supervisorctl("remove", "default.tiny")
+        assert "still running: default.tiny" in system.supervisorctl_program("remove", "default.tiny")
         system.apply(service("removed"))
         system.ready("removed")
-        system.supervisorctl("stop", "default.removed")
+        system.supervisorctl_program("stop", "default.removed")
         eventually(lambda: system.condition("MetalReady", "removed").get("reason") == "StoppedByHand", 30, "its reason")
         kept = system.files.section_path("default.removed")
         eventually(lambda: "autostart=false" in kept.read_text(), 10, "the stop to have lasted")
-        system.supervisorctl("remove", "default.removed")
+        system.supervisorctl_program("remove", "default.removed")
         with figure.timed("back in the table"):
             eventually(lambda: in_table(system, "removed"), 40, "the program to be back")
         assert in_table(system, "removed") == "STOPPED"
         assert system.condition("MetalReady", "removed")["reason"] == "StoppedByHand"
         with figure.timed("Ready after a start"):
-            system.supervisorctl("start", "default.removed")
+            system.supervisorctl_program("start", "default.removed")
             system.ready("removed")
         gone(system, "removed")

@@ -27,7 +27,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 def test_supervisorctl_shows_the_model_beside_our_own_programs(system: System) -> None:
     eventually(lambda: system.supervisorctl("status").count("RUNNING") >= 4, what="all programs RUNNING")
-    rows = dict(line.split(None, 2)[:2] for line in system.supervisorctl("status").splitlines())
+    rows = dict(line.split(None, 2)[:2] for line in system.supervisorctl_program("status").splitlines())
     assert rows == dict.fromkeys(("apiserver", "controller", "default.tiny", "sidecar"), "RUNNING")
 
 
@@ -38,16 +38,16 @@ def test_status_tells_which_engines_there_are_and_what_they_serve(system: System
 
 
 def test_supervisorctl_tail_stop_start_and_restart_work_on_a_model(system: System) -> None:
-    assert "listening on" in system.supervisorctl("tail", "-4000", "default.tiny")
-    system.supervisorctl("stop", "default.tiny")
+    assert "listening on" in system.supervisorctl_program("tail", "-4000", "default.tiny")
+    system.supervisorctl_program("stop", "default.tiny")
     eventually(lambda: system.condition("MetalReady").get("reason") == "StoppedByHand", what="the stop to be reported")
     assert system.slice_ready() is False
     assert system.pid() == 0
-    system.supervisorctl("start", "default.tiny")
+    system.supervisorctl_program("start", "default.tiny")
     first = system.ready()
     for _ in range(2):  # twice in a row: no crash loop
         before = system.pid()
-        system.supervisorctl("restart", "default.tiny")
+        system.supervisorctl_program("restart", "default.tiny")
         eventually(lambda before=before: system.pid() not in (0, before), what="a new process")
         system.ready()
     assert system.pid() != first
