@@ -163,7 +163,7 @@ def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[s
             sources = {name: argument_source(name, service.model.artifact, "") for name in files}
             found = {name: further.get(source, "") for name, source in sources.items()}
             result += [each.written, with_files(each, found)]
-        elif each not in parsed.ignored:
+        elif not each.ignored:
             result += parsed.words(each)
     return tuple(result)
 

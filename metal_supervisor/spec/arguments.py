@@ -171,6 +171,11 @@ class Argument:
         """True if the flag has all of its values; always True for one in no table."""
         return self.flag is None or len(self.values) == len(self.flag.values)
 
+    @property
+    def ignored(self) -> bool:
+        """True if it means nothing on a Mac."""
+        return self.flag is not None and self.flag.verdict is FlagVerdict.IGNORED
+
 
 @dataclass(frozen=True)
 class ParsedArguments:
@@ -192,7 +197,7 @@ class ParsedArguments:
     @property
     def ignored(self) -> tuple[Argument, ...]:
         """Flags that mean nothing on a Mac."""
-        return tuple(each for each in self.items if each.flag is not None and each.flag.verdict is FlagVerdict.IGNORED)
+        return tuple(each for each in self.items if each.ignored)
 
     def words(self, item: Argument) -> tuple[str, ...]:
         """An argument and its values, as they are written."""
