@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.cli.main import main
 from metal_supervisor.cluster.kube import KubeError
+from metal_supervisor.spec.processes import State
 from tests.support.faults import Figure, fault
-from tests.support.system import FAKE_ENGINE, MODELS, System, eventually, free_ports, model, running, service
+from tests.support.system import MODELS, System, engine_path, eventually, free_ports, model, running, service
 
 NASTY = [
     "line\nbreak", "[program:evil]\ncommand=/bin/touch /tmp/evil", "semi ; colon", "hash # tag", "%(ENV_HOME)s", "%s",
@@ -24,22 +26,19 @@ NASTY = [
     "\\back\\slash", "\r",
 ]
 
-# An engine that only writes down how it was started.
-RECORDER = """#!/usr/bin/env python3
-import json, os, pathlib, sys, time
-if "--help" in sys.argv or sys.argv[1:] == ["--version"]:
-    print("--metrics")
-else:
-    seen = pathlib.Path(sys.argv[0]).with_name("seen.json")
-    seen.with_suffix(".tmp").write_text(json.dumps({"argv": sys.argv, "env": dict(os.environ)}))
-    seen.with_suffix(".tmp").rename(seen)
-    time.sleep(600)
-"""
+NAMES = [f"NASTY_{index}" for index in range(len(NASTY))]
+FOREIGN = {"broken.conf": b"\xff\xfe[program:x]\n", "sneaky.conf": b"[supervisord]\nlogfile=/dev/null\n"}
+"""Files in models.d that must not keep supervisord from starting."""
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("bad")) as up:
+    base = tmp_path_factory.mktemp("bad")
+    (base / "llama-server").symlink_to(engine_path())
+    (base / "run" / "models.d").mkdir(parents=True)
+    for name, content in FOREIGN.items():
+        (base / "run" / "models.d" / name).write_bytes(content)
+    with running(base, "--allow-env", ",".join(NAMES), engine=base / "llama-server") as up:
         up.apply(up.tiny_model(), service("witness"))
         up.ready("witness")
         yield up
@@ -196,27 +195,23 @@ def test_a_dotted_name_works_and_its_twin_with_a_dash_is_refused(system: System)
     gone(system, "a-b", "a.b")
 
 
-def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_else(
-    tmp_path: Path, system: System
-) -> None:
-    engine = tmp_path / "engine"
-    engine.write_text(RECORDER)
-    engine.chmod(0o755)
-    names = [f"NASTY_{index}" for index in range(len(NASTY))]
+def test_extra_args_of_any_text_reach_the_engine_byte_for_byte_and_do_nothing_else(system: System) -> None:
     arguments = [part for text in NASTY for part in ("--reverse-prompt", text)]
-    with running(tmp_path, "--allow-env", ",".join(names), engine=engine) as fake:
-        env = [{"name": name, "value": text} for name, text in zip(names, NASTY, strict=True)]
-        fake.apply(fake.tiny_model(), service("nasty", extraArgs=arguments, env=env))
-        seen = json.loads(eventually((tmp_path / "seen.json").read_text, what="the engine to run"))
-        assert seen["argv"][-len(arguments) :] == arguments
-        assert [seen["env"][f"NASTY_{index}"] for index in range(len(NASTY))] == NASTY
-        steering = {name for name in seen["env"] if name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_"))}
-        assert steering == {"METAL_SUPERVISOR_ENGINE"}
-        rows = {line.split()[0] for line in fake.supervisorctl("status").splitlines()}
-        assert rows == {"apiserver", "controller", "sidecar", "default.nasty"}
-        assert not Path("/tmp/evil").exists()
-        section = (fake.state / "models.d" / "default.nasty.conf").read_text()
-        assert "evil" not in section and "ENV_HOME" not in section
+    env = [{"name": name, "value": text} for name, text in zip(NAMES, NASTY, strict=True)]
+    programs = system.rpc.table().keys()
+    system.apply(service("nasty", extraArgs=arguments, env=env))
+    engine = Path(f"/proc/{system.ready('nasty')}")  # psutil would take a CR for a newline
+    argv, environ = ((engine / name).read_bytes().decode().split("\0")[:-1] for name in ("cmdline", "environ"))
+    assert argv[-len(arguments) :] == arguments
+    seen = dict(each.split("=", 1) for each in environ)
+    assert [seen[name] for name in NAMES] == NASTY
+    steering = {name for name in seen if name.startswith(("SUPERVISOR_", "LLAMA_", "METAL_"))}
+    assert steering == {"METAL_SUPERVISOR_ENGINE"}
+    assert system.rpc.table().keys() - programs == {"default.nasty"}
+    assert not Path("/tmp/evil").exists()
+    section = (system.state / "models.d" / "default.nasty.conf").read_text()
+    assert "evil" not in section and "ENV_HOME" not in section
+    gone(system, "nasty")
 
 
 @pytest.mark.parametrize("argument", ["--host", "--port=1", "--model", "-m", "--api_key=x", "nul\0byte"])
@@ -314,74 +309,6 @@ def test_a_corrupt_record_and_one_of_a_newer_format_are_made_again(system: Syste
     gone(system, *before)
 
 
-# ── before anything runs ─────────────────────────────────────────────────────────────────────────
-
-
-def refused(base: Path, *flags: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and words of a run that does not come up."""
-    port = free_ports(1)[0]
-    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(base / "run"), "--port", str(port)]
-    done = subprocess.run(
-        [*command, *flags],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})},
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_a_broken_toml_is_refused_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("namespace = 'a'\nport = = 3\n")
-    code, text = refused(tmp_path, "--config", str(tmp_path / "c.toml"))
-    assert code == 78 and "c.toml: not valid TOML" in text and "line 2" in text
-
-
-def test_an_unknown_setting_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("memory_fracton = 0.5\n")
-    code, text = refused(tmp_path, "--config", str(tmp_path / "c.toml"))
-    assert code == 78 and "did you mean memory_fraction" in text
-    code, text = refused(tmp_path, environ={"METAL_SUPERVISOR_HOSTIP": "1.2.3.4"})
-    assert code == 78 and "METAL_SUPERVISOR_HOST_IP" in text
-
-
-def test_a_kubeconfig_that_is_missing_or_does_not_load_is_refused(tmp_path: Path) -> None:
-    code, text = refused(tmp_path, "--kubeconfig", str(tmp_path / "none"))
-    assert code == 1 and "does not exist" in text and "Traceback" not in text
-    (tmp_path / "bad").write_text("token: [sekrit\n")
-    code, text = refused(tmp_path, "--kubeconfig", str(tmp_path / "bad"))
-    assert code == 1 and "cannot be used" in text and "sekrit" not in text and "Traceback" not in text
-
-
-def test_a_taken_port_9090_is_refused_with_its_holder(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        code, text = refused(tmp_path, "--port", str(holder.getsockname()[1]))
-    assert code == 1 and f"pid {os.getpid()}" in text and "--port" in text
-
-
-def test_a_second_run_in_the_same_directory_is_refused_with_the_first_ones_pid(system: System) -> None:
-    assert system.process is not None
-    code, text = refused(system.base)
-    assert code == 1 and f"another run (pid {system.process.pid})" in text
-
-
-def test_a_missing_llama_server_is_a_condition(tmp_path: Path, system: System) -> None:
-    engine = tmp_path / "llama-server"
-    with running(tmp_path, engine=engine) as bare:
-        bare.apply(bare.tiny_model(), service())
-        assert "--llama-server" in failed(bare, "tiny", "RuntimeBinaryMissing")
-        engine.symlink_to(FAKE_ENGINE)
-        bare.apply(service(priority="high"))
-        bare.ready()
-
-
-def test_a_broken_file_in_models_d_does_not_keep_supervisord_from_starting(tmp_path: Path, system: System) -> None:
-    state = tmp_path / "run"
-    (state / "models.d").mkdir(parents=True)
-    (state / "models.d" / "broken.conf").write_bytes(b"\xff\xfe[program:x]\n")
-    (state / "models.d" / "sneaky.conf").write_text("[supervisord]\nlogfile=/dev/null\n")
-    with running(tmp_path, engine=FAKE_ENGINE) as up:
-        assert "put broken.conf aside" in up.said()
-        assert "put sneaky.conf aside: [supervisord] belongs into supervisord.conf" in up.said()
-
-
 def test_a_lost_spec_neither_stops_the_engine_nor_keeps_it_from_healing(system: System) -> None:
     system.apply(service("speced"))
     before = system.ready("speced")
@@ -391,9 +318,65 @@ def test_a_lost_spec_neither_stops_the_engine_nor_keeps_it_from_healing(system: 
     spec = json.loads(text)["spec_file"]
     record.write_text(text.replace(spec, "default.speced.0123456789ab.json"))
     system.supervisorctl("start", "controller")
-    eventually(lambda: "RUNNING" in system.supervisorctl("status", "controller"), what="the controller to run")
+    eventually(lambda: system.rpc.table()["controller"].state is State.RUNNING, what="the controller to run")
     assert system.pid("speced") == before
     system.supervisorctl("start", "apiserver")
     eventually(lambda: json.loads(record.read_text())["spec_file"] == spec, 30, "the record to be put right")
     assert system.pid("speced") == before
     gone(system, "speced")
+
+
+def test_a_missing_llama_server_is_a_condition(system: System) -> None:
+    link = system.base / "llama-server"
+    link.unlink()
+    try:
+        system.apply(service("bare"))
+        assert "--llama-server" in failed(system, "bare", "RuntimeBinaryMissing")
+    finally:
+        link.symlink_to(engine_path())
+    system.apply(service("bare", priority="high"))
+    system.ready("bare")
+    gone(system, "bare")
+
+
+# ── at the start ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broken_file_in_models_d_does_not_keep_supervisord_from_starting(system: System) -> None:
+    assert "put broken.conf aside" in system.said()
+    assert "put sneaky.conf aside: [supervisord] belongs into supervisord.conf" in system.said()
+
+
+def refused(base: Path, *flags: str) -> int:
+    """Exit code of a run that does not come up."""
+    return main(["run", "--state-dir", str(base / "run"), "--port", str(free_ports(1)[0]), *flags])
+
+
+def test_a_broken_toml_is_refused_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.toml").write_text("namespace = 'a'\nport = = 3\n")
+    assert refused(tmp_path, "--config", str(tmp_path / "c.toml")) == 78
+    said = capsys.readouterr().err
+    assert "c.toml: not valid TOML" in said and "line 2" in said
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.toml").write_text("memory_fracton = 0.5\n")
+    assert refused(tmp_path, "--config", str(tmp_path / "c.toml")) == 78
+    assert "did you mean memory_fraction" in capsys.readouterr().err
+    monkeypatch.setenv("METAL_SUPERVISOR_HOSTIP", "1.2.3.4")
+    assert refused(tmp_path) == 78
+    assert "METAL_SUPERVISOR_HOST_IP" in capsys.readouterr().err
+
+
+def test_a_kubeconfig_that_is_missing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(tmp_path, "--kubeconfig", str(tmp_path / "none")) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_second_run_in_the_same_directory_is_refused_with_the_first_ones_pid(system: System) -> None:
+    assert system.process is not None
+    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(system.state)]
+    done = subprocess.run([*command, "--port", str(free_ports(1)[0])], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"another run (pid {system.process.pid})" in done.stderr

@@ -151,18 +151,20 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     assert "nothing is left running" in system.said()
 
 
-@pytest.mark.parametrize("wrong", ["port", "manifest", "kubeconfig"])
+@pytest.mark.parametrize("wrong", ["port", "manifest", "kubeconfig", "YAML"])
 def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, wrong: str) -> None:
     state, broken = tmp_path / "state", tmp_path / "broken"
-    broken.write_text("apiVersion: v1\nkind: Config\n")
+    broken.write_text("token: [sekrit\n" if wrong == "YAML" else "apiVersion: v1\nkind: Config\n")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1] if wrong == "port" else free_ports(1)[0]
-        flags = {"manifest": ["--apply", f"{broken}.yaml"], "kubeconfig": ["--kubeconfig", str(broken)]}.get(wrong, [])
+        given = {"manifest": ["--apply", f"{broken}.yaml"], "port": []}
+        flags = given.get(wrong, ["--kubeconfig", str(broken)])
         command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(state), "--port", str(port)]
         done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    named = {"port": f"port {port} is taken", "manifest": "no such file", "kubeconfig": "broken"}[wrong]
-    assert named in done.stderr
+    taken = f"port {port} is taken", f"pid {os.getpid()}", "--port"
+    named = {"port": taken, "manifest": ("no such file",), "YAML": ("broken", "cannot be used")}.get(wrong, ("broken",))
+    assert all(words in done.stderr for words in named) and "sekrit" not in done.stderr
     assert not state.exists()
 
 
