@@ -27,7 +27,7 @@ from tests.support.system import engine_path, eventually, find_llama_server, fre
 
 CHECKPOINT = re.compile(r"created context checkpoint .* size = ([0-9.]+) MiB")
 BUFFER = re.compile(r"(model|KV|RS|compute|output) +buffer size = +([0-9.]+) MiB")
-WEIGHTS = re.compile(r"model +buffer size")
+SCRATCH = re.compile(r"compute +buffer size")
 COLUMN = {"model": "weights", "KV": "KV", "RS": "state", "compute": "compute", "output": "compute"}
 LOAD_TIMEOUT_S, DEATH_TIMEOUT_S = 60.0, 10.0
 
@@ -112,7 +112,7 @@ def started(program: Path, model: Path, case: Case, log: Path) -> Iterator[Engin
 def measure(program: Path, case: Case, model: Path, log: Path) -> dict[str, tuple[float, int]]:
     """Column -> MiB, and how many rounded numbers they are the sum of. Raises Died."""
     said, tries = "", 0
-    while not WEIGHTS.search(said) and tries < 3:  # one that ends badly, which happens, keeps its log to itself
+    while not SCRATCH.search(said) and tries < 3:  # one that ends badly, which happens, keeps its log, or the end of it
         found, tries = dict.fromkeys(memory.COLUMNS[:-1], (0.0, 0)), tries + 1
         with started(program, model, case, log) as engine:
             engine.read_a_prompt(case)
