@@ -47,7 +47,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Json, Key
-from metal_supervisor.state import use_notes
+from metal_supervisor.state import gateway_note, use_notes
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.doorbell import Doorbell, ring
 from metal_supervisor.state.throttle import Throttle
@@ -273,6 +273,7 @@ class Controller:
             notes=self.state.run_notes(),
             observed=self.state.observations(),
             uses=use_notes.read(self.state.path),
+            taken=gateway_note.taken(self.state.report(gateway_note.FILE)),
             operator=self.controller_status.look_for_operator(services.items if synced else None, models.items),
             metal=self.metal.seen,
             room=self.memory.room,

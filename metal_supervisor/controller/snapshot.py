@@ -57,6 +57,8 @@ class Snapshot:
     """The sidecar's observations, by program."""
     uses: Mapping[str, EngineUse] = field(default_factory=dict)
     """Use of on-demand engines through the gateway, by program."""
+    taken: frozenset[int] = frozenset()
+    """Ports of on-demand services that other programs have: the gateway cannot listen there."""
     operator: bool | None = False
     """Whether LLMKube's operator writes status here; None while that is not known."""
     metal: MetalState = field(default_factory=MetalState)

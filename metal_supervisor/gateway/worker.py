@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -84,6 +85,8 @@ class Worker:
         """Ports of on-demand services at which it listens; until it does, those of the worker before."""
         self._problems: dict[str, str] = {}
         """Why an address cannot be listened on; of "": why none can."""
+        self._taken: set[str] = set()
+        """Addresses of on-demand services that other programs have."""
         self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
         self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
@@ -186,7 +189,11 @@ class Worker:
             told = f"{self._settings.gateway or GATEWAY} cannot be listened on: {why} ({holder} has it); {TAKEN}"
         else:
             told = f"{address} cannot be listened on: {why}; an on-demand service is not reached there"
+        theirs = {address} if why == os.strerror(errno.EADDRINUSE) and address not in ("", self._public) else set()
+        before, self._taken = self._taken, self._taken - {address} | theirs
         self._say(told, address)
+        if self._taken != before:  # the controller chooses another
+            ring(self._state.path, "controller")
 
     def _prepared(self) -> bool:
         """Load keys and certificate for the first time; False, with the problem told, if that cannot be."""
@@ -242,10 +249,11 @@ class Worker:
         note |= self._proxy.traffic.as_json()
         # The holder keeps the sockets of the worker before, so they count until this one listens, or cannot.
         addresses = [] if self._problems.get("") else self._reader.services.fronts()
-        wanted = {int(each.rpartition(":")[2]) for each in addresses if not self._problems.get(each)}
+        wanted = {_port(each) for each in addresses if not self._problems.get(each)}
         now = self._listeners.ports if self._listeners is not None else ()
         fronts = sorted({*now, *(wanted & set(self._fronts))})
-        gateway_note.write(self._state.path, {**note, "fronts": fronts})
+        taken = sorted(_port(each) for each in self._taken.intersection(addresses))
+        gateway_note.write(self._state.path, {**note, "fronts": fronts, "taken": taken})
         if fronts != self._fronts:
             self._fronts = fronts
             ring(self._state.path, "sidecar")
@@ -283,6 +291,10 @@ class Worker:
         await self._server.shutdown(0.5)
         await proxy.close()
         use_notes.remove(self._state.path)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _ports(told: object) -> list[int]:

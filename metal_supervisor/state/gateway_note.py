@@ -27,6 +27,12 @@ def read(state: Path) -> Json:
     return read_object(state / FILE)
 
 
+def taken(note: Json) -> frozenset[int]:
+    """Ports, by the note, at which the gateway cannot listen for on-demand services: other programs have them."""
+    told = note.get("taken")
+    return frozenset(each for each in told if isinstance(each, int)) if isinstance(told, list) else frozenset()
+
+
 def closed(state: Path) -> bool:
     """True if the gateway cannot listen at its address for all models: another program may answer there."""
     return read(state).get("closed") is True

@@ -26,6 +26,7 @@ from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.processes import EngineUse, Observed, RunNote
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.doorbell import Doorbell
 from tests.support.records import a_record
 
 WITHIN_S = 30.0
@@ -332,6 +333,7 @@ def test_a_port_at_which_it_cannot_listen_is_none_of_an_on_demand_service(tmp_pa
     state.create()
     state.write_record(a_record(idle_s=60.0, port=1, front_port=2))
     gateway_note.write(state.path, {"pid": 0, "fronts": [2]})
+    bell = Doorbell(state.path, "controller")
 
     async def go() -> None:
         worker = workers.Worker(Settings(state_dir=str(state.path), gateway="127.0.0.1:1"), state, lambda: None)
@@ -339,10 +341,14 @@ def test_a_port_at_which_it_cannot_listen_is_none_of_an_on_demand_service(tmp_pa
         (address,) = worker._reader.services.fronts()
         worker._serving()
         assert gateway_note.read(state.path)["fronts"] == [2], "the holder has it, of the worker before"
+        assert not bell._waiting()
         worker._not_given(address if taken else "", "Address already in use")
-        assert gateway_note.read(state.path)["fronts"] == []
+        note = gateway_note.read(state.path)
+        assert note["fronts"] == [] and gateway_note.taken(note) == ({2} if taken else set())
+        assert bool(bell._waiting()) is taken, "the controller gives the service another"
         worker._not_given(address if taken else "", "")
-        assert gateway_note.read(state.path)["fronts"] == [], "before it listens"
+        note = gateway_note.read(state.path)
+        assert note["fronts"] == [] and not gateway_note.taken(note), "before it listens"
         await worker._proxy.close()
 
     run(go)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -192,6 +193,20 @@ def tight(small: Gateway) -> Iterator[Gateway]:
         eventually(lambda name=name: why(small.system, name) == "True/Unloaded", what=small.system.said())
     yield small
     gone(small.system, *names)
+
+
+def test_one_whose_port_another_program_has_is_reached_at_another(gateway: Gateway) -> None:
+    """As after a restart of the Mac: while the gateway runs, the port is its own."""
+    system = gateway.system
+    system.apply(demanded())
+    eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+    front, programs = system.port(), ("gateway", "gateway-2", "gateway-holder")
+    system.supervisorctl("stop", *programs)
+    with socket.create_server(("", front)):
+        system.supervisorctl("start", *programs)
+        eventually(lambda: system.port() not in (0, front), what="another port")
+        eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
+        assert Gateway(system, system.port()).chat("tiny")[0] == 200
 
 
 def test_an_idle_model_makes_room_for_another(tight: Gateway) -> None:

@@ -98,12 +98,17 @@ class PortChoice:
         port = self._chosen(wanted, kept, reserved.union(barred), service.key, ports)
         return (None, self.none_free()) if port is None else (port, None)
 
-    def front(self, service: Service, record: Record | None, own: int | None, ports: Ports) -> int | None:
-        """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free."""
+    def front(
+        self, service: Service, record: Record | None, own: int | None, ports: Ports, taken: Collection[int]
+    ) -> int | None:
+        """Port for the gateway to answer at for an on-demand service; None if it is not one, or none is free.
+
+        `taken`: those that other programs have.
+        """
         if service.idle_s is None or own is None:
             return None
         kept = (record.front_port,) if record is not None and record.front_port is not None else ()
-        return self._chosen(None, kept, {own, *self._settings.own_ports}, front_key(service.key), ports)
+        return self._chosen(None, kept, {own, *self._settings.own_ports, *taken}, front_key(service.key), ports)
 
     def _chosen(
         self, wanted: int | None, kept: Sequence[int], barred: Collection[int], key: Key, ports: Ports

@@ -128,7 +128,7 @@ class Prerequisites:
         else:
             return Outlook(LOOKING, record.port if record else None)
         found = self._found(service, record, None if problem else port, problem, up, snapshot)
-        front = self.ports.front(service, record, found.port, ports)
+        front = self.ports.front(service, record, found.port, ports, snapshot.taken)
         return replace(found, host=host, live=live, front_port=front)
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
@@ -158,8 +158,9 @@ class Prerequisites:
             return None
         held = ports.holder(service.container_port or record.port or 0, service.key)
         front = record.front_port and ports.holder(record.front_port, front_key(service.key))
+        taken = record.front_port in snapshot.taken
         room = snapshot.room.total, snapshot.room.budget
-        return file, self.readings.look(file.path), build, snapshot.metal.problem, confined, held, front, room
+        return file, self.readings.look(file.path), build, snapshot.metal.problem, confined, held, front, taken, room
 
     def _found(
         self,
