@@ -18,7 +18,8 @@ message of a condition names the field, the path or the limit, and what to do; t
 
 **`MetalReady` is the one to read**: True while this service serves from here, and else its reason is the one word for
 what goes on. Beside LLMKube's operator it and `MemoryPressure` are the only conditions that are ours; without one the
-others are, too, with LLMKube's words. `schedulingStatus` and `schedulingMessage` repeat MetalReady's until it serves.
+others are, too, with LLMKube's words. `schedulingStatus` and `schedulingMessage` repeat MetalReady's until it serves,
+except, beside LLMKube's operator, for the progress of a download.
 Without the operator, `Ready` repeats MetalReady's status and reason, True if any Mac serves it, so that `kubectl wait
 --for=condition=Ready isvc/NAME` works; it is left alone where another field manager has written it.
 

@@ -34,6 +34,7 @@ NUDGE_AFTER_S = 1.0
 PROGRESS_S = 1.0
 """Seconds after a write of a status before one that changes no more than its messages."""
 NUDGE = "metal-supervisor.io/changed"
+DOWNLOADING = "Downloading"
 SOURCE_REFUSED, ARGUMENTS_REFUSED = "ModelSourceNotAllowed", "ExtraArgsRejected"
 """What LLMKube's agent says. Since 0.10 the operator keeps its words alone, and overwrites any other reason."""
 
@@ -103,6 +104,8 @@ def _in_their_words(told: Report) -> tuple[str, str] | None:
     if told.scheduling is None or told.reason == "Loading":
         return None
     reason, message = told.scheduling
+    if reason == DOWNLOADING:
+        return reason, f"the condition {manifests.METAL_READY} says how far it is"  # each message would be a write more
     if reason in ("InvalidSpec", "UnsupportedField") and message.startswith("spec.extraArgs"):
         return ARGUMENTS_REFUSED, message
     return SOURCE_REFUSED if reason == "SourceNotAllowed" else reason, message

@@ -69,6 +69,16 @@ def test_a_refusal_has_the_word_that_the_operator_knows(
     assert mac.shown() == (word, message)
 
 
+def test_the_progress_of_a_download_is_one_write(mac: BesideOperator) -> None:
+    mac.write(Standing.WAIT, "Downloading", "0 B of 9 GiB")
+    before = mac.kube.requests
+    mac.write(Standing.WAIT, "Downloading", "1 GiB of 9 GiB")
+    assert mac.kube.requests == before + 1
+    (told,) = mac.kube.request("GET", f"{ISVC}/tiny")["status"]["conditions"]
+    assert (told["type"], told["message"]) == ("MetalReady", "1 GiB of 9 GiB")
+    assert mac.shown() == ("Downloading", "the condition MetalReady says how far it is")
+
+
 def test_what_is_over_is_taken_back_at_once(mac: BesideOperator) -> None:
     mac.write(Standing.WAIT, "InsufficientMemory", "needs 90.0 GiB")
     mac.write(Standing.RUN, "")
