@@ -210,11 +210,15 @@ class Service:
     @cached_property
     def asked(self) -> str:
         """Fingerprint of the request, for `reconcile.same_request`: editions, then a digest of their content."""
-        said = [self.uid, self.runtime, self.mode, self.container_port, dict(self.options), self.extra_args, self.env]
-        # Without uid and generation: a Model that was deleted and applied again asks for the same engine.
-        model: list[Any] = [dataclasses.replace(self.model, uid="", generation=0)]
-        model += [[each.role.value, each.artifact, each.gpu_layers] for each in self.companions]
-        digest = hashlib.sha256(json.dumps([*said, *model], sort_keys=True, default=str).encode()).hexdigest()[:16]
+        said: list[Any] = [self.uid, self.runtime, self.mode, self.container_port]
+        said += [dict(self.options), self.extra_args, self.env]
+        # Without uid and generation: a Model that was deleted and applied again asks for the same engine. Field by
+        # field: one that a release adds must not make an edit of what is as it was.
+        model, limit = self.model, self.model.limit
+        said += [model.name, model.source, model.format, model.gpu_layers, model.sha256, limit.bytes, limit.fraction]
+        files = ((each.artifact, each.role.value, each.gpu_layers) for each in self.companions)
+        said += [model.artifact.slot, *([artifact.slot, artifact.sha256, *more] for artifact, *more in files)]
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
         drafts = "".join(f"/{each.edition}" for each in self.companions if each.edition)
         more = f"{idle}{drafts}" + (f"/{self.values_digest}" if self.values_digest else "")  # nor have values

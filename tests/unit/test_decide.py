@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from metal_supervisor.spec.types import (
     Key,
     Model,
     ModelFile,
+    ModelLimit,
     Probe,
     Program,
     Rejected,
@@ -111,6 +112,18 @@ def test_an_edit_that_says_nothing_of_the_engine_leaves_the_change_of_ours_waiti
     up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
     scaled = replace(SERVICE, generation=3, replicas=2, priority="high")
     assert accept(scaled, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.a.json"
+
+
+def test_a_field_that_another_release_reads_of_a_model_makes_no_edit() -> None:
+    """Else an edit that says nothing of the engine would end it, the first one after an upgrade."""
+
+    @dataclass(frozen=True)
+    class LaterModel(Model):
+        more: str = "x"
+
+    later = LaterModel(**vars(SERVICE.model))
+    assert replace(SERVICE, model=later).asked == SERVICE.asked
+    assert replace(SERVICE, model=replace(later, limit=ModelLimit(1))).asked != SERVICE.asked
 
 
 @pytest.mark.parametrize("edit", [{"options": {"contextSize": 1}}, {"extra_args": ("-x",)}, {"uid": "other"}])
