@@ -195,6 +195,8 @@ def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: 
     if told[1] == "2":
         text = "the application firewall blocks all incoming connections: no other machine reaches a model"
         return [fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")]
+    if not apps.ok or "number of apps" not in apps.out.lower():  # a list that is not shown knows nobody
+        return [unknown(f"the programs that the application firewall, which is on, lets in ({apps.said:.100})")]
     allowed = firewall_apps(apps.out)
     bad = []
     for path in dict.fromkeys(map(str, programs)):

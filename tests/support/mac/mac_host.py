@@ -243,6 +243,8 @@ def doctor(kit: Kit, sheet: Sheet) -> None:
     for name in ("--getglobalstate", "--getstealthmode"):
         said = kit.run(firewall, name)
         sheet.show(f"socketfilterfw {name}", said.out + said.err)
+    said = kit.run(firewall, "--listapps")
+    sheet.show("socketfilterfw --listapps, its first line", (said.out + said.err).partition("\n")[0])
     try:
         engine = kit.llama_server().resolve()
     except Skip as skip:
