@@ -50,7 +50,8 @@ def menu(told):
 def main():
     """Print the menu."""
     try:
-        with urllib.request.urlopen(f"{URL}/status", timeout=5) as answer:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a Mac's proxy is not for loopback
+        with opener.open(f"{URL}/status", timeout=5) as answer:
             told = json.load(answer)
     except (OSError, ValueError) as error:
         print("-", line("", sfimage="moon.zzz"), "---", line(f"metal_supervisor does not answer: {error}"), sep="\n")

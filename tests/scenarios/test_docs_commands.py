@@ -148,7 +148,9 @@ def test_a_menu_bar_shows_what_serves(system: System, tmp_path: Path) -> None:
     """conf/swiftbar, as SwiftBar runs it: alone, with a Python that has none of our packages."""
     serve(system)
     (plugin,) = (ROOT / "conf" / "swiftbar").iterdir()
-    environ = {"PATH": os.environ["PATH"], "METAL_SUPERVISOR_PORT": str(system.http)}
+    # A proxy, as a Mac's settings may name one for all of http.
+    proxy = f"http://127.0.0.1:{free_ports(1)[0]}"
+    environ = {"PATH": os.environ["PATH"], "METAL_SUPERVISOR_PORT": str(system.http), "http_proxy": proxy}
     shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
     head, _, first = shown.stdout.splitlines()[:3]
     assert head == "1/1 | sfimage=cpu", shown
