@@ -204,6 +204,8 @@ def _open(data_file: Path) -> sqlite3.Connection:
         # A commit that is in the log survives the death of this process; only a power cut can lose the
         # last few, and then whole ones. Waiting for the disk on every heartbeat would cost more than that.
         db.execute("PRAGMA synchronous = NORMAL")
+        # When the log is moved into the file, it has to be on the disk first: a Mac's fsync alone promises no order.
+        db.execute("PRAGMA checkpoint_fullfsync = ON")
         db.execute("BEGIN IMMEDIATE")
         db.execute("COMMIT")
         db.executescript(_TABLES)

@@ -173,6 +173,12 @@ def test_what_cannot_be_collected_keeps_nothing_else_and_is_told_once(
     assert client.get(f"{CONFIG_MAPS}/a").code == 404
 
 
+def test_on_a_mac_too_the_log_is_on_the_disk_before_it_is_moved_into_the_file(tmp_path: Path) -> None:
+    """SQLite's own default leaves the order of both to the disk's cache there."""
+    with ApiServer(options(tmp_path)) as api:
+        assert api.kernel.store._db.execute("PRAGMA checkpoint_fullfsync").fetchone() == (1,)
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
