@@ -161,7 +161,8 @@ _FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED
     Reason("ModelDigestMismatch", "its sha256 is another one",
            "correct `spec.sha256`, or `metal-supervisor models rm`"),
     Reason("ModelFileMissing", "the file on this Mac does not exist", "put it there"),
-    Reason("ModelFileUnreadable", "it exists, and cannot be read", "the message has why: mostly its owner or mode"),
+    Reason("ModelFileUnreadable", "it exists, and cannot be read",
+           "the message has why: mostly its owner or mode, or a place that macOS keeps from launchd's jobs"),
     Reason("InsufficientDisk", "it would not fit on the disk", "`metal-supervisor models gc`, or a larger disk"),
 ), _RUNS)  # fmt: skip
 _RUNS_ON = Group("It serves, and something is to be known", (DEGRADED,), (), (

@@ -8,6 +8,7 @@ allowed places before it is opened.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,10 @@ from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import ModelFile
 
 MOST_FOLDERS, MAGIC_BYTES = 256, 8
+KEPT_BY_MACOS = (
+    "macOS keeps it from what launchd starts; keep models outside Desktop, Documents, Downloads and external disks, or "
+    "give this Mac's python Full Disk Access"
+)
 ANYWHERE = Places()
 """Places for files that this program put there itself: everything is allowed."""
 
@@ -54,12 +59,20 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
     except FileNotFoundError:
         raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     if why := no_gguf(head):
         raise Unusable("InvalidModelFile", f"{named(path)} {why}")
     if cut:
         raise Unusable("InvalidModelFile", f"{named(path)}: {cut}; fetch it again")
     return status.st_size
+
+
+def _unreadable(path: Path, error: Exception) -> Unusable:
+    """What is told of a file or directory that cannot be read."""
+    why = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, OSError) and error.errno == errno.EPERM:  # doctor, run in a terminal, may well read it
+        why += f": {KEPT_BY_MACOS}"
+    return Unusable("ModelFileUnreadable", f"{named(path)}: {why}")
 
 
 def _cut_short(descriptor: int, size_bytes: int) -> str:
@@ -81,7 +94,7 @@ def check_directory(path: Path) -> int:
     try:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     weights = sum(size for name, size in sizes.items() if name.endswith(repository.WEIGHTS))
     lacks = repository.lacking(sizes) or ("" if weights else "*.safetensors")  # empty files are no weights
     if lacks:
@@ -103,7 +116,7 @@ def check_content(path: Path) -> None:
         if path.name in repository.CONFIGS:
             repository.check_config(text, named(path))
     except OSError as error:
-        raise Unusable("ModelFileUnreadable", f"{named(path)}: {error.strerror}") from None
+        raise _unreadable(path, error) from None
 
 
 def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
@@ -118,7 +131,7 @@ def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
         # A confined engine is given these alone: by the time it starts, a link may lead elsewhere.
         judged = tuple(dict.fromkeys(map(str, (real, *map(places.resolved, parts)))))
     except (OSError, ValueError) as error:
-        raise Unusable("ModelFileUnreadable", f"{named(path)}: {getattr(error, 'strerror', None) or error}") from None
+        raise _unreadable(path, error) from None
     if directory:
         return ModelFile("Ready", str(real), check_directory(real), directory=True, real=judged)
     size = check_file(path, places)

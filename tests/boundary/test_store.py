@@ -24,7 +24,7 @@ from metal_supervisor.models import store as store_module
 from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.model_directory import Contents, ModelDirectory
-from metal_supervisor.models.model_files import check_file
+from metal_supervisor.models.model_files import check_directory, check_file
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import StoreContext, Terms
@@ -332,6 +332,20 @@ def test_a_directory_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:
     assert caught.value.reason == "ModelFileUnreadable"
     with pytest.raises(Unusable):
         check_file(tmp_path / ("x" * 300))
+
+
+def test_what_macos_keeps_from_a_job_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal may read a disk that a job may not, and doctor with it: the message alone can tell."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    (tmp_path / "m.gguf").write_bytes(GGUF)
+    for path, name, look in ((tmp_path / "m.gguf", "open", check_file), (tmp_path, "iterdir", check_directory)):
+        with monkeypatch.context() as patched, pytest.raises(Unusable, match="Full Disk Access") as caught:
+            patched.setattr(Path, name, refuse)
+            look(path)
+        assert caught.value.reason == "ModelFileUnreadable"
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
