@@ -1,7 +1,8 @@
 """Checks of the access to the API server: the kubeconfig, the expiry of its credential, and the connection.
 
 Each kind of failure has its own fix. The one that costs people days is macOS's Local Network privacy: an agent of a
-login session gets "No route to host" for everything on the LAN, while the same command works in a terminal.
+login session gets "No route to host" for everything on the LAN, and so does what another terminal than Apple's starts,
+while the same command works in Terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PORTS = {"http": 80, "https": 443}
 LOCAL_NETWORK = (
     "best first: install as a LaunchDaemon, which is exempt; use the API server's tailnet address; put the API server "
     "behind the gateway; tunnel with /usr/bin/ssh -N -L 6443:HOST:6443 and the server https://127.0.0.1:6443; allow it "
-    "in System Settings > Privacy & Security > Local Network; start it from a terminal or SSH session"
+    "in System Settings > Privacy & Security > Local Network; start it from the terminal that is Apple's, or by SSH"
 )
 
 
@@ -119,8 +120,8 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
     """Finding about a TCP connection that failed with `error`."""
     if on_mac and error.errno in (NO_ROUTE_ON_A_MAC, errno.EHOSTUNREACH):
         text = (
-            f"{server}: No route to host (65). If it answers from a terminal, macOS's Local Network privacy blocks "
-            "this program: an agent of a login session needs leave for everything on the LAN"
+            f"{server}: No route to host (65). If it answers in Apple's Terminal, macOS's Local Network privacy "
+            "blocks this program: an agent of a login session, or a terminal that is not Apple's, needs leave for it"
         )
         return fail(text, LOCAL_NETWORK)
     if isinstance(error, socket.gaierror):

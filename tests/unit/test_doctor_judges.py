@@ -254,7 +254,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("credential", "warn", login.judge_expiry("a token", NOW + DAY_S, NOW), ("nothing renews it",)),
     ("credential", "fail", login.judge_expiry("a client certificate", NOW - 1, NOW), ("certificate expired",)),
     ("api", "fail", login.judge_connection("https://a", OSError(65, "No route to host"), True),
-     ("Local Network privacy", "LaunchDaemon", "tailnet", "ssh -N -L")),
+     ("Local Network privacy", "a terminal that is not Apple's", "LaunchDaemon", "tailnet", "ssh -N -L")),
     ("api", "fail", login.judge_connection("https://a", OSError(errno.EHOSTUNREACH, "No route to host"), False),
      ("VPN",)),
     ("api", "fail", login.judge_connection("https://a", socket.gaierror(8, "not known"), True),
