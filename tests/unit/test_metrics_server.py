@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
+from metal_supervisor.sidecar.http import render_cache
+from metal_supervisor.sidecar.http.metrics import FORMATS, Exposition, MetricsCache
 from metal_supervisor.sidecar.http.metrics_server import create_app
 from tests.support.boards import full_board
 
@@ -25,6 +28,26 @@ def test_metrics_come_in_the_format_that_is_accepted() -> None:
     assert headers["Content-Length"] == str(len(body)) and headers["Content-Type"].startswith("text/plain")
     _, headers, body = ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert headers["Content-Type"].startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+@pytest.mark.parametrize("version", ["1.x", "x", "²", "=1", "9" * 5000, "-1", "2.0.0", "0.0.1", '"1.0.0"', "1_0.0.0"])
+def test_a_version_that_nobody_knows_gets_plain_text(kind: str, version: str) -> None:
+    """The library fails at some, with a traceback in the log for each scrape, and answers others by their own name."""
+    status, headers, body = ask("/metrics", accept=f"{kind};version={version};q=1, */*")
+    assert (status, headers["Content-Type"]) == ("200 OK", "text/plain; version=0.0.4; charset=utf-8")
+    assert b"metal_supervisor_build_info" in body
+
+
+def test_what_is_accepted_has_nothing_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, rendered, render = full_board(), [], Exposition.render
+    monkeypatch.setattr(Exposition, "render", lambda *given: rendered.append(given[2]) or render(*given))
+    monkeypatch.setattr(render_cache, "HOLDS_S", math.inf)
+    pages = MetricsCache(lambda: board)
+    for number in range(300):
+        accept = ("text/plain;version=1.0.0", "application/openmetrics-text", "text/plain")[number % 3]
+        assert pages.get(f"{accept};x={number}")[0]
+    assert sorted(rendered) == sorted(FORMATS)
 
 
 def test_health_is_told_as_on_loopback() -> None:

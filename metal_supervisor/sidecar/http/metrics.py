@@ -22,6 +22,7 @@ from prometheus_client.exposition import choose_encoder
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.http.metric_table import HISTOGRAM, INCUMBENT, OURS, PHASES, TABLE, MetricEntry
+from metal_supervisor.sidecar.http.render_cache import RenderCache
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
@@ -216,11 +217,28 @@ def _downloads(page: _Page, told: Json) -> None:
 
 
 Encode = Callable[[Any], bytes]
+PLAIN, PLAIN_1, OPENMETRICS = "", "text/plain; version=1.0.0", "application/openmetrics-text; version=1.0.0"
+FORMATS = (PLAIN, PLAIN_1, OPENMETRICS)
+
+
+def format_of(accept: str) -> str:
+    """One of FORMATS for an Accept header, which may hold anything: the library fails at a version that is no number.
+
+    Which version of OpenMetrics or scheme of escaping else is asked for makes no difference to what is served.
+    """
+    for part in accept.split(","):
+        kind, *parameters = (each.strip() for each in part.split(";"))
+        version = next((each.partition("=")[2] for each in parameters if each.startswith("version=")), "")
+        if kind == "application/openmetrics-text" and version in ("", "1.0.0"):
+            return OPENMETRICS
+        if kind == "text/plain" and version == "1.0.0":
+            return PLAIN_1
+    return PLAIN
 
 
 def _encoder(accept: str) -> tuple[Encode, str]:
     """(encoder of families in the format that a scraper accepts, its content type)."""
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder(format_of(accept))
     if isinstance(encode, partial) and "escaping" in encode.keywords:
         # Our names are the same under every scheme, and this one does not check each letter: saves 18 of 48 ms.
         encode = partial(encode, escaping="allow-utf-8")
@@ -303,3 +321,15 @@ def _around(board: Board) -> _Page:
     _memory(page, mapping(board.controller, "memory"))
     _downloads(page, board.controller)
     return page
+
+
+class MetricsCache:
+    """The page in each of its formats, rendered once for all scrapers."""
+
+    def __init__(self, board: Callable[[], Board]) -> None:
+        self._pages = {each: RenderCache(board, Exposition().render, warm=True) for each in FORMATS}
+
+    def get(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) for an Accept header."""
+        wanted = format_of(accept)
+        return self._pages[wanted].get(wanted)

@@ -14,15 +14,14 @@ from werkzeug.wrappers import Request, Response
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.http.metrics import Exposition
-from metal_supervisor.sidecar.http.render_cache import RenderCache
+from metal_supervisor.sidecar.http.metrics import MetricsCache
 
 TAKEN = "metrics cannot be served to the cluster; free the port, or set --metrics-listen to an address of this Mac"
 
 
 def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
     """The WSGI application; `board` returns the latest snapshot."""
-    metrics = RenderCache(board, Exposition().render, warm=True)
+    metrics = MetricsCache(board)
 
     @Request.application
     def app(request: Request) -> Response:
