@@ -272,11 +272,16 @@ class Reflector(threading.Thread):
             if self.seen.error:
                 self.seen.error = ""
                 self._on_change()
-            for line in self._lines(answer):
-                if line.strip():
-                    self._event(line)
-                if time.monotonic() >= self._relist_at:
-                    return
+            try:
+                for line in self._lines(answer):
+                    if line.strip():
+                        self._event(line)
+                    if time.monotonic() >= self._relist_at:
+                        return
+            except KubeError as error:
+                if self._failures and error.reason != "Unreachable":
+                    self._version = ""  # each watch from this version may meet it, and a list passes it
+                raise
 
     def _lines(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         """Yield the complete lines of a stream. Raises KubeError if it breaks, or a line is too long."""

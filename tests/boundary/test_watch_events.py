@@ -343,6 +343,26 @@ def test_garbage_is_answered_with_more_and_more_patience_and_the_copy_stays(
     assert TOKEN not in seen.reflector.seen.error
 
 
+@pytest.mark.parametrize("what", [trouble(500), b"no event\n"], ids=["error", "garbage"])
+def test_what_every_watch_from_one_version_meets_is_passed_with_a_list(
+    reflect: Reflect, script: Script, monkeypatch: pytest.MonkeyPatch, what: bytes
+) -> None:
+    monkeypatch.setattr(watch_module, "FIRST_PAUSE_S", 0.02)
+    go_on = script._next
+
+    def says(client: socket.socket) -> Any:
+        if script.watches[-1] != "10":
+            return go_on(client)
+        script.items, script.version = [item("a", 11)], "12"
+        return what
+
+    script._next = says  # type: ignore[method-assign]
+    seen = reflect()
+    seen.become("a")
+    seen.connected()
+    assert len(script.lists) == 2 and script.watches == ["10", "10", "12"]
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
