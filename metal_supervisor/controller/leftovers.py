@@ -43,7 +43,7 @@ def sweep(directory: StateDir, say: Say) -> None:
                 section = programs.with_autostart(directory.section_text(program))
                 write_atomic(directory.section_path(program), section)
             # Its launcher may be a stand-in that lost its supervisord too; it has nothing left to do.
-            _end_stand_in(found, pid)
+            _end_stand_in(directory, program, found, pid)
         else:
             say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
             doomed.append((program, pid, str(found["started"])))
@@ -106,10 +106,15 @@ def _is_engine(pid: int, spec_path: str) -> bool:
     return len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
 
 
-def _end_stand_in(note: dict[str, object], engine_pid: int) -> None:
+def _end_stand_in(directory: StateDir, program: str, note: dict[str, object], engine_pid: int) -> None:
+    """End a launcher that stands in for an engine; another process may have its pid by now."""
     pid = note.get("launcher_pid")
     if not isinstance(pid, int) or pid in (0, engine_pid):
         return
-    if any(part.endswith("/launch.py") for part in processes.command_line(pid) or ()):
+    specs = f"{directory.home}/specs/"
+    if any(
+        each.startswith(specs) and programs.is_spec_of(program, each.removeprefix(specs))
+        for each in processes.command_line(pid) or ()
+    ):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

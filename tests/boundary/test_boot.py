@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,26 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     expected = programs.section(PROGRAM, made.spec_file, directory.home, True)
     # Its first line says that somebody edited it, so the controller writes it anew.
     assert directory.section_text(PROGRAM).partition("\n")[2] == expected.partition("\n")[2]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_stand_in_is_ended_and_not_that_of_another_system_which_has_its_pid_by_now(
+    tmp_path: Path, engine: subprocess.Popen[bytes], ours: bool
+) -> None:
+    directory = StateDir(tmp_path)
+    directory.create()
+    made = programs.compose(PROGRAM, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
+    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, True))
+    home = directory.home if ours else "/elsewhere"
+    arguments = f"{home}/current/launch.py", f"{home}/specs/{made.spec_file}"
+    with subprocess.Popen(["/bin/sh", "-c", "read nothing", *arguments], stdin=subprocess.PIPE) as standing_in:
+        note = {"format": 1, "pid": engine.pid, "launcher_pid": standing_in.pid, "spec": made.spec_file,
+                "started": launch.start_time(engine.pid)}  # fmt: skip
+        directory.note_path(PROGRAM).write_text(json.dumps(note))
+        leftovers.sweep(directory, lambda _: None)
+        assert standing_in.stdin is not None
+        standing_in.stdin.close()
+        assert (standing_in.wait() == -signal.SIGKILL) is ours
 
 
 @pytest.mark.parametrize("answer", [True, False, None])
