@@ -173,7 +173,8 @@ def link_current(directory: StateDir) -> None:
 
 
 def _write_script(path: Path, text: str) -> None:
-    write_atomic(path, f"#!/bin/sh\n{text}")
+    # With its mode: an upgrade replaces it while supervisord may start it at any moment.
+    write_atomic(path, f"#!/bin/sh\n{text}", mode=0o700)
     path.chmod(0o700)
 
 

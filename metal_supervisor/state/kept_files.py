@@ -26,10 +26,12 @@ SETTLED_NS = 20_000_000
 MOST_KNOWN = 4096
 
 
-def write_atomic(path: Path, text: str | bytes, durable: bool = True, as_before: bool = False) -> bool:
+def write_atomic(
+    path: Path, text: str | bytes, durable: bool = True, as_before: bool = False, mode: int = 0o600
+) -> bool:
     """Write exactly `text` to a file; False if it held that already. Readers see the old file or the new.
 
-    A new file is for its owner alone; with `as_before`, one that is replaced keeps its mode, owner and group.
+    `mode`: of a new file; with `as_before`, one that is replaced keeps its mode, owner and group.
     """
     content = text.encode("utf-8") if isinstance(text, str) else text
     with contextlib.suppress(OSError):
@@ -37,7 +39,7 @@ def write_atomic(path: Path, text: str | bytes, durable: bool = True, as_before:
             return False
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if as_before and path.exists():

@@ -72,6 +72,24 @@ def test_a_stand_in_is_ended_and_not_that_of_another_system_which_has_its_pid_by
         assert (standing_in.wait() == -signal.SIGKILL) is ours
 
 
+def test_a_script_that_an_upgrade_replaces_can_be_started_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, replace, seen = StateDir(tmp_path), Path.replace, list[str]()
+
+    def looked_at(path: Path, target: Path) -> Path:
+        replaced = replace(path, target)
+        if target.read_bytes().startswith(b"#!/bin/sh"):
+            seen.append(target.name)
+            assert os.access(target, os.X_OK), target.name
+        return replaced
+
+    directory.create()
+    monkeypatch.setattr(Path, "replace", looked_at)
+    boot.link_current(directory)
+    assert {"metal-supervisor", "attendant", "supervisorctl"} <= set(seen)
+
+
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_without_metal_nothing_is_started_by_supervisord_but_the_stand_in_of_what_lives(
     tmp_path: Path, engine: subprocess.Popen[bytes], answer: bool | None
