@@ -142,6 +142,25 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
     return -entry.priority, entry.asked, entry.key
 
 
+class _Blocked:
+    """An entry that waits ahead in the queue, with those that have passed it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._passed: dict[Key, int] = {}
+        self._bytes = entry.charge_bytes
+        """Of itself and all that have passed it: added up here, as every entry behind asks for it."""
+
+    def passes(self, entry: Entry) -> None:
+        """Count an entry that has passed it; once only, whatever it was charged before."""
+        self._bytes += entry.charge_bytes - self._passed.get(entry.key, 0)
+        self._passed[entry.key] = entry.charge_bytes
+
+    def bytes_beside(self, key: Key) -> int:
+        """Bytes of itself and of those that have passed it, but those of one key."""
+        return self._bytes - self._passed.get(key, 0)
+
+
 class _Book:
     """State of one pass over the queue, for the machine or for one namespace."""
 
@@ -159,8 +178,8 @@ class _Book:
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
         """Bytes that stopping engines will free, and that are not reserved for a waiting one yet."""
-        self.blocked: list[tuple[Entry, dict[Key, int]]] = []
-        """Entries that wait ahead in the queue, each with the bytes, by key, that have passed it."""
+        self.blocked: list[_Blocked] = []
+        """Entries that wait ahead in the queue."""
         self.kept = 0
         """Free bytes that are reserved for entries that wait for more."""
         self.leaving: set[Key] = set()
@@ -179,8 +198,8 @@ class _Book:
     def admit(self, entry: Entry) -> None:
         self.charged += entry.needs_bytes
         self.admitted.append(entry)
-        for _, passed in self.blocked:
-            passed[entry.key] = entry.charge_bytes
+        for ahead in self.blocked:
+            ahead.passes(entry)
 
     def fits(self, entry: Entry) -> bool:
         """True if an entry can start now without keeping out one ahead of it."""
@@ -191,15 +210,17 @@ class _Book:
 
         Bytes of the same key that passed it earlier do not count twice.
         """
-        for ahead, passed in self.blocked:
-            others = sum(size for key, size in passed.items() if key != entry.key)
-            if ahead.charge_bytes + others + entry.charge_bytes > self.budget:
-                return ahead
+        for ahead in self.blocked:
+            if ahead.bytes_beside(entry.key) + entry.charge_bytes > self.budget:
+                return ahead.entry
         return None
 
     def block(self, entry: Entry) -> None:
-        passed = [each for each in self.admitted if _rank(each) > _rank(entry) and each.admitted >= entry.asked]
-        self.blocked.append((entry, {each.key: each.charge_bytes for each in passed}))
+        blocked = _Blocked(entry)
+        for each in self.admitted:
+            if each.admitted >= entry.asked and _rank(each) > _rank(entry):
+                blocked.passes(each)
+        self.blocked.append(blocked)
 
     def victims(self, entry: Entry, preemption: bool) -> list[Entry]:
         """Engines to stop so that an entry fits; [] if that is not enough. None of them is protected.
