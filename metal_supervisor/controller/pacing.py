@@ -35,7 +35,7 @@ def paced(
     most: int,
     now: float,
 ) -> list[Step]:
-    """The steps, but starts that would make more than `most` engines load wait: by priority, then by admission.
+    """The steps, but starts that would make more than `most` engines load wait: by priority, then by `_since`.
 
     An engine that a client waits for starts in any case.
     """
@@ -46,12 +46,17 @@ def paced(
     asked = {program for program in starts if program in uses and uses[program].waiting}
     queue = sorted(
         (each for each in records if each.program in starts - asked),
-        key=lambda each: (-rank_of(each.priority), each.admitted_at, each.program),
+        key=lambda each: (-rank_of(each.priority), _since(each, table.get(each.program)), each.program),
     )
     late = {each.program for each in queue[max(0, most - loading - len(asked)) :]}
     why = f"its turn to start: {most} engines load at a time"
     wait: Json = {"do": Action.WAIT, "why": why, "again_in_s": AGAIN_S}
     return [replace(step, **wait) if step.program in late else step for step in steps]
+
+
+def _since(record: Record, state: ProgramState | None) -> float:
+    """Unix time since which an engine has waited for its start: one that crashes again and again goes to the end."""
+    return max(record.admitted_at, state.stop if state is not None else 0.0)
 
 
 def _loads(state: ProgramState | None, seen: Observed | None, now: float) -> bool:

@@ -95,3 +95,19 @@ def test_only_starts_wait_and_no_place_stays_empty(
     urgent = wanted & uses.keys()
     free = max(0, most - len(live) - len(urgent))
     assert len(started(result)) == len(urgent) + min(free, len(wanted - urgent))
+
+
+def test_engines_that_crash_again_and_again_keep_no_other_one_from_its_first_start() -> None:
+    crashed = services(20, admitted_at=NOW - 10_000.0)
+    fresh = a_record("fresh", program="default.fresh", admitted_at=NOW - 5.0)
+    again = [Step(Action.START, each.program, "its pause after a crash is over") for each in crashed]
+    steps = [*again, *adds([fresh])]
+
+    def first(ended_at: float) -> list[str]:
+        table = {
+            each.program: ProgramState(each.program, State.FATAL, 0, NOW - 60.0, ended_at) for each in crashed
+        }  # fmt: skip
+        return started(paced(steps, [*crashed, fresh], table, {}, {}, 1, NOW))
+
+    assert first(NOW - 4.0) == ["fresh"]
+    assert first(NOW - 6.0) == ["s0"], "it has waited for longer"
