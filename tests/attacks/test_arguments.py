@@ -27,7 +27,7 @@ from metal_supervisor.spec.arguments import FlagVerdict, parse
 from metal_supervisor.spec.references import Holding, filled
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Engine, PartKey, Rejected, Service, Standing
-from tests.support import mlx
+from tests.support import mlx, parts
 from tests.support.engines import port
 from tests.support.system import System, eventually, running, service
 
@@ -195,7 +195,12 @@ def test_every_variable_of_its_flags_is_known_as_theirs() -> None:
 
 
 def test_every_flag_of_the_mlx_server_at_hand_is_in_the_table() -> None:
-    done = subprocess.run([str(mlx.server()), "--help"], capture_output=True, check=True, timeout=120)
+    remembered, real = mlx.server(), parts.found(mlx.find_mlx.find)
+    done, of_memory = (
+        subprocess.run([str(each), "--help"], capture_output=True, check=True, timeout=120)
+        for each in (real, remembered)
+    )
+    assert done.stdout == of_memory.stdout
     found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", done.stdout.decode()))
     assert len(found) > 20 and not found - MLX.grammar.flags.keys()
 

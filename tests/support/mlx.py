@@ -50,12 +50,12 @@ http.server.ThreadingHTTPServer((asked.host, asked.port), Page).serve_forever()
 
 def server() -> Path:
     """A real mlx_lm.server; the test is skipped where none is to be had, and says why."""
-    return parts.found(find_mlx.find)
+    return parts.quick(parts.found(find_mlx.find))
 
 
 def python() -> str:
     """The interpreter that has mlx_lm."""
-    return str(server().parent / "python")
+    return str(parts.found(find_mlx.find).parent / "python")
 
 
 def tiny(path: Path, *flags: str) -> Path:

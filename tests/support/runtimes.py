@@ -36,7 +36,7 @@ NOWHERE = "/nonexistent"
 
 def omlx() -> Path:
     """Absolute path of a real omlx; skips the test where there is none."""
-    return parts.found(find_omlx.find)
+    return parts.quick(parts.found(find_omlx.find))
 
 
 @dataclass(frozen=True)
