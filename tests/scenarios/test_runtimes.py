@@ -42,7 +42,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("runtimes")
     flags = installed(had(), base)
     with running(base, *flags, "--drain-timeout", "60", "--hang-timeout", str(HANG_S), engine=Path(NOWHERE)) as up:
-        up.apply(*models(base), *(manifest(kind, kind.one) for kind in had()))
+        up.apply(*models(base), *(manifest(kind, kind.one, contextSize=CONTEXT - 512) for kind in had()))
         for kind in had():
             up.ready(kind.one, within_s=120)
         yield up
@@ -85,14 +85,10 @@ def test_another_service_comes_and_goes_under_the_stream_of_the_first(system: Sy
 def test_an_edit_of_one_starts_that_one_anew_and_no_other(system: System, kind: Kind) -> None:
     before, serves = system.pid(kind.one), server(system, kind, kind.one)
     with untouched(system, *others(kind)):
-        system.apply(manifest(kind, kind.one, contextSize=CONTEXT // 2))
+        system.apply(manifest(kind, kind.one))
         eventually(lambda: system.pid(kind.one) not in (0, before), 60, "the edited one to be started anew")
         back(system, kind.one)
     assert (server(system, kind, kind.one) == serves) is bool(kind.daemon), "a daemon goes on, for others use it"
-    before = system.pid(kind.one)
-    system.apply(manifest(kind, kind.one))
-    eventually(lambda: system.pid(kind.one) not in (0, before), 60, "it to be as it was")
-    back(system, kind.one)
 
 
 def test_what_serves_is_killed_and_is_back_while_the_others_notice_nothing(system: System, kind: Kind) -> None:
@@ -151,11 +147,11 @@ def halted(system: System) -> Iterator[dict[Kind, int]]:
             psutil.Process(pid).resume()
 
 
-@pytest.mark.parametrize("there", [("mlx-server", "vllm-swift"), ("llama-server", "ollama")], ids=lambda each: each[0])
+@pytest.mark.parametrize("there", ["vllm-swift", "llama-server"])
 @pytest.mark.usefixtures("halted")
-def test_an_agent_without_any_engine_of_a_format_serves_the_other(tmp_path: Path, there: tuple[str, ...]) -> None:
-    serving = [kind for kind in had() if kind.name in there]
-    absent = [kind for kind in KINDS if kind.name not in there]
+def test_an_agent_without_any_engine_of_a_format_serves_the_other(tmp_path: Path, there: str) -> None:
+    serving = [kind for kind in had() if kind.name == there]
+    absent = [kind for kind in KINDS if kind.name != there]
     with running(tmp_path, *installed(serving, tmp_path), engine=Path(NOWHERE)) as up:
         up.apply(*models(tmp_path), *(manifest(kind, kind.one) for kind in (*serving, *absent)))
         for kind in absent:
