@@ -164,6 +164,8 @@ class Collector:
                 self._release(kind, name, _FOREGROUND)
         elif deleted and _CONTENTS.get(kind) in finalizers:
             self._finish_contents(kind, name, obj)
+        elif deleted and not finalizers:  # a namespace whose finalizer an older release put into its spec
+            self._begin(kind, name)
 
     def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
         """Leave an object these of its owners."""

@@ -34,6 +34,7 @@ from metal_supervisor.apiserver import ApiServer, Options, UnusableData
 from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.settings.loader import Overrides, save_overrides
 from tests.support.pace import patience
+from tests.support.system import eventually
 
 PROGRAM = """
 import sys
@@ -139,6 +140,22 @@ def test_a_full_disk_is_named_and_nothing_is_changed(
     api.kernel.store._db.execute("PRAGMA max_page_count = 1000000")
     assert client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)).code == 201
     assert client.get(f"{CONFIG_MAPS}/c").body["data"] == {"a": "b"}
+
+
+def test_a_namespace_that_an_older_release_began_to_delete_ends(tmp_path: Path) -> None:
+    """It had its finalizer in the spec, and was ended when its content was."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "left"}}
+    with ApiServer(options(tmp_path)) as server, Client(server.port) as client:
+        client.post("/api/v1/namespaces", namespace)
+        client.post("/api/v1/namespaces/left/configmaps", config_map("c", a="b"))
+        found = client.get("/api/v1/namespaces/left").body
+    found["metadata"]["deletionTimestamp"] = "2026-11-21T01:41:10Z"
+    found |= {"spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Terminating"}}
+    with contextlib.closing(sqlite3.connect(tmp_path / "api.db")) as db, db:
+        db.execute("UPDATE objects SET body = ? WHERE name = 'left'", (json.dumps(found),))
+    with ApiServer(options(tmp_path)) as server, Client(server.port) as client:
+        eventually(lambda: client.get("/api/v1/namespaces/left").code == 404, what="the namespace to go")
+        assert client.get("/api/v1/configmaps").body["items"] == []
 
 
 def test_what_cannot_be_collected_keeps_nothing_else_and_is_told_once(
