@@ -62,7 +62,7 @@ def _slim(item: Json) -> Json:
     return item
 
 
-def _precedes(version: str, known: str) -> bool:
+def precedes(version: str, known: str) -> bool:
     """True if a resourceVersion is not later than another; if they are not numbers, only if they are equal."""
     if version.isdecimal() and known.isdecimal():  # and without leading zeros; Python makes no int of 5000 digits
         return (len(version), version) <= (len(known), known)
@@ -319,7 +319,7 @@ class Reflector(threading.Thread):
             raise failure
         if not isinstance(kind, str) or not kind:
             raise KubeError(0, "BadAnswer", "a watch sent something that is not an event")
-        if not _precedes(version, self._version):
+        if not precedes(version, self._version):
             self._version = version
         if key is None:
             return
@@ -339,10 +339,10 @@ class Reflector(threading.Thread):
         """True if an event is no news about its object, or is about an earlier object of the same name."""
         (uid, version), gone = _edition(item), self._gone.get(key, "")
         if known is None:
-            return kind == "DELETED" or bool(gone and _precedes(str(version), gone))
+            return kind == "DELETED" or bool(gone and precedes(str(version), gone))
         known_uid, known_version = _edition(known)
         if uid != known_uid and self.seen.doubtful_until:
             return kind == "DELETED"  # versions of two clusters cannot be compared
         if kind == "DELETED" and (uid, version) == (known_uid, known_version):
             return False
-        return _precedes(str(version), str(known_version))
+        return precedes(str(version), str(known_version))

@@ -15,6 +15,7 @@ from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import now_micro, only_kube_errors
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
+from metal_supervisor.cluster.reflector import precedes
 from metal_supervisor.host import machine
 from metal_supervisor.placement import leases
 from metal_supervisor.placement.leases import ClaimAction, Move, SlotId
@@ -22,14 +23,6 @@ from metal_supervisor.spec.types import Json, Key
 
 SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
 log = logging.getLogger("controller")
-
-
-def _is_newer(version: str, than: str) -> bool:
-    """True if a resourceVersion is at least `than`, or if either is not a number."""
-    try:
-        return int(version) >= int(than)
-    except ValueError:
-        return True
 
 
 class Claimer(threading.Thread):
@@ -90,7 +83,7 @@ class Claimer(threading.Thread):
                     confirmed = answer is None
                 else:  # after our deletion of this version, another one is another Mac's claim
                     seen = found["metadata"]["resourceVersion"]
-                    confirmed = _is_newer(seen, version) and (answer is not None or seen != version)
+                    confirmed = not precedes(seen, version) or (answer is not None and seen == version)
                 if confirmed or now - at > ANSWER_HOLDS_S:  # a rebuilt cluster never gets as far as the old one was
                     del self._answers[key]
             if not self._answers:
@@ -168,8 +161,7 @@ class Claimer(threading.Thread):
         """True if the watch shows meanwhile that another Mac was first, so that the request would be refused."""
         if lease is None or move.do not in (ClaimAction.CLAIM, ClaimAction.TAKE):
             return False
-        version = lease["metadata"]["resourceVersion"]
-        return move.do is ClaimAction.CLAIM or (version != move.version and _is_newer(version, move.version))
+        return move.do is ClaimAction.CLAIM or not precedes(lease["metadata"]["resourceVersion"], move.version)
 
     def _remember(self, move: Move) -> None:
         with self._lock:
