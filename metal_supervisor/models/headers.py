@@ -108,23 +108,24 @@ class Headers:
         self._looks: BackgroundLooks[_KnownHeader] = BackgroundLooks("headers", on_change)
 
     def look(self, path: str) -> Reading | None:
-        """Return the latest reading of a file on this Mac; None until it has been read."""
+        """Return the latest reading of a file on this Mac; None until it has been read, here or by `judged`."""
         return self._local(path, path, lambda: read_file(Path(path)))
 
     def latest(self, path: str) -> Reading | None:
         """As `look`; what is known is not read again, however old it is."""
         return _reading(self._looks.latest(path)) or self.look(path)
 
-    def judged(self, name: str, path: str, is_here: Callable[[], bool]) -> Reading | None:
+    def judged(self, path: str, is_here: Callable[[], bool]) -> Reading | None:
         """As `look`, for a path that has not been judged: MISSING unless `is_here`, which the thread asks first.
 
-        `name`: of this reading, for `keep`.
+        For `keep`, its name is `judged_name`.
         """
-        return self._local(name, path, lambda: read_file(Path(path)) if is_here() else MISSING)
+        return self._local(judged_name(path), path, lambda: read_file(Path(path)) if is_here() else MISSING)
 
     def _local(self, name: str, path: str, read: Callable[[], Reading]) -> Reading | None:
         def ask(known: _KnownHeader | None) -> _KnownHeader:
             state = state_of(path)
+            known = known or self._looks.latest(judged_name(path))
             if known is not None and state is not None and state == known.state and not known.reading.problem:
                 return known
             return _KnownHeader(read(), state)
@@ -144,6 +145,11 @@ class Headers:
     def keep(self, sources: Iterable[str]) -> None:
         """Forget all paths and URLs but these; one that is asked for later is read again."""
         self._looks.keep(sources)
+
+
+def judged_name(path: str) -> str:
+    """Name of the reading of a path that has not been judged."""
+    return f"judged {path}"
 
 
 def _reading(known: _KnownHeader | None) -> Reading | None:

@@ -481,6 +481,20 @@ def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path:
     eventually(lambda: offers.delay_s(gone, snapshot) == CANNOT_S, WITHIN_S, "a missing file")
 
 
+def test_a_file_that_was_judged_is_not_read_a_second_time(
+    asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Mac that claims a service has read its header before, to judge whether it fits."""
+    read = list[Path]()
+    monkeypatch.setattr(headers_module, "read_file", lambda path: (read.append(path), read_file(path))[1])
+    refused = until_read(lambda: asker.headers.judged(f"{tiny}-other", lambda: False))
+    assert refused == headers_module.MISSING and not read
+    judged = until_read(lambda: asker.headers.judged(str(tiny), lambda: True))
+    assert until_read(lambda: asker.headers.look(str(tiny))) is judged and read == [tiny]
+    asker.headers.keep([str(tiny)])
+    assert asker.headers.look(str(tiny)) is judged
+
+
 def test_what_is_forgotten_while_it_is_read_rings_no_bell(
     asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from metal_supervisor.models.headers import Headers
+from metal_supervisor.models.headers import Headers, judged_name
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.spec.sources import Artifact
@@ -32,18 +32,18 @@ class Readings:
 
     def judged(self, artifact: Artifact) -> Reading | None:
         """Metadata of a file that a manifest names; MISSING if it is not here or not allowed, None while it is read."""
-        name = f"file://{artifact.source}"
-        self._wanted.add(name)
-        return self._headers.judged(name, artifact.source, lambda: self._store.here(artifact) is not None)
+        return self._judged(artifact.source, lambda: self._store.here(artifact) is not None)
+
+    def _judged(self, path: str, is_here: Callable[[], bool]) -> Reading | None:
+        self._wanted.add(judged_name(path))
+        return self._headers.judged(path, is_here)
 
     def look_from_home(self, path: str) -> Reading | None:
         """Metadata of a file in a command line. A file that a manifest may not name is never opened."""
         whole = str(Path(self._home, path))
         if self._store.has(whole):
             return self.look(whole)
-        name = f"opened {whole}"
-        self._wanted.add(name)
-        return self._headers.judged(name, whole, lambda: self._store.may_open(whole))
+        return self._judged(whole, lambda: self._store.may_open(whole))
 
     def library(self, source: str) -> Reading | None:
         """Metadata of a model of Ollama's library, from its registry; None while the request is under way."""
