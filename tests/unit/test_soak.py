@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from metal_supervisor.spec.types import Standing
 from tests.support.records import a_record
 from tests.support.soak import soak_check, soak_memory, soak_plan
 from tests.support.soak.soak_check import Answer, Claim, Engine, Excuses, Resources, Sample, overdue
+from tests.support.soak.soak_faults import order
 from tests.support.soak.soak_memory import Queue, Reservations, Sizes, Want, first_wants, untrue
 from tests.support.soak.soak_watch import engines, is_launcher, ready_services, role_of
 from tests.support.system import eventually
@@ -273,3 +275,15 @@ def test_ready_endpoints_are_read_from_slices() -> None:
         return {"metadata": {"labels": {"kubernetes.io/service-name": name}}, "endpoints": endpoints}
 
     assert ready_services([item("one", False, True), item("two", False), item("three")]) == {"one"}
+
+
+def test_an_order_that_is_not_answered_in_time_counts_as_given() -> None:
+    """The stand-in may have taken it: the fault has to be expected, and undone."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        order(port, {"hang": True})
+        taken, _ = busy.accept()
+        with taken:
+            assert b'{"hang": true}' in taken.recv(4096)
+    with pytest.raises(ConnectionRefusedError):
+        order(port, {"hang": True})

@@ -65,6 +65,18 @@ class Nothing(Exception):
     """The fault finds nothing to act upon."""
 
 
+def order(port: int, faults: dict[str, Any]) -> None:
+    """Gives an order to a stand-in. Raises OSError if it does not listen.
+
+    One that listens may take the order though its answer does not come in time.
+    """
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
+        connection.connect()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST", "/fake", json.dumps(faults))
+            connection.getresponse().read()
+
+
 @dataclass
 class Hand:
     """Commits faults, one at a time, from one thread."""
@@ -180,14 +192,10 @@ class Hand:
 
     def _fake(self, name: str, faults: dict[str, Any]) -> None:
         port = next((each.port for each in engines(self.scan.processes()) if each.service == name), 0)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
         try:
-            connection.request("POST", "/fake", json.dumps(faults))
-            connection.getresponse().read()
-        except (OSError, http.client.HTTPException) as error:
+            order(port, faults)
+        except OSError as error:
             raise Nothing(f"{name} cannot be told: {error!r}") from None
-        finally:
-            connection.close()
 
     def _exit_engine(self, fault: Fault) -> None:
         self._fake(fault.target, {"exit_after_s": 0.1})
