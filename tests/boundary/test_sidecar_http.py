@@ -221,6 +221,28 @@ def test_a_client_that_leaves_in_the_middle_costs_no_line_of_the_log(caplog: pyt
         assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.parametrize("target", [b"//[/", b"http://[::1/metrics", b"\xff", b"*", b"/%00"])
+def test_no_target_of_a_request_costs_a_line_of_the_log(
+    server: Any, caplog: pytest.LogCaptureFixture, target: bytes
+) -> None:
+    caplog.set_level(logging.INFO)
+    with raw(port_of(server)) as sock:
+        sock.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        answered(sock)
+    assert ask(port_of(server))[0] == 200
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_page_that_cannot_be_made_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_environ: dict[str, Any], _start_response: Any) -> list[bytes]:
+        raise RuntimeError("a mistake of ours")
+
+    with boards.served(boards.board, broken) as server:
+        assert ask(port_of(server), "/x")[0] == 500
+        (record,) = caplog.records
+        assert record.exc_info and (record.name, vars(record)["path"]) == ("sidecar", "/x")
+
+
 def test_a_burst_is_answered_whole(server: Any) -> None:
     codes: list[int] = []
     threads = [threading.Thread(target=lambda: codes.append(ask(port_of(server), "/metrics")[0])) for _ in range(50)]

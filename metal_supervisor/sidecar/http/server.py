@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from waitress.channel import HTTPChannel
+from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 
@@ -61,6 +61,15 @@ class _Answer(WSGITask):  # type: ignore[misc]
 
     A client that sends many requests and reads nothing would block a thread until there is room for the next answer.
     """
+
+    def execute(self) -> None:
+        try:
+            super().execute()
+        except (ClientDisconnected, OSError):
+            raise
+        except Exception:
+            log.exception("a page could not be made", extra={"path": self.request.path})
+            raise
 
     def build_response_header(self) -> Any:
         self.set_close_on_finish()
@@ -121,8 +130,8 @@ def bound(app: Any, address: str, port: int) -> Any:
     )
     server.channel_class = _Channel
     server.maintenance = _Unread(server)
-    # It warns of each request that has to wait for another, which is no harm.
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    # What it says is of clients: that requests wait, that one has left, a traceback for a URL that makes no sense.
+    logging.getLogger("waitress").setLevel(logging.CRITICAL)
     return server
 
 
