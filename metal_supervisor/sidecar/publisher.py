@@ -179,7 +179,7 @@ class Publisher:
         """Withdraw the endpoint if nothing serves, before and regardless of the write of the Service."""
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
-        elif done.slice is not None and not want.report.ready and not want.address_problem:
+        elif done.path and not want.report.ready and not want.address_problem:
             self._slice(want, done)
 
     def _tell(self, done: _Done, published: Published) -> None:
@@ -327,6 +327,7 @@ class Publisher:
         if done.gone:
             return
         if done.path:
+            done.slice = None  # also if the deletion fails: it may have taken effect all the same
             self._delete(done.path)
         else:  # one of an earlier sidecar; also of a service that has no endpoint by now
             name = manifests.slice_name(service_name(record.name), self._node, record.ordinal)

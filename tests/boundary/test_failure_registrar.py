@@ -674,6 +674,55 @@ def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> N
     assert cluster.written == [], "and that once"
 
 
+class Unanswered(Cluster):
+    """Deletes a slice, and answers that it could not."""
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        answer = super().request(method, path, *more)
+        if method == "DELETE" and len(self.deleted) == 1:
+            self.bodies.pop(path.rpartition("/")[2])
+            raise KubeError(504, "Timeout", "perhaps")
+        return answer
+
+
+def test_a_slice_whose_deletion_failed_may_be_gone_and_is_written_again() -> None:
+    cluster, _, registrar = setup(Unanswered())
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    off = {key: replace(each, report=replace(each.report, wants_slice=False)) for key, each in wanted().items()}
+    registrar.want(off, {})
+    registrar._one_pass()
+    assert "tiny-mac-a" not in cluster.bodies and not registrar.out
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "not only with the next heartbeat"
+
+
+def test_a_slice_that_could_not_be_deleted_is_taken_out_before_its_service_is_looked_at() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    delete, cluster.request = cluster.request, refusing_deletes(cluster.request)
+    off = {key: replace(each, report=replace(each.report, wants_slice=False)) for key, each in wanted().items()}
+    registrar.want(off, {})
+    registrar._one_pass()
+    cluster.request = delete
+    registrar._publisher._done["default", "tiny"].service_at = 0.0
+    cluster.refuses = {"/services/tiny": 500}
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+
+
+def refusing_deletes(request: Callable[..., Json]) -> Callable[..., Json]:
+    def refused(method: str, *more: Any) -> Json:
+        if method == "DELETE":
+            raise KubeError(500, "InternalError", "not now")
+        return request(method, *more)
+
+    return refused
+
+
 def test_a_sleep_is_answered_when_the_registrar_rings_and_looked_at_no_more_than_once_a_second(tmp_path: Path) -> None:
     _, _, registrar = setup()
     slumber = SleepNotice(tmp_path, registrar)
