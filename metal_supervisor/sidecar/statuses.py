@@ -201,12 +201,14 @@ class Statuses:
             written.beside = False
             body = manifests.status(record, want.report, written.body, now, want.direct)
             if body != written.body:
+                written.body = None  # until it is written: one that fails may have taken effect all the same
                 self._whole(record.owner, body)
                 written.body, written.at = body, time.monotonic()
             written.want = want
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
         if not written.beside or body != manifests.own_part(written.body):
+            written.body = None
             self._apply("InferenceService", record.owner, body)
             written.body, written.beside = body, True
         self._scheduling(want, written)
@@ -286,7 +288,7 @@ class Statuses:
 
     def model(self, key: Key, model: WantedModel) -> None:
         """Write the status of a Model; not called where LLMKube's operator writes it."""
-        known = self._models.get((*key, model.uid))
+        known = self._models.pop((*key, model.uid), None)
         if known is None:
             found = self._kube.request("GET", api_path("models", *key))
             theirs = field_of_others(found["metadata"].get("managedFields"), "gguf")

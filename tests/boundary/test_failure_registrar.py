@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
@@ -672,6 +673,41 @@ def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> N
     cluster.written.clear()
     registrar._one_pass()
     assert cluster.written == [], "and that once"
+
+
+class Doubtful(Cluster):
+    """Keeps statuses; writes one, and answers that it could not, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if method == "GET" and path.endswith("/inferenceservices/tiny"):
+            return {"status": self.bodies.get("status", {}).get("status", {})}
+        return super().request(method, path, *more)
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        done = super().apply(path, body, manager, force)
+        if path.endswith("/status") and self.fails:
+            self.fails = False
+            raise KubeError(504, "Timeout", "perhaps")
+        return done
+
+
+@pytest.mark.parametrize("operator", [True, False])
+def test_a_status_whose_write_failed_may_be_there_and_is_put_right(operator: bool) -> None:
+    cluster, _, registrar = setup(Doubtful())
+
+    def shown(want: dict[tuple[str, str], WantedStatus]) -> str:
+        registrar.want(want, {}, ClusterContext(operator=operator, namespaces=frozenset({"default"})))
+        due(registrar)
+        return str(manifests.metal_ready(cluster.bodies["status"]["status"])["reason"])
+
+    assert shown(wanted()) == "Serving"
+    cluster.fails = True
+    assert shown(asleep()) == "Asleep" and not cluster.fails
+    assert shown(wanted()) == "Serving", "and not what the write that failed has left there"
 
 
 class Unanswered(Cluster):
