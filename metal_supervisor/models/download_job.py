@@ -29,7 +29,7 @@ from metal_supervisor.spec.types import ModelFile
 
 TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
 """Intervals at which the byte counts and the message of a progress report change."""
-POLL_S = 0.2
+POLL_S, LOOK_AT_TURNS_S = 0.2, 30.0
 
 
 class DownloadJob:
@@ -58,6 +58,7 @@ class DownloadJob:
         """Stop the job, whatever it waits for."""
         self.stopped.set()
         self.client.stop()
+        self.shelf.turns.give_up(self)
 
     def check(self) -> None:
         """Raise Stopped if the job has been stopped."""
@@ -247,8 +248,8 @@ class DownloadJob:
 
     def _fetch(self, missing: Sequence[tuple[str, Piece, Path]], listing: Listing, contents: Contents) -> Contents:
         """Fetch files, each (name, piece, target), and return the note with them. Raises Unusable, Stopped, OSError."""
-        self._wait_for_a_turn()
         try:
+            self._wait_for_a_turn()
             self._claim(missing)
             for name, piece, target in missing:
                 fetch.fetch(self.client, piece, target, listing.headers, Progress(self, piece))
@@ -268,15 +269,19 @@ class DownloadJob:
                 raise
             self.shelf.space.full(shown(self.artifact.source), self.meter.total_bytes - self.meter.got_bytes)
         finally:
-            self.shelf.turns.release()
+            self.shelf.turns.leave(self)
             self.shelf.space.release(self)
         return contents
 
     def _wait_for_a_turn(self) -> None:
-        while not self.shelf.turns.acquire(timeout=POLL_S):
+        given = self.shelf.turns.ask(self)
+        self.check()  # it may have been stopped before it asked
+        if not given.is_set():
             others = f"{self.shelf.terms.at_once} other models are being fetched, see --downloads"
             self.say(ModelFile("Downloading", message=f"it waits for its turn: {others}"))
-            self.check()
+        while not given.wait(LOOK_AT_TURNS_S):
+            self.shelf.turns.look()
+        self.check()
 
     def _has(self, name: str, piece: Piece) -> bool:
         """True if a file is already here, whole, and the one that is listed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.models.disk_space import Space
+from metal_supervisor.models.download_turns import DownloadTurns
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places, places_of
 from metal_supervisor.models.remote.source_policy import SourcePolicy
@@ -48,7 +48,7 @@ class StoreContext:
 
     def __init__(self, directory: Path, terms: Terms) -> None:
         self.directory, self.terms = directory, terms
-        self.turns = threading.Semaphore(terms.at_once)
+        self.turns = DownloadTurns(terms.at_once)
         self.space = Space(directory, limits=terms.disk)
 
     def slot(self, artifact: Artifact) -> ModelDirectory:

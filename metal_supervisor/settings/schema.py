@@ -105,7 +105,7 @@ class Settings:
     vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
     downloads: int = _setting(
-        2, "Largest number of models that are downloaded at the same time.",
+        2, "Number of models that are downloaded at the same time; one more for a namespace that would wait long.",
         checks.between(1, 64),
     )
     stall_timeout: float = _setting(

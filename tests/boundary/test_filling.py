@@ -213,6 +213,36 @@ def test_no_more_than_so_many_are_fetched_at_once(home: Home, web: Uneven) -> No
     web.hold.set()
 
 
+def test_a_namespace_with_one_model_does_not_wait_for_all_that_another_has(home: Home, web: Uneven) -> None:
+    home.terms = replace(NEAR, at_once=1)
+    home.restart()
+    many, few = [f"many-{number}" for number in range(8)], ["few-0", "few-1"]
+    web.files = {f"/{name}.gguf": File(MODEL) for name in (*many, *few)}
+    web.files["/many-0.gguf"].stalls_at = 1 << 16
+    artifacts = {name: of(f"{web.url}/{name}.gguf") for name in (*many, *few)}
+
+    def want(names: list[str]) -> None:
+        wanted = {each: NO_KEYS for name, each in artifacts.items() if name in names}
+        home.store.want(wanted, {each: frozenset({name[:4]}) for name, each in artifacts.items()})
+        for each in wanted:
+            home.store.give_leave(each)
+
+    def waits(name: str) -> bool:
+        return "it waits for its turn" in home.store.state(artifacts[name]).message
+
+    want(many[:1])
+    assert web.stalled.wait(WITHIN_S)
+    want(many)
+    eventually(lambda: all(map(waits, many[1:])), WITHIN_S, "the others to wait")
+    want([*many, *few])
+    eventually(lambda: all(map(waits, few)), WITHIN_S, "the other namespace's to wait")
+    web.hold.set()
+    for artifact in artifacts.values():
+        home.until(artifact, "Ready")
+    order = [each.path[1:5] for each in web.asked]
+    assert order == ["many", "few-", "many", "few-", *["many"] * 6], order
+
+
 def test_one_that_is_dropped_lets_go_within_a_second(home: Home, web: Uneven) -> None:
     artifact, web.files["/m.gguf"].stalls_at = link_to(web), 1 << 16
     home.want(artifact)
