@@ -9,15 +9,17 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anthropic
-import openai
 import psutil
 import pytest
 
 from metal_supervisor.state import gateway_note
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import Stream, eventually, halted, kill, running, service
+
+if TYPE_CHECKING:
+    import openai
 
 ENGINE_KEY = "the-engine-s-own"
 
@@ -36,6 +38,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none is asked for", max_retries=0) as made:
         yield made
 
@@ -78,6 +82,8 @@ def test_openai_embeds(client: openai.OpenAI) -> None:
 
 
 def test_anthropic_asks_and_streams(gateway: Gateway) -> None:
+    import anthropic
+
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         question: list[anthropic.types.MessageParam] = [{"role": "user", "content": "hi"}]
         assert client.messages.create(model="tiny", messages=question, max_tokens=4).usage.output_tokens == 4
@@ -98,6 +104,8 @@ def test_curl_lists_and_streams(gateway: Gateway) -> None:
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_names(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as failed:
         client.chat.completions.create(model="tinny", messages=[{"role": "user", "content": "hi"}])
     assert failed.value.code == "model_not_found" and "tiny" in failed.value.message
@@ -105,6 +113,8 @@ def test_an_unknown_model_is_answered_with_the_nearest_names(client: openai.Open
 
 
 def test_a_stopped_model_is_refused_with_its_condition(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.InternalServerError) as failed:
         client.chat.completions.create(model="asleep", messages=[{"role": "user", "content": "hi"}])
     assert failed.value.status_code == 503 and failed.value.code == "model_stopped"

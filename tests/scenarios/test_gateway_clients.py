@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
-import openai
 import pytest
 import tiny_gguf
 
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, model, service
+
+if TYPE_CHECKING:
+    import openai
 
 CALL = '<tool_call> {"name": "weather", "arguments": {"city": "Oslo"}} </tool_call>'
 TEMPLATE = (
@@ -49,6 +50,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none is asked for", max_retries=0) as made:
         yield made
 
@@ -75,6 +78,8 @@ def test_openai_streams_a_tool_call(client: openai.OpenAI) -> None:
 
 
 def test_anthropic_calls_a_tool(gateway: Gateway) -> None:
+    import anthropic
+
     tools: Any = [{"name": "weather", "description": "of a city", "input_schema": CITY}]
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         told = client.messages.create(model="caller", messages=QUESTION, max_tokens=64, tools=tools)
@@ -95,6 +100,8 @@ def test_documents_are_ranked(gateway: Gateway) -> None:
 
 def test_a_form_is_routed_by_its_model(client: openai.OpenAI) -> None:
     """A form reaches the engine, which says itself that it cannot hear."""
+    import openai
+
     with pytest.raises(openai.InternalServerError, match="audio"):
         client.audio.transcriptions.create(model="tiny", file=("a.wav", b"RIFF\0\0\0\0WAVE", "audio/wav"))
     with pytest.raises(openai.NotFoundError, match="tinny"):

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.support.gateway import Gateway, with_gateway
@@ -112,6 +110,9 @@ def test_without_a_key_nothing_opens(secured: Secured, token: str) -> None:
 
 
 def test_the_sdks_send_the_key_over_tls(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    import anthropic
+    import openai
+
     token = key("add", "sdk", file=secured.file)
     eventually(lambda: secured.ask("/v1/models", token)[0] == 200, what="the new key to be known")
     monkeypatch.setenv("SSL_CERT_FILE", str(secured.cert))

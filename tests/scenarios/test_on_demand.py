@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import psutil
 import pytest
 
@@ -96,29 +94,30 @@ def test_pages_of_other_hosts_are_refused_at_a_port_on_demand(gateway: Gateway, 
     assert front.ask("GET", "/health", headers={"Origin": "http://localhost:3000"})[0] == 200
 
 
-def test_its_own_address_loads_it_again_each_time(tmp_path: Path) -> None:
-    with with_gateway(tmp_path, "--idle-ttl", "1") as up:
-        system = up.system
-        system.apply(system.tiny_model(), demanded())
-        eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
-        for _ in range(3):
-            assert "hello world" in system.chat()
-            assert system.slice_ready()
-            eventually(lambda: why(system, "tiny") == "True/Unloaded" and not system.pid(), 30, system.said())
-        assert system.slice_ready()
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system with a service that is unloaded after a second without a request."""
+    with with_gateway(tmp_path_factory.mktemp("hasty"), "--idle-ttl", "1") as up:
+        up.system.apply(up.system.tiny_model(), demanded())
+        eventually(lambda: why(up.system, "tiny") == "True/Unloaded", what=up.system.said())
+        yield up.system
 
 
-def test_a_stream_outlasts_the_idle_time(tmp_path: Path) -> None:
-    with with_gateway(tmp_path, "--idle-ttl", "1") as up:
-        system = up.system
-        system.apply(system.tiny_model(), demanded())
-        eventually(lambda: why(system, "tiny") == "True/Unloaded", what=system.said())
-        flow = Stream(system.port(), 1000).flowing()
-        engine = system.pid()
-        with slowed(engine):
-            assert flow.completed(), flow.error
-        assert system.pid() == engine
-        eventually(lambda: not system.pid(), 30, "it to be unloaded")
+def test_its_own_address_loads_it_again_each_time(hasty: System) -> None:
+    for _ in range(3):
+        assert "hello world" in hasty.chat()
+        assert hasty.slice_ready()
+        eventually(lambda: why(hasty, "tiny") == "True/Unloaded" and not hasty.pid(), 30, hasty.said())
+    assert hasty.slice_ready()
+
+
+def test_a_stream_outlasts_the_idle_time(hasty: System) -> None:
+    flow = Stream(hasty.port(), 1000).flowing()
+    engine = hasty.pid()
+    with slowed(engine):
+        assert flow.completed(), flow.error
+    assert hasty.pid() == engine
+    eventually(lambda: not hasty.pid(), 30, "it to be unloaded")
 
 
 def test_a_running_service_becomes_one_and_no_request_fails(gateway: Gateway) -> None:
@@ -257,6 +256,9 @@ def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
 
 def test_streams_show_signs_of_life_while_the_model_is_loaded(gateway: Gateway) -> None:
     """Real clients, and one whose model is deleted after the first sign."""
+    import anthropic
+    import openai
+
     system = gateway.system
     system.apply(demanded(), demanded("gone"))
     for name in ("tiny", "gone"):
