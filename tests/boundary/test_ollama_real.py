@@ -13,8 +13,8 @@ from tests.support import ollama
 from tests.support.ollama import Ollama, digest_of, serving
 from tests.support.system import eventually
 
-MANY = 3000
-"""Tokens that take about a second."""
+MANY = 1000
+"""Tokens that take about half a second."""
 FOR_EVER = "2300"
 """An expiry later than this means never."""
 
@@ -22,6 +22,12 @@ FOR_EVER = "2300"
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ollama.endless(tmp_path_factory.mktemp("gguf") / "a.gguf", context=8192)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes a while to load."""
+    return ollama.tiny(tmp_path_factory.mktemp("slow") / "slow.gguf", pad_mib=400)
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +206,8 @@ def test_an_unload_answers_at_once_and_lets_streams_end(server: Ollama, gguf: Pa
     eventually(lambda: not server.runners(), 20, "the runner to end")
 
 
-def test_an_unload_while_a_model_loads_has_no_effect(server: Ollama, tmp_path: Path) -> None:
-    server.create("slow", server.link(ollama.tiny(tmp_path / "slow.gguf", pad_mib=400)))
+def test_an_unload_while_a_model_loads_has_no_effect(server: Ollama, slow: Path) -> None:
+    server.create("slow", server.link(slow))
     loading = server.stream("slow", 1, keep_alive=-1, prompt="")
     eventually(server.runners, 20, "the load to begin")
     assert "slow:latest" not in server.loaded(), "only what has been loaded is listed"
@@ -210,8 +216,8 @@ def test_an_unload_while_a_model_loads_has_no_effect(server: Ollama, tmp_path: P
     assert server.loaded()["slow:latest"]["expires_at"] > FOR_EVER
 
 
-def test_a_client_that_leaves_ends_its_load_and_its_answer(server: Ollama, gguf: Path, tmp_path: Path) -> None:
-    server.create("slow", server.link(ollama.tiny(tmp_path / "slow.gguf", pad_mib=400)))
+def test_a_client_that_leaves_ends_its_load_and_its_answer(server: Ollama, gguf: Path, slow: Path) -> None:
+    server.create("slow", server.link(slow))
     loading = server.stream("slow", 1, keep_alive=-1, prompt="")
     eventually(server.runners, 20, "the load to begin")
     loading.leave()
