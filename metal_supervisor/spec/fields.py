@@ -61,7 +61,7 @@ def address(value: str, path: str) -> str:
     return text(value, path)
 
 
-MOST_ITEMS, MOST_FILES = 1024, 4096
+MOST_ITEMS, MOST_FILES = 10_000, 4096
 """Of a list, and of a list of files: composing an engine takes time that grows faster than its arguments."""
 
 

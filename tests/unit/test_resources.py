@@ -142,8 +142,8 @@ def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any
 @pytest.mark.parametrize(
     ("name", "item", "most"),
     [
-        ("extraArgs", "--mlock", 1024), ("tensorOverrides", "a=CPU", 1024), ("metadataOverrides", "a=int:1", 1024),
-        ("env", {"name": "LANG", "value": "C"}, 1024),
+        ("extraArgs", "--mlock", 10_000), ("tensorOverrides", "a=CPU", 10_000), ("metadataOverrides", "a=int:1", 10_000),
+        ("env", {"name": "LANG", "value": "C"}, 10_000),
     ],
 )
 def test_a_list_that_is_far_too_long_is_refused_before_it_costs_a_pass(name: str, item: Any, most: int) -> None:
