@@ -25,6 +25,8 @@ SHARED_CONDITIONS = frozenset({"Available", "Progressing", "Degraded", "GPUAvail
 """Conditions that LLMKube's operator or agent writes of the same things as this program does without them."""
 SHARED_FIELDS = ("endpoint", "schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor")
 """Fields of a status that are not always there, likewise."""
+OUR_ZONE = "+00:00"
+"""End of this program's `lastUpdated`; what is written in Go, as LLMKube's operator, ends in Z."""
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """Age at which LLMKube considers a heartbeat stale."""
@@ -107,7 +109,7 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
         "desiredReplicas": told.replicas,
         "effectivePriority": rank_of(record.priority),
         "conditions": timed([*told.conditions, _ready(told)], before.get("conditions") or [], record.generation, now),
-        "lastUpdated": now,
+        "lastUpdated": now.removesuffix("Z") + OUR_ZONE,
     }
     if endpoint := _endpoint(record, told, before, direct):
         body["endpoint"] = endpoint
@@ -304,7 +306,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
         "acceleratorReady": True,
         "cacheKey": hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:16],
         "conditions": timed([conditions], before.get("conditions") or [], generation, now),
-        "lastUpdated": now,
+        "lastUpdated": now.removesuffix("Z") + OUR_ZONE,
     }
     if file.phase == "Ready":
         body |= {"path": file.path, "size": human_size(file.size_bytes)}

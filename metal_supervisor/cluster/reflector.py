@@ -22,6 +22,7 @@ from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.answers import retry_after_s
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.kube import Kube, KubeError
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.types import Json, Key
 
 WATCH_S, RELIST_S = 300.0, 1800.0
@@ -58,7 +59,8 @@ def key_of(item: Json) -> Key:
 
 def _slim(item: Json) -> Json:
     """Drop an object's managedFields; keep only the time of the operator's latest write, as `operatorWrote`."""
-    item["metadata"]["operatorWrote"] = status_mode.operator_wrote(item["metadata"].pop("managedFields", None))
+    entries, updated = item["metadata"].pop("managedFields", None), mapping(item, "status").get("lastUpdated")
+    item["metadata"]["operatorWrote"] = status_mode.operator_wrote(entries, updated)
     return item
 
 

@@ -1,8 +1,8 @@
 """Detection of LLMKube's operator: whether it writes status in this cluster.
 
-The managedFields of every status that it writes hold its name, the fields and a time. The name is that of its binary,
-so it is recognized by the fields. Two writers of one status would overwrite each other for ever, so its presence is
-assumed at once, and its absence only after a while.
+The managedFields of every status that it writes hold its name and the fields. The name is that of its binary, so it is
+recognized by the fields, and by a time in the status that is not of this program's form. Two writers of one status
+would overwrite each other for ever, so its presence is assumed at once, and its absence only after a while.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from metal_supervisor.cluster.manifests import MANAGED_BY, NODES
+from metal_supervisor.cluster.manifests import MANAGED_BY, NODES, OUR_ZONE
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.types import Json
@@ -38,15 +38,20 @@ class OperatorEvidence:
     """Result when the previous process ended, None if unknown."""
 
 
-def operator_wrote(entries: object) -> str:
-    """Time (RFC 3339) of the operator's latest write of a status, by `metadata.managedFields`; "" if it never did."""
-    times = [""]
+def operator_wrote(entries: object, updated: object) -> str:
+    """Time (RFC 3339) of the operator's latest write of a status, "" if this program wrote it last, or nobody did.
+
+    `entries`: of `metadata.managedFields`, which whoever may write the object can make up; `updated`: `lastUpdated` of
+    its status, which they cannot.
+    """
+    at = updated if isinstance(updated, str) and not updated.endswith(OUR_ZONE) else ""
     for entry in entries if isinstance(entries, list) else []:
         if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
             continue  # this program applies, except for two fields that the operator writes too
-        if FIELD in mapping(mapping(entry, "fieldsV1"), "f:status") and not is_ours(str(entry.get("manager"))):
-            times.append(str(entry.get("time") or ""))
-    return max(times)
+        owned = mapping(mapping(entry, "fieldsV1"), "f:status")
+        if FIELD in owned and entry.get("time") and not is_ours(str(entry.get("manager"))):
+            return at
+    return ""
 
 
 def wrote(item: Json) -> str:

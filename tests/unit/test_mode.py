@@ -17,6 +17,7 @@ from metal_supervisor.cluster.status_mode import (
     silence,
 )
 
+WROTE_AT = "2026-11-21T11:59:58Z"
 NOON = 1795262400.0  # 2026-11-21T12:00:00Z
 
 
@@ -36,7 +37,7 @@ def entry(manager: str = "manager", **other: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("manager", ["manager", "llmkube-controller", "__debug_bin"])
 def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_called(manager: str) -> None:
     older = entry("kubectl", time="2026-11-21T12:30:00Z", subresource="")
-    assert operator_wrote([older, entry(manager), entry(manager, time="2026-11-21T11:00:00Z")]) == entry()["time"]
+    assert operator_wrote([older, entry(manager), entry(manager, time="2026-11-21T11:00:00Z")], WROTE_AT) == WROTE_AT
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,18 @@ def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_call
     ids=str,
 )
 def test_what_we_or_people_write_is_no_trace_of_the_operator(other: dict[str, Any]) -> None:
-    assert operator_wrote([entry(**other)]) == ""
+    assert operator_wrote([entry(**other)], WROTE_AT) == ""
+
+
+@pytest.mark.parametrize("updated", [None, "", 5, {}, "2026-11-21T11:59:59+00:00"])
+def test_bookkeeping_alone_is_no_trace(updated: object) -> None:
+    """Whoever may write an object may write its managedFields, and so had all Macs leave all statuses to nobody."""
+    assert operator_wrote([entry(), entry(time="2036-11-21T11:59:59Z")], updated) == ""
 
 
 @pytest.mark.parametrize("entries", [None, {}, "x", [None, 5], []], ids=str)
 def test_damaged_bookkeeping_is_no_trace(entries: object) -> None:
-    assert operator_wrote(entries) == ""
+    assert operator_wrote(entries, WROTE_AT) == ""
 
 
 def test_nothing_is_said_before_the_first_look_and_for_a_moment_after_it() -> None:
