@@ -20,6 +20,7 @@ from range_server import Quiet, QuietPage
 from metal_supervisor.host import authorities
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.remote import s3
+from metal_supervisor.models.remote import web as web_module
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client, Stopped, body
@@ -63,6 +64,9 @@ class Page(QuietPage):
         elif self.path.startswith("/odd"):
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno header\r\n\r\nok")
             self.close_connection = True
+        elif self.path == "/bytes":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            self.wfile.write(b"1\r\nx\r\n" * 200 + b"200\r\n" + b"y" * 512 + b"\r\n0\r\n\r\n")
         elif self.path == "/hold":
             self.server.reached.set()
             self.server.hold.wait(30)
@@ -249,6 +253,13 @@ def test_no_log_shows_what_is_in_a_url(web: Web, caplog: pytest.LogCaptureFixtur
         read(Client(NEAR), signed)
     assert "hunter2" in signed and [path for _, path, _ in web.asked if path in signed]
     assert not [each.getMessage() for each in caplog.records if "hunter2" in each.getMessage()]
+
+
+def test_a_body_in_tiny_parts_takes_no_core(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(web_module.time, "sleep", pauses.append)
+    assert read(Client(NEAR), f"{web.url}/bytes") == b"x" * 200 + b"y" * 512
+    assert 200 <= pauses.count(0.001) <= 210
 
 
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────

@@ -37,6 +37,8 @@ CONNECT_S, STALL_S = 10.0, 60.0
 REDIRECTS = 5
 MOVED = (301, 302, 303, 307, 308)
 LONGEST_PAGE_BYTES = 16 << 20
+TINY_BYTES, TINY_PAUSE_S = 512, 0.001
+"""A part that is smaller, and the pause after it: one byte in each chunk would take a core, beside the decisions."""
 logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs the URL, key and all, of a header that it cannot read
 
 
@@ -323,6 +325,8 @@ def read_part(client: Client, url: str, answer: Answer, most_bytes: int) -> byte
         raise client.trouble(url, error, underway=True) from None
     if not part and (client.stopped or client.cut):  # that ends a body of unknown length as if it were complete
         raise client.trouble(url, ConnectionAbortedError())
+    if 0 < len(part) < TINY_BYTES:
+        time.sleep(TINY_PAUSE_S)
     return part
 
 
