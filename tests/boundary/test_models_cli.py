@@ -25,6 +25,7 @@ from metal_supervisor.spec.types import ModelFile, Standing
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.programs import record_text
 from tests.support.records import a_record
+from tests.support.typed import typed
 
 DAY = 86400.0
 MIB = 1 << 20
@@ -40,12 +41,8 @@ class Mac:
 
     def models(self, *words: str, code: int = 0, stdin: str | None = None) -> str:
         """What a command says, both streams; asserts its exit code."""
-        done = subprocess.run(
-            [sys.executable, "-m", "metal_supervisor", "models", *words, "--state-dir", str(self.state.path)],
-            capture_output=True, text=True, timeout=60, input=stdin or "",
-        )  # fmt: skip
+        done = typed("models", *words, "--state-dir", str(self.state.path), stdin=stdin or "")
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
 
     def listed(self) -> dict[str, dict[str, object]]:
