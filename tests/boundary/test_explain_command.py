@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import WITHIN_S, Terminal
 from tests.support.records import a_record
+from tests.support.typed import typed
 
 SPEC = "default.tiny.0123456789ab.json"
 TINY = a_record(endpoint=None, port=18100, spec_file=SPEC)
@@ -39,7 +39,7 @@ def command(state: StateDir, *arguments: str) -> list[str]:
 
 
 def explain(state: StateDir, *arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(command(state, *arguments), capture_output=True, text=True, timeout=60, encoding="utf-8")
+    done = typed(*command(state, *arguments)[3:])
     return done.returncode, done.stdout, done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import WITHIN_S, Following, Terminal
 from tests.support.records import a_record
 from tests.support.system import eventually
+from tests.support.typed import typed
 
 TINY = a_record(endpoint=None)
 EVIL = b"\x1b]0;title\x07\x1b[2J\x9b31m\r\xff caf\xc3\xa9\ttab\n"
@@ -49,8 +49,8 @@ def command(state: StateDir, *arguments: str) -> list[str]:
 
 
 def logs(state: StateDir, *arguments: str) -> tuple[int, bytes, str]:
-    done = subprocess.run(command(state, *arguments), capture_output=True, timeout=60)
-    return done.returncode, done.stdout, done.stderr.decode()
+    done = typed(*command(state, *arguments)[3:])
+    return done.returncode, done.stdout.encode("utf-8", "surrogateescape"), done.stderr
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 from tests.support.pseudo import Terminal
 from tests.support.records import a_record
+from tests.support.typed import typed
 
 WITHIN_S = 30.0
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
@@ -106,7 +107,7 @@ def command(state: StateDir, *arguments: str) -> list[str]:
 
 
 def status(state: StateDir, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(state, *arguments), capture_output=True, text=True, timeout=60, encoding="utf-8")
+    return typed(*command(state, *arguments)[3:])
 
 
 def closed_port() -> str:

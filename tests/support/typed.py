@@ -28,8 +28,9 @@ def _stream(text: str = "") -> Iterator[io.TextIOWrapper]:
 
 
 def _written(stream: io.TextIOWrapper) -> str:
+    """All of it, whatever bytes it has."""
     stream.seek(0)
-    return stream.read()
+    return stream.buffer.read().decode("utf-8", "surrogateescape")
 
 
 def typed(*words: str, stdin: str = "") -> CompletedProcess[str]:
