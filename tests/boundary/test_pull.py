@@ -27,6 +27,7 @@ from metal_supervisor.spec.sources import Artifact, canonical
 from tests.support.hub import Hub
 from tests.support.s3 import SECRET, Server
 from tests.support.system import eventually
+from tests.support.typed import typed
 
 MIB = 1 << 20
 GGUF = b"GGUF" + bytes(range(256)) * 4096
@@ -50,12 +51,8 @@ class Mac:
 
     def pull(self, *words: str, code: int = 0) -> tuple[str, str]:
         """(stdout, stderr) of a command that is not on a terminal; asserts its exit code."""
-        done = subprocess.run(
-            self.command(*words), capture_output=True, text=True, timeout=60, env=self.environ,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = typed(*self.command(*words)[3:], environ=self.environ)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
         return done.stdout, done.stderr
 
     @contextlib.contextmanager

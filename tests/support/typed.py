@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from subprocess import CompletedProcess
+from unittest import mock
 
 import pytest
 
@@ -33,9 +35,12 @@ def _written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.read().decode("utf-8", "surrogateescape")
 
 
-def typed(*words: str, stdin: str = "") -> CompletedProcess[str]:
+def typed(*words: str, stdin: str = "", environ: Mapping[str, str] = os.environ) -> CompletedProcess[str]:
     """One command, as it ends without a terminal."""
-    with _stream(stdin) as given, _stream() as out, _stream() as err, pytest.MonkeyPatch.context() as patch:
+    with (
+        _stream(stdin) as given, _stream() as out, _stream() as err, pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ, dict(environ), clear=True),
+    ):  # fmt: skip
         for name, stream in (("stdin", given), ("stdout", out), ("stderr", err)):
             patch.setattr(sys, name, stream)
         try:
