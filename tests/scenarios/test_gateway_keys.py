@@ -17,14 +17,14 @@ import pytest
 
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import System, eventually, free_ports, running, service
+from tests.support.typed import typed
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
 def key(*arguments: str, file: Path) -> str:
     """Runs `metal-supervisor key …`; returns what it printed."""
-    command = [sys.executable, "-I", "-m", "metal_supervisor", "key", *arguments, "--file", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = typed("key", *arguments, "--file", str(file))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -6,8 +6,6 @@ import contextlib
 import http.client
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from tests.support.gateway import Gateway, with_gateway
 from tests.support.macs import LEASES, embedded_cluster, fleet
 from tests.support.system import ISVC, Stream, System, eventually, free_ports, halted, running, service, slowed
 from tests.support.tight import room_for
+from tests.support.typed import typed
 
 ON_DEMAND, IDLE_TTL = "metal-supervisor.io/on-demand", "metal-supervisor.io/idle-ttl"
 
@@ -70,9 +69,7 @@ def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> 
     ((asked, seconds),) = system.observe("tiny")["wakes"].items()
     assert 0 < seconds < 100 and asked.endswith("Z")
     for command in (["explain", "default/tiny"], ["status", "--json"]):
-        line = [sys.executable, "-m", "metal_supervisor", *command, "--state-dir", str(system.state)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
-        assert asked in done.stdout, command
+        assert asked in typed(*command, "--state-dir", str(system.state)).stdout, command
     assert asked in system.fetch("/")[1]
     system.apply(demanded(replicas=0))
     eventually(lambda: at_front.ask("GET", "/health")[0] == 503, what="a service that is stopped to say so")

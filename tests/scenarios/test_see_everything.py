@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.support.own_logs import logged, strange
 from tests.support.pseudo import Following, Terminal
 from tests.support.system import eventually, service
 from tests.support.tight import LARGE, MIB, Tight, lean, share, tight
+from tests.support.typed import typed
 
 BUDGET_BYTES = 120 * MIB
 """A large one with a small one beside it, and never two large ones."""
@@ -46,9 +46,7 @@ def command(machine: Tight, name: str, *arguments: str) -> list[str]:
 
 def ours(machine: Tight, *arguments: str) -> tuple[int, str, str]:
     """(exit code, what it printed, what it said) of one."""
-    done = subprocess.run(
-        command(machine, *arguments), capture_output=True, text=True, timeout=60, encoding="utf-8"
-    )
+    done = typed(*command(machine, *arguments)[3:])
     return done.returncode, done.stdout, done.stderr
 
 
