@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,30 +152,29 @@ class _Module:
     """One module, and the names in it that say something about its lines."""
 
     def __init__(self, name: str, tree: ast.Module) -> None:
-        self._name, self._tree = name, tree
+        self._name = name
+        kinds = ast.Module | ast.FunctionDef
+        self._scopes = [list(_inside(each)) for each in ast.walk(tree) if isinstance(each, kinds)]
         self._constants: dict[str, str] = {"__name__": name}
         self._loggers: dict[str, str] = {}
-        for target, value in _assignments(tree):
+        for target, value in _assignments(self._scopes[0]):
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 self._constants[target] = value.value
-        for scope in self._scopes():
+        for scope in self._scopes:
             for target, value in _assignments(scope):
                 if _is_get_logger(value):
                     self._loggers[target] = self._logger(value)
 
     def lines(self) -> Iterator[Line]:
         """Its lines, one for each level of a call. Raises Broken."""
-        for scope in self._scopes():
+        for scope in self._scopes:
             dicts = {name: value for name, value in _assignments(scope) if isinstance(value, ast.Dict)}
-            for call in _calls(scope):
+            for call in (each for each in scope if isinstance(each, ast.Call)):
                 methods = list(self._methods(call.func))
                 if not methods and any(each.arg == "extra" for each in call.keywords):
                     raise self._broken(call, "this looks like a line of a log, but of no logger that is known here")
                 for method in methods:
                     yield self._line(call, method, dicts)
-
-    def _scopes(self) -> list[ast.AST]:
-        return [self._tree, *(each for each in ast.walk(self._tree) if isinstance(each, ast.FunctionDef))]
 
     def _methods(self, func: ast.expr) -> Iterator[ast.Attribute]:
         """The methods of loggers that may be called: `log.info`, or one of `(log.info if … else log.error)`."""
@@ -240,13 +239,9 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _inside(each)
 
 
-def _calls(scope: ast.AST) -> Iterator[ast.Call]:
-    return (each for each in _inside(scope) if isinstance(each, ast.Call))
-
-
-def _assignments(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(scope: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
     """(name, value) of what is assigned to a single name."""
-    for each in _inside(scope):
+    for each in scope:
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
             yield each.targets[0].id, each.value
 

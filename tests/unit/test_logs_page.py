@@ -29,7 +29,7 @@ def test_the_page_is_that_of_the_sources_as_they_are() -> None:
 
 
 def test_what_the_page_shows_as_json_is_what_it_shows_as_text() -> None:
-    page = logs_page.page()
+    page = logs_page.PAGE.read_text("utf-8")
     (as_json,) = re.findall(r"(?s)```json\n(.*?)\n```", page)
     (as_text,) = re.findall(r"(?s)```text\n(.*?)\n```", page)
     found = logging.entry_in(as_json)
