@@ -212,11 +212,11 @@ HARMLESS = frozenset({
     "GGML_OP_OFFLOAD_MIN_BATCH", "LLAMA_ATTN_ROT_DISABLE", "LLAMA_GRAPH_REUSE_DISABLE",
 })  # fmt: skip
 """Of the variables in the binaries, those that were read in the engine's source and found to be so."""
-NAMES = re.compile(
-    rb"(?<![A-Za-z0-9_])"
-    rb"((?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
-    rb"(?:_[A-Z0-9_]+)?)(?=\0)"
+WORDS, NAMES = re.compile(rb"[A-Za-z0-9_]{2,}\0"), re.compile(
+    rb"(?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
+    rb"(?:_[A-Z0-9_]+)?\0"
 )
+"""Two patterns, because the second takes three times as long for all of a binary."""
 DANGEROUS = (
     "GGML_BACKEND_PATH", "OPENSSL_CONF", "PATH", "HOME", "TMPDIR", "HF_ENDPOINT", "HTTPS_PROXY", "https_proxy",
     "HTTP_PROXY", "ALL_PROXY", "SSLKEYLOGFILE", "SSL_CERT_FILE", "MallocLogFile", "MallocStackLogging",
@@ -247,7 +247,8 @@ def test_a_variable_that_reaches_beyond_the_engine_never_gets_there(name: str, r
 def test_no_variable_of_the_binaries_at_hand_gets_there_unless_it_was_judged() -> None:
     home = find_llama_server.with_full_help().resolve().parent
     files = [path for path in home.iterdir() if path.is_file() and not path.is_symlink()]
-    found = {name.decode() for path in files for name in NAMES.findall(path.read_bytes())}
+    words = {word for path in files for word in WORDS.findall(path.read_bytes())}
+    found = {word[:-1].decode() for word in words if NAMES.fullmatch(word)}
     found = {name for name in found if VOCABULARY.flag(name) is None}
     assert {"GGML_BACKEND_PATH", "LLAMA_CACHE", "AIP_MODE", "HF_ENDPOINT"} <= found
     passed = set()
