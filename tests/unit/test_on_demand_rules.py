@@ -345,9 +345,13 @@ class Mac:
             self.now += chance.choice([0.05, 0.6, 5.0, 31.0, 31.0, 61.0])
 
 
+SHARE = 25
+"""Of fifty changes to `on_demand` and `admission`, those that any of 1000 histories finds the first 160 found."""
+
+
 def test_random_histories_keep_the_budget_and_end_nothing_that_is_used() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(cases(10_000)):
+    for seed in range(cases(10_000, SHARE)):
         mac = Mac(seed)
         for _ in range(30):
             mac.anything()
@@ -359,7 +363,7 @@ def test_random_histories_keep_the_budget_and_end_nothing_that_is_used() -> None
             mac.now += 0.05
         end_quietly(mac, seed)
         seen += mac.seen
-    assert min(seen[each] for each in ("busy one", "idle one", "loads", "answers")) > cases(300), seen
+    assert min(seen[each] for each in ("busy one", "idle one", "loads", "answers")) > cases(300, SHARE), seen
 
 
 def end_quietly(mac: Mac, seed: int) -> None:
