@@ -7,6 +7,7 @@ beside the checkout (`../shared/crds`), ours are also compared with them, field 
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,13 @@ PRESERVE = "x-kubernetes-preserve-unknown-fields"
 Schema = dict[str, Any]
 
 
+@functools.cache
+def parsed(path: Path) -> Schema:
+    return yaml.safe_load(path.read_text())
+
+
 def load(plural: str) -> Schema:
-    return yaml.safe_load((CRDS / f"{plural}.yaml").read_text())
+    return copy.deepcopy(parsed(CRDS / f"{plural}.yaml"))
 
 
 def root(crd: Schema) -> Schema:

@@ -6,6 +6,7 @@ the innermost object that knows it. They lie in `../shared/seeds`, the schemas i
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"})})
 LINE = re.compile(r"(?P<item>- )?(?P<key>[A-Za-z]+):(?: (?P<value>\S.*))?")
 
 
+@functools.cache
 def field_schema(kind: str) -> Json:
     path = FIELD / f"{GROUP}_{PLURALS[kind]}.yaml"
     if not path.exists():
