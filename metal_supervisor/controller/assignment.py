@@ -113,6 +113,8 @@ class Assignment:
         """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
         self._anew_at = self._look_at = 0.0
         self._files: _ServedFiles | None = None
+        self._found: Mapping[Key, Service | Rejected] = {}
+        """The services of the latest pass."""
         self._settled: dict[Key, tuple[Basis, Proposal]] = {}
         """Service of one engine -> as `_steady`: until there is other news than `_news`, that is all there is to it."""
         self._news: object = None
@@ -158,6 +160,7 @@ class Assignment:
             if isinstance(item, Service) and (self.placed.mine.get(key) or key in ours)
         )  # fmt: skip
         self._prerequisites.daemons.prepare(mine, before)
+        self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))
         for key, item in found.items():
             self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
@@ -184,6 +187,17 @@ class Assignment:
             others = frozenset(source for item in serving for source in references.sources(item))
             self._files = _ServedFiles(inputs, namespaces, secrets, others)
         return self._files
+
+    def _edited(self, found: Mapping[Key, Service | Rejected]) -> Iterable[Artifact]:
+        """Files of the services that were edited, or whose Models were, since the latest pass.
+
+        Not those of others, which may be of another namespace: each look asks a server, whose limits are for this Mac.
+        """
+        before, self._found = self._found, found
+        if found is before:
+            return ()
+        edited = [item for key, item in found.items() if isinstance(item, Service) and item is not before.get(key)]
+        return placement.namespaces_of(edited)
 
     def _look_for(self, files: _ServedFiles) -> None:
         """Have the store look for the model files, and the cluster for the referenced Secrets and ConfigMaps."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_
 from typing import Any
 
 from metal_supervisor.cluster import status_mode
@@ -125,8 +124,6 @@ class Controller:
         )
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)
-        self._seen: tuple[object, object] = (None, None)
-        """The services and Models of the latest pass."""
         self._unkept = ""
         self._untold = False
         """The sidecar and the gateway have not been told yet of what was written."""
@@ -259,10 +256,6 @@ class Controller:
     def _observe(self) -> Snapshot:
         news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew
         synced = services.synced and models.synced
-        wanted = services.as_of_news, models.as_of_news
-        if not all(map(is_, wanted, self._seen)):
-            self._seen = wanted
-            self.store.look_again()
         table = self.supervisord.table()
         return Snapshot(
             now=time.time(),

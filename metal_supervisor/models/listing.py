@@ -19,7 +19,7 @@ class Retry(Enum):
     SOON = "soon"
     """After a cut connection or a server error: within seconds, with a growing delay."""
     LATER = "later"
-    """After an error that needs an action elsewhere: every few minutes, and when a resource or a Secret changes."""
+    """After an error that needs an action elsewhere: every few minutes, and when the resource or its Secret changes."""
     RUNG = "rung"
     """When what it waits for arrives, which wakes the controller."""
     NEVER = "never"

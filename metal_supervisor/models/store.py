@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,10 +110,11 @@ class Store:
         """Names of the slots of wanted artifacts."""
         return sorted({artifact.slot for artifact in self._tasks if not artifact.local})
 
-    def look_again(self) -> None:
-        """Retry failed artifacts now, e.g. after a resource was edited; not those that failed for good."""
-        for task in self._tasks.values():
-            if task.state.phase == "Failed" and not task.final:
+    def look_again(self, artifacts: Iterable[Artifact]) -> None:
+        """Retry those of some artifacts that failed now, e.g. after an edit; not those that failed for good."""
+        for artifact in artifacts:
+            task = self._tasks.get(artifact)
+            if task is not None and task.state.phase == "Failed" and not task.final:
                 task.again.set()
 
     def state(self, artifact: Artifact) -> ModelFile:

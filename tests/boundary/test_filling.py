@@ -369,10 +369,10 @@ def test_a_mismatch_is_remembered_until_the_model_says_something_else(home: Home
     wrong, right = link_to(web, sha256="a" * 64), link_to(web, sha256=sha256(MODEL))
     home.failed(wrong, "ModelDigestMismatch", f"and has {sha256(MODEL)}")
     bodies, heads = len(web.asked), web.heads
-    home.store.look_again()
+    home.store.look_again([wrong])
     home.restart()
     home.failed(wrong, "ModelDigestMismatch", "it is not fetched again until that changes")
-    home.store.look_again()
+    home.store.look_again([wrong])
     assert (len(web.asked), web.heads) == (bodies, heads) == (1, 1)
     home.ready(right)
     assert len(web.asked) == 2
@@ -423,7 +423,7 @@ def test_a_local_file_is_hashed_once_and_again_when_it_changes(
     home.store.want({right: NO_KEYS, wrong: NO_KEYS})  # two jobs, and one slot
     assert home.until(right, "Ready").path == str(path)
     assert home.until(wrong, "Failed").reason == "ModelDigestMismatch"
-    home.store.look_again()
+    home.store.look_again([right, wrong])
     home.restart()
     home.ready(right)
     assert hashed == [path]
@@ -431,7 +431,7 @@ def test_a_local_file_is_hashed_once_and_again_when_it_changes(
     home.restart()
     assert sha256(MODEL + b"x") in home.failed(right, "ModelDigestMismatch", "correct one of them").message
     path.write_bytes(MODEL)
-    home.store.look_again()
+    home.store.look_again([right])
     home.until(right, "Ready")
 
 
@@ -584,7 +584,7 @@ def test_a_disk_without_room_is_told_with_the_arithmetic(
     home.failed(artifact, "InsufficientDisk", "needs 1 MiB; 2.0 GiB are free, 2.0 GiB of them are left to the machine")
     assert web.asked == []
     free[0] = 1 << 39
-    home.store.look_again()
+    home.store.look_again([artifact])
     home.until(artifact, "Ready")
 
 
@@ -634,7 +634,7 @@ def test_a_disk_that_others_fill_meanwhile_keeps_what_came(
     here = fetch_module.partial(home.slot(artifact) / "m.gguf").stat().st_size
     assert 1 << 17 <= here < len(MODEL)
     free[0] = 1 << 39
-    home.store.look_again()
+    home.store.look_again([artifact])
     home.until(artifact, "Ready")
     assert web.starts() == [None, here]
 
@@ -682,7 +682,7 @@ def test_a_real_disk_that_is_full_is_told_and_goes_on_once_there_is_room(
     here = fetch_module.partial(home.slot(artifact) / "m.gguf").stat().st_size
     assert 0 < here < 128 << 10
     subprocess.run(["mount", "-o", "remount,size=4m", small], check=True)
-    home.store.look_again()
+    home.store.look_again([artifact])
     assert Path(home.until(artifact, "Ready").path).read_bytes() == MODEL
     assert web.sent() < 2 * len(MODEL)
     home.stop()

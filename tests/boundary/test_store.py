@@ -302,7 +302,7 @@ def test_a_local_file_that_is_replaced_or_removed_is_judged_anew(
         path.write_bytes(GGUF + b"x")
         eventually(lambda: store.state(artifact).reason == "ModelDigestMismatch", WITHIN_S, f"{store.state(artifact)}")
         path.write_bytes(GGUF)
-        store.look_again()
+        store.look_again([artifact])
         eventually(lambda: store.state(artifact).phase == "Ready", WITHIN_S, f"{store.state(artifact)}")
         path.unlink()
         eventually(lambda: store.state(artifact).phase == "Failed", WITHIN_S, f"{store.state(artifact)}")
@@ -387,11 +387,24 @@ def test_a_file_url_may_be_percent_encoded(shelf: Shelf, tmp_path: Path, host: s
     assert shelf.ready(f"file://{host}{tmp_path}/my%20%C3%BC%23model.gguf").path == str(path)
 
 
+def test_only_what_was_edited_is_asked_for_again(shelf: Shelf, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "FIRST_RETRY_S", 3600.0)
+    edited, other = of(f"{web.url}/edited.gguf"), of(f"{web.url}/other.gguf")
+    shelf.store.want([edited.source, other.source])
+    for each in (edited, other):
+        eventually(lambda each=each: shelf.store.state(each.source).reason == "SourceNotFound", WITHIN_S, each.source)
+    web.asked.clear()
+    web.bodies |= {"/edited.gguf": GGUF, "/other.gguf": GGUF}
+    shelf.store.look_again([edited])
+    eventually(lambda: shelf.store.state(edited.source).phase == "Ready", WITHIN_S, "the edited one")
+    assert {*web.asked} == {"/edited.gguf"} and shelf.store.state(other.source).phase == "Failed"
+
+
 def test_a_file_that_appears_later_is_found(shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     assert shelf.get(str(path)).reason == "ModelFileMissing"
     path.write_bytes(GGUF)
-    shelf.store.look_again()
+    shelf.store.look_again([of(str(path))])
     shelf.ready(str(path))
     assert shelf.rings == 1
 
@@ -663,7 +676,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(tmp_path: Path, monkey
             store.want(wanted)
     eventually(lambda: store.state(one).phase == "Failed", WITHIN_S, "the first to be looked at")
     paths[0].write_bytes(GGUF)
-    store.look_again()
+    store.look_again(wanted)
     assert rings.wait(WITHIN_S) and store.state(two).phase == "Checking"
     paths[1].write_bytes(GGUF)
     store.want(wanted)

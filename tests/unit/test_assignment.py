@@ -19,6 +19,7 @@ from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.programs import program_name
 from tests.support.effort import cases
@@ -131,6 +132,18 @@ def test_a_service_that_is_still_being_checked_is_not_counted_as_charged() -> No
     admitted = replace(record(reason="InsufficientMemory"), namespace="a", name="one")
     checking = replace(record(Standing.WAIT, "Checking"), namespace="a", name="two")
     assert _charged([admitted, checking]) == {("a", "one")}
+
+
+def test_an_edit_has_only_the_files_of_its_own_service_asked_for_again() -> None:
+    assignment: Any = Assignment.__new__(Assignment)
+    own, other = (
+        replace(each, model=replace(each.model, artifact=Artifact(f"/{each.name}.gguf")))
+        for each in (asked_for("a", 0, False), asked_for("b", 0, False))
+    )
+    assignment._found = first = {own.key: own, other.key: other}
+    assert list(assignment._edited(first)) == []
+    edited = replace(own, generation=own.generation + 1)
+    assert list(assignment._edited({own.key: edited, other.key: other})) == [own.model.artifact]
 
 
 def test_an_engine_serves_whoever_holds_its_slot() -> None:
