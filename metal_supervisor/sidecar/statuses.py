@@ -31,8 +31,10 @@ once, and leaves what it finds then.
 """
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
-PROGRESS_S = 1.0
-"""Seconds after a write of a status before one that changes no more than its messages."""
+PROGRESS_S, MESSAGES_PER_S = 1.0, 20
+"""Seconds after a write of a status before one that changes no more than its messages; and the most of these each
+second: an engine that leaves the queue for memory changes the message and the position of all that wait behind it.
+"""
 NUDGE = "metal-supervisor.io/changed"
 DOWNLOADING = "Downloading"
 SOURCE_REFUSED, ARGUMENTS_REFUSED = "ModelSourceNotAllowed", "ExtraArgsRejected"
@@ -170,7 +172,7 @@ class Statuses:
         written.held_until = NEVER
         if self._operator is not False or written.body is None or written.want is None:
             return False
-        until = written.at + PROGRESS_S
+        until = written.at + PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
         if written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until:
             written.held_until = until
             return True

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.report import report
-from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedModel, WantedStatus
+from metal_supervisor.sidecar.statuses import MESSAGES_PER_S, NEVER, Statuses, WantedModel, WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Endpoint, ModelFile, Standing
@@ -105,6 +106,22 @@ def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
     statuses.service(second)
     assert cluster.shown("MetalReady") == ("False", "Loading", "it loads")
     assert statuses.rests(second) and statuses.held_until() == NEVER
+
+
+def test_many_services_change_no_more_messages_a_second_than_a_few(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses, now = cluster.statuses, [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.time", clock)
+    statuses.service(looking(cluster, "it does not listen"))
+    for number in range(1, 10 * MESSAGES_PER_S):
+        statuses._services["default", f"other-{number}"] = statuses._services[cluster.record.key]
+    now[0] += 9.0
+    assert statuses.rests(looking(cluster, "it loads"))
+    assert statuses.held_until() == 1010.0
+    now[0] += 1.5
+    assert not statuses.rests(looking(cluster, "it loads"))
 
 
 @pytest.mark.parametrize("operator", [True, None, False])
