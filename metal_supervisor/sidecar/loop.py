@@ -59,10 +59,18 @@ TOKEN_EVERY_S = 60.0
 NEWS_S = 60.0
 """Age of the controller's report from which peers that it calls silent are left alone."""
 WITHDRAW_ALL_S = 2.0
+GATEWAY_AWAY_S = 5.0
+"""Seconds after its end from which a worker of the gateway is not expected back."""
 SHARE, LONGEST_PAUSE_S = 0.25, 0.2
 """Of a core, for many passes in a row; and the longest pause between two of them."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
+
+
+def _stays_away(worker: ProgramState) -> bool:
+    """True for a worker of the gateway that has ended, and not just now, as in a restart."""
+    up = worker.state in LIVE or worker.state is State.BACKOFF
+    return not up and not 0 <= time.time() - worker.stop < GATEWAY_AWAY_S
 
 
 class Sidecar:
@@ -312,7 +320,13 @@ class Sidecar:
         return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
     def _fronts(self) -> tuple[int, ...]:
-        """Ports at which the gateway listens for on-demand services."""
+        """Ports at which the gateway listens for on-demand services; none once it was stopped.
+
+        What keeps them open then, for the next worker, answers nobody.
+        """
+        workers = [row for name in gateway_note.WORKERS if (row := self._table.get(name)) is not None]
+        if workers and all(map(_stays_away, workers)):
+            return ()
         found = self._gateway.get("fronts")
         return tuple(found) if isinstance(found, list) else ()
 

@@ -14,7 +14,9 @@ from metal_supervisor.cluster.report import report
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.loop import Sidecar
+from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.gateway_note import WORKERS
 from tests.boundary.test_failure_registrar import UP, Cluster, wanted
 from tests.support.system import eventually
 
@@ -77,3 +79,20 @@ def test_models_that_a_report_tells_wrongly_fail_no_pass_and_keep_nothing_from_t
         sidecar.registrar._one_pass()
         assert sidecar.registrar.trouble == ("", 0.0)
     assert cluster.bodies["status"]["status"]["size"] == "10 B"
+
+
+@pytest.mark.parametrize(("states", "listens"), [
+    (("RUNNING", "STOPPED"), True), (("EXITED", "RUNNING"), True), (("BACKOFF", "STOPPED"), True),
+    (("STOPPED", "STOPPED"), False), (("FATAL", "EXITED"), False), (("UNKNOWN",), False), ((), True),
+])  # fmt: skip
+def test_a_gateway_listens_until_it_has_been_away_for_longer_than_a_restart(
+    tmp_path: Path, states: tuple[str, ...], listens: bool
+) -> None:
+    sidecar, ended = a_sidecar(tmp_path, Cluster()), time.time()
+    sidecar._gateway = {"fronts": [18101]}
+    for ago_s in (0.0, 60.0):
+        sidecar._table = {
+            name: ProgramState(name, State(word), 0, 0.0, ended - ago_s)
+            for name, word in zip(WORKERS, states, strict=False)
+        }
+        assert sidecar._fronts() == ((18101,) if listens or not ago_s else ())

@@ -76,6 +76,20 @@ def test_the_first_request_loads_it_and_the_endpoint_stays(gateway: Gateway) -> 
     eventually(lambda: at_front.chat("tiny")[1]["error"]["code"] == "model_stopped", what="its requests to be refused")
 
 
+def test_no_endpoint_leads_to_a_gateway_that_was_stopped(gateway: Gateway) -> None:
+    """Its holder keeps the ports open for the next worker: what is sent there waits, and other Macs get nothing."""
+    system = gateway.system
+    system.apply(demanded())
+    eventually(lambda: why(system, "tiny") == "True/Unloaded" and system.slice_ready(), what=system.said())
+    system.supervisorctl("stop", "gateway")
+    try:
+        eventually(lambda: not system.slice_ready(), 60, "the endpoint to be withdrawn")
+    finally:
+        system.supervisorctl("start", "gateway")
+    eventually(system.slice_ready, 60, "the endpoint to be announced again")
+    assert gateway.chat("tiny")[0] == 200
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example:3000"])
 def test_pages_of_other_hosts_are_refused_at_a_port_on_demand(gateway: Gateway, origin: str) -> None:
     system = gateway.system
