@@ -46,13 +46,16 @@ UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
+MODEL_NOT_FOUND = "ModelNotFound"
+MODEL_LAG_S = 1.0
+"""Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
 
 
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
     """True if an item may come from another cluster: same name but another uid, or its Model is suddenly gone."""
-    return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == "ModelNotFound")
+    return item.uid != record.uid or (isinstance(item, Rejected) and item.reason == MODEL_NOT_FOUND)
 
 
 def _replaced(found: Mapping[Key, Service | Rejected], records: Iterable[Record]) -> frozenset[Key]:
@@ -88,6 +91,8 @@ class Assignment:
 
     unsure = False
     """An engine without a record had no proposal in the latest pass, because it is not known yet what it should run."""
+    again_in_s: float | None = None
+    """Seconds from the latest pass until a Model that it lacked is missing, None if none may still come."""
 
     def __init__(
         self,
@@ -119,6 +124,8 @@ class Assignment:
         """Service of one engine -> as `_steady`: until there is other news than `_news`, that is all there is to it."""
         self._news: object = None
         self._leaving = Leaving()
+        self._lacking: dict[Key, float] = {}
+        """Service without its Model -> the monotonic time from which that counts."""
 
     def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
         """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
@@ -162,12 +169,24 @@ class Assignment:
         self._prerequisites.daemons.prepare(mine, before)
         self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))
+        lagging = self._lagging(found)
         for key, item in found.items():
+            if key in lagging:
+                continue  # an engine that is there goes on
             self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
+
+    def _lagging(self, found: Mapping[Key, Service | Rejected]) -> set[Key]:
+        """The services whose Model may be on its way, or that may be gone with it."""
+        now = time.monotonic()
+        lack = [key for key, item in found.items() if isinstance(item, Rejected) and item.reason == MODEL_NOT_FOUND]
+        self._lacking = {key: self._lacking.get(key, now + MODEL_LAG_S) for key in lack}
+        left_s = {key: until - now for key, until in self._lacking.items() if now < until}
+        self.again_in_s = min(left_s.values(), default=None)
+        return set(left_s)
 
     def _look_anew(self, news: object) -> None:
         """Drop what is known of engines once it may be out of date."""

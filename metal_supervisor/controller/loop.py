@@ -234,6 +234,7 @@ class Controller:
             later.append(plan.HAND_GRACE_S)
         again = (
             self.assignment.placed.again_in_s,
+            self.assignment.again_in_s,
             self.memory.again_in_s(self.records),
             self.prerequisites.daemons.again_in_s,
             on_demand.again_in_s(self.records, snapshot.uses, snapshot.observed, snapshot.now),

@@ -12,17 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_supervisor.cluster.report import UNLOADED
+from metal_supervisor.controller import assignment as module
 from metal_supervisor.controller import reconcile
-from metal_supervisor.controller.assignment import Assignment, _charged
+from metal_supervisor.controller.assignment import MODEL_LAG_S, MODEL_NOT_FOUND, Assignment, _charged
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.resources import rejected
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.state.programs import program_name
 from tests.support.effort import cases
+from tests.support.system import service
 from tests.unit.model_supervisord import asked_for
 from tests.unit.test_manifests import record as a_record
 from tests.unit.test_report import record
@@ -190,3 +193,59 @@ def test_until_the_leases_are_read_an_engine_whose_slot_is_anothers_is_left_as_i
     (proposal,) = sharing.made([lost]).values()
     assert sharing.taken == [], "an edit would restart it while no other Mac serves"
     assert not proposal.claimed and proposal == reconcile.unchanged(lost)
+
+
+class Reading(Assignment):
+    """Proposes for what the cluster's resources were read as; notes which services got as far as that."""
+
+    def __init__(self, **found: Any) -> None:
+        nothing: Any = SimpleNamespace(
+            prepare=lambda *_: None, keys=lambda *_: frozenset(), place=lambda *_: Placed({}),
+            read=lambda *_: {("default", name): item for name, item in self.found.items()},
+        )  # fmt: skip
+        self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
+        self._resource_filter = self._placement = self._leaving = nothing
+        self._lacking, self.placed, self.found, self.shared = {}, Placed({}), found, list[str]()
+
+    def _look_anew(self, news: object) -> None: ...
+
+    def _files_of(self, *_: Any) -> Any: ...
+
+    def _look_for(self, files: object) -> None: ...
+
+    def _ready(self, *_: Any) -> dict[Key, frozenset[int]]:
+        return {}
+
+    def _share_out(self, key: Key, *_: Any) -> None:
+        self.shared.append(key[1])
+
+    def after(self, records: Collection[Record] = ()) -> tuple[list[str], dict[Key, Proposal]]:
+        self.shared.clear()
+        known = {each.key: each for each in records}
+        proposals = self.propose(known, Snapshot(100.0, {}, True, {}, {}, {}, {}))
+        return self.shared, proposals
+
+
+def test_a_model_that_comes_a_moment_after_its_service_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a watch of its own: a file with both was told as a Failed service, and `serve` gave up."""
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    lacks, bad = (rejected(service("one", "m"), why, "") for why in (MODEL_NOT_FOUND, "InvalidSpec"))
+    reading = Reading(one=lacks, two=bad, three=ITEM)
+    assert reading.again_in_s is None
+    assert reading.after()[0] == ["two", "three"]
+    assert reading.again_in_s == MODEL_LAG_S
+    now += MODEL_LAG_S / 2
+    reading.found["one"] = ITEM
+    assert reading.after()[0] == ["one", "two", "three"] and reading.again_in_s is None
+
+    reading.found["one"] = lacks
+    assert reading.after()[0] == ["two", "three"]
+    now += MODEL_LAG_S
+    assert reading.after()[0] == ["one", "two", "three"] and reading.again_in_s is None, "it is not there"
+
+
+def test_an_engine_whose_model_goes_with_its_service_is_left_alone_until_that_is_known() -> None:
+    up = replace(running(0), namespace="default", name="one")
+    reading = Reading(one=rejected(service("one", "m"), MODEL_NOT_FOUND, ""))
+    assert reading.after([up]) == ([], {up.key: reconcile.unchanged(up)})
