@@ -10,6 +10,7 @@ from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
 from metal_supervisor.cli.terminal import NOT_FOUND, columns
+from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant
 from metal_supervisor.spec.record import Record
@@ -37,7 +38,7 @@ def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[s
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
     text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))
     if not case.up:
-        say(f"nothing runs in {state.path}; start it with: metal-supervisor run; this is what was known last:")
+        say(f"nothing runs in {state.path}; start it with: {start_command(state.path)}; this is what was known last:")
     out.write(encodable(f"{text}\n", out.encoding))
     return 0 if case.up else NOT_RUNNING
 

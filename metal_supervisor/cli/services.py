@@ -15,7 +15,7 @@ from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
-from metal_supervisor.settings.loader import Settings
+from metal_supervisor.settings.loader import Settings, start_command
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import printable, table
@@ -129,7 +129,7 @@ class ServiceClient:
             if self._settings.embedded and error.code == 0:
                 state = self._settings.state_path
                 up = is_up(StateDir(state))
-                advice = "see metal-supervisor logs apiserver" if up else "start it with: metal-supervisor run"
+                advice = "see metal-supervisor logs apiserver" if up else f"start it with: {start_command(state)}"
                 text = f"the system in {state} (--state-dir) does not answer: {error}; {advice}"
                 raise CommandError(text, NOT_RUNNING) from None
             hint = f"; with a login that may: kubectl {by_hand}" if error.code == 403 and by_hand else ""

@@ -17,7 +17,7 @@ from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lin
 from metal_supervisor.cli.terminal import Live, colours, columns
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
-from metal_supervisor.settings.loader import Settings
+from metal_supervisor.settings.loader import Settings, start_command
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.terminal_text import encodable, escaped, fitted
 from metal_supervisor.spec.throughput import tokens_per_s
@@ -117,7 +117,7 @@ class Status:
             services(document)
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", error)
-            advice = "; is it running? start it with: metal-supervisor run"
+            advice = f"; is it running? start it with: {start_command(self._settings.state_path)}"
             if Supervisord(self._state.socket).answers():
                 conf = shlex.quote(str(self._state.path / "supervisord.conf"))
                 advice = f", though supervisord runs; its sidecar answers there: supervisorctl -c {conf} status"

@@ -21,9 +21,10 @@ from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
-from metal_supervisor.doctor.software import START
+from metal_supervisor.doctor.software import FOR_GOOD
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
+from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.processes import ProgramState
 
@@ -157,13 +158,13 @@ def judge_answer(server: str, error: KubeError) -> Finding:
     return fail(error.message, "check the server in the kubeconfig, and what is between (proxy-url, TLS)")
 
 
-def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path) -> Finding:
+def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path, start: str) -> Finding:
     """Finding about the embedded API that does not answer: only a warning if that is because the system is down.
 
-    `table`: None if supervisord does not answer; `log`: the API's.
+    `table`: None if supervisord does not answer; `log`: the API's; `start`: the command that starts the system.
     """
     if table is None:
-        return warn("the embedded API does not answer: the system does not run", START)
+        return warn("the embedded API does not answer: the system does not run", f"start it with `{start}`, {FOR_GOOD}")
     state = table["apiserver"].state.value if "apiserver" in table else "missing"
     return fail(f"the embedded API does not answer: supervisord runs, and has apiserver as {state}", f"see {log}")
 
@@ -171,7 +172,8 @@ def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path) -> Findi
 def _not_there(around: Surroundings, finding: Finding) -> Finding:
     if not around.settings.embedded:
         return finding
-    return judge_embedded(around.table(), around.directory.log_path("apiserver"))
+    log = around.directory.log_path("apiserver")
+    return judge_embedded(around.table(), log, start_command(around.settings.state_path))
 
 
 def _api(around: Surroundings) -> Sequence[Finding]:

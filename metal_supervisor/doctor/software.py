@@ -17,13 +17,14 @@ from metal_supervisor import __version__
 from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
+from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
 SOCKET_MODES = (0o600, 0o700)
-START = "start it with `metal-supervisor run`, or for good with `metal-supervisor install`"
+FOR_GOOD = "or for good with `metal-supervisor install`"
 
 
 # ── Python and its packages ──────────────────────────────────────────────────────────────────────
@@ -128,13 +129,14 @@ def _socket(around: Surroundings) -> Sequence[Finding]:
     return [found] if found else []
 
 
-def judge_supervisord(where: str, there: bool, version: str, problem: str) -> Finding:
+def judge_supervisord(where: str, there: bool, version: str, problem: str, start: str) -> Finding:
     """Finding about supervisord.
 
-    `there`: True if its socket exists; `version`: "" if it did not answer, for the reason in `problem`.
+    `there`: True if its socket exists; `version`: "" if it did not answer, for the reason in `problem`; `start`: the
+    command that starts the system.
     """
     if not there:
-        return warn(f"nothing runs: there is no socket {where}", START)
+        return warn(f"nothing runs: there is no socket {where}", f"start it with `{start}`, {FOR_GOOD}")
     if not version:
         text = f"{where} is there, but does not answer: {problem}"
         return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
@@ -152,7 +154,7 @@ def _supervisord(around: Surroundings) -> Sequence[Finding]:
             problem = str(error).partition(": ")[2] or str(error)
         finally:
             supervisord.close()
-    return [judge_supervisord(path, there, version, problem)]
+    return [judge_supervisord(path, there, version, problem, start_command(around.settings.state_path))]
 
 
 def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path, gateway: str = "") -> Finding:

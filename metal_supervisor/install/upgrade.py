@@ -35,7 +35,7 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     directory = StateDir(state)
     supervisord = Supervisord(directory.socket)
     if not supervisord.answers():
-        say(f"no supervisord runs on {directory.path}; start it with: metal-supervisor run")
+        say(f"no supervisord runs on {directory.path}; start it with: {loader.start_command(directory.path)}")
         return NOT_RUNNING
     directory.create()  # a release may know directories that the one before it did not
     settings, problem = loader.load_good(directory.path)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import types
 import typing
@@ -39,6 +40,8 @@ KEY_VARIABLE = f"{ENV_PREFIX}KEY"
 """Variable with the key that `chat` shows to the gateway; a secret of the user's shell, and no setting."""
 OVERRIDES_FILE, GOOD_FILE = "overrides.json", "settings.json"
 RUN_DIRECTORY = ".run"
+MAKE_RUN = "tools/make_run.py"
+"""What a checkout has beside `.run`."""
 UNLIKE = "; docs/settings.md has them all"
 
 
@@ -76,6 +79,16 @@ def found_state_dir(environ: Mapping[str, str]) -> str:
         return RUN_DIRECTORY if system_in(Path(RUN_DIRECTORY)) else usual_state_dir(environ)
     except ConfigError:  # it is another user's, or no directory at all
         return usual_state_dir(environ)
+
+
+def start_command(state: Path) -> str:
+    """What starts the system of a state directory: `run` by itself does not look for `./.run`."""
+    if state == Path(usual_state_dir(os.environ)).expanduser().absolute():
+        return "metal-supervisor run"
+    for place, command in ((state, "make run"), (state.parent, "make run CLUSTER=…")):
+        if place.name == RUN_DIRECTORY and (place.parent / MAKE_RUN).is_file():
+            return command
+    return f"metal-supervisor run --state-dir {shlex.quote(str(state))}"
 
 
 def system_in(state: Path) -> bool:

@@ -159,7 +159,7 @@ def test_what_is_no_sidecar_is_said_to_be_none_and_the_files_are_shown(
 def test_where_nothing_answers_the_files_are_shown_and_it_is_said(state: StateDir) -> None:
     done = status(state, "--port", closed_port())
     assert done.returncode == 3
-    assert "is it running? start it with: metal-supervisor run\n" in done.stderr
+    assert f"is it running? start it with: metal-supervisor run --state-dir {state.path}\n" in done.stderr
     assert "this is what its files say:" in done.stderr
     head, row = done.stdout.splitlines()
     assert head.startswith("NAME ") and "CrashLoopBackOff" in row and row.isprintable()

@@ -78,6 +78,21 @@ def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch
     assert loader.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
 
 
+def test_the_command_that_is_told_starts_that_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` leaves out the ./.run that `list` finds: told that alone, it starts another system, without the models."""
+    monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
+    here = tmp_path / ".run"
+    assert loader.start_command(Settings().state_path) == "metal-supervisor run"
+    assert loader.start_command(here) == f"metal-supervisor run --state-dir {here}"
+    assert loader.start_command(tmp_path / "a b") == f"metal-supervisor run --state-dir '{tmp_path / 'a b'}'"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "make_run.py").touch()
+    assert loader.start_command(here) == "make run"
+    assert loader.start_command(here / "cluster-1") == "make run CLUSTER=…"
+    monkeypatch.setenv("METAL_SUPERVISOR_STATE_DIR", str(here))
+    assert loader.start_command(here) == "metal-supervisor run"
+
+
 def test_a_state_directory_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
