@@ -57,7 +57,11 @@ _ON_DEMAND = Group("It runs on demand, and requests wait for it", (METAL,), ("Re
 _COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
     Reason("Loading", "the engine loads its model, or waits for its turn to start (`--parallel-starts`)", _WAIT),
     Reason("Restarting", "the endpoint is out while the engine is replaced", _WAIT),
-    Reason("Stopping", "the engine is ending; it finishes its answers first", _WAIT),
+    Reason(
+        "Stopping",
+        "the engine is ending; it finishes its answers first; or metal-supervisor has stopped on this Mac",
+        "nothing: it passes by itself; or start metal-supervisor there",
+    ),
     Reason("Asleep", "this Mac is about to sleep", "nothing; or keep it awake, see docs/mac.md"),
 ))  # fmt: skip
 _WAITING = Group("It waits for something", (METAL, DEGRADED), ("Pending",), (

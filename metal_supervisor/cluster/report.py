@@ -22,6 +22,8 @@ NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
 ASLEEP = "Asleep"
 UNLOADED, WAKING = "Unloaded", "Waking"
+GOODBYE = "Creating", "Stopping", "metal-supervisor has stopped on this Mac; it serves again once that runs"
+"""What is told last: it stays in the cluster while this Mac is away."""
 MOVED = "AddressChanged"
 """Reason of the Event for a new address of this Mac."""
 TROUBLE = frozenset({
@@ -74,7 +76,7 @@ class Report:
     draining: bool
 
 
-def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]:
+def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple[str, str, str]:
     """(phase, reason, message) of a service that should run, but is not ready."""
     state = observed.state if observed else ""
     if record.stopped_by_hand:
@@ -86,6 +88,8 @@ def _creating(record: Record, observed: Observed | None) -> tuple[str, str, str]
         if record.warning and record.warning[0] == PORT_IN_USE:
             return phase, *record.warning
         return phase, CRASH_LOOP, observed.message or "the engine does not stay up"
+    if leaving:
+        return GOODBYE
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
     if state == "STOPPING":
@@ -104,7 +108,9 @@ def _whole(record: Record, here: int) -> str:
     return "Ready" if here + record.peers_ready >= record.replicas else "Progressing"
 
 
-def _standing(record: Record, observed: Observed | None, asleep: bool = False) -> tuple[str, str, str]:
+def _standing(
+    record: Record, observed: Observed | None, asleep: bool = False, leaving: bool = False
+) -> tuple[str, str, str]:
     """(phase, reason, message) of a service, in the operator's words where it has some."""
     verdict = record.verdict
     if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
@@ -115,6 +121,8 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
         return "Stopped", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero"
     if verdict.standing is Standing.FAILED:
         return "Failed", verdict.reason, verdict.message
+    if rests(record) and leaving:
+        return GOODBYE
     if rests(record):
         return _whole(record, 1), UNLOADED, f"{verdict.message}; the next request loads it"
     if verdict.standing is not Standing.RUN:
@@ -134,7 +142,7 @@ def _standing(record: Record, observed: Observed | None, asleep: bool = False) -
         count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"
         missing = f"{count}: each takes a Mac of its own, or see --replicas-per-mac"
         return phase, "Serving", text if phase == "Ready" else f"{text}; {missing}"
-    return _creating(record, observed)
+    return _creating(record, observed, leaving)
 
 
 def rests(record: Record) -> bool:
@@ -211,14 +219,19 @@ def _conditions(
 
 
 def report(
-    record: Record, observed: Observed | None, asleep: bool = False, fronts: Collection[int] | None = None
+    record: Record,
+    observed: Observed | None,
+    asleep: bool = False,
+    fronts: Collection[int] | None = None,
+    leaving: bool = False,
 ) -> Report:
     """Build the report on one service.
 
-    `asleep`: True if this Mac is about to sleep, or to stop: it gets no requests. `fronts`: ports at which the gateway
-    listens for on-demand services, None to rely on it.
+    `asleep`: True if this Mac is about to sleep: it gets no requests, as if the whole system stops (`leaving`).
+    `fronts`: ports at which the gateway listens for on-demand services, None to rely on it.
     """
-    phase, reason, message = _standing(record, observed, asleep)
+    asleep = asleep or leaving
+    phase, reason, message = _standing(record, observed, asleep, leaving)
     if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
         phase = "Progressing"  # other Macs serve it
     standing = record.verdict.standing

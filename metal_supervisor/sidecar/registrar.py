@@ -113,7 +113,7 @@ class Registrar(threading.Thread):
         with self._lock:
             wanted, models, context = self._wanted, self._models, self._context
         ends = Observed("", 0, False, time.time(), "STOPPING")
-        ending = {key: replace(each, report=report(each.record, ends, asleep=True)) for key, each in wanted.items()}
+        ending = {key: replace(each, report=report(each.record, ends, leaving=True)) for key, each in wanted.items()}
         self.want(ending, models, context)
 
     def _note_withdrawals(self, wanted: Mapping[Key, WantedStatus]) -> None:

@@ -212,7 +212,7 @@ class Rows:
         news = self._news_of(record, engine)
         look = ServiceView(record, row, note, engine.pid, engine.sampled, engine.target, engine.attachment)
         seen = self._observer.see(look, view.records, mac.leaving)
-        told = report(record, seen.observed, mac.asleep or mac.leaving, mac.fronts)
+        told = report(record, seen.observed, mac.asleep, mac.fronts, mac.leaving)
         if seen.settled:
             self._announce(record, told, seen.observed, seen.crashed)
         where = f"{in_url(mac.address)}:{told.port}" if told.wants_slice and mac.address and seen.settled else ""

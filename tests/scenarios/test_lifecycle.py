@@ -189,6 +189,7 @@ def test_a_model_that_was_deleted_while_the_mac_was_off_stops_nothing(tmp_path: 
         mac.apply(mac.tiny_model("other"), mac.tiny_model(), service("guest"))
         mac.ready("guest")
         mac.stop()
+        assert mac.told("guest").startswith("Stopping: metal-supervisor has stopped on this Mac"), "until it is back"
         mac.delete("tiny", MODELS)
         mac.start()
         eventually(lambda: mac.condition("Degraded", "guest").get("reason") == "ModelNotFound", 60, "Degraded")

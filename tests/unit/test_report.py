@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.cluster.report import WAITING, Condition, Report, happening, report
+from metal_supervisor.cluster.report import UNLOADED, WAITING, Condition, Report, happening, report
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
@@ -276,6 +276,20 @@ def test_a_mac_that_is_about_to_sleep_serves_nobody_and_says_so_only_where_it_se
     assert (told.phase, told.ready, told.reason, told.ready_replicas) == ("Creating", False, "Asleep", 0)
     assert told.wants_slice and told.wants_service, "the slice stays, and says that it is not ready"
     assert happening(report(record(), UP), told, "") is None, "no cause for an alarm"
-    assert report(record(), UP, asleep=False).ready
+    assert report(record(), UP).ready
     for other in (record(Standing.WAIT, "Downloading"), record(Standing.SUSPENDED, "Suspended"), record(withdraw="t")):
         assert report(other, None, asleep=True) == report(other, None)
+
+
+def test_the_last_word_of_a_mac_that_stops_stays_true_while_it_is_away() -> None:
+    """"the engine is ending" stood in the cluster for as long as the Mac was off, and an idle one as Ready."""
+    ending = replace(UP, ready=False, state="STOPPING")
+    gone = Observed("", 0, False, 1.0, "STOPPING")
+    rests = replace(record(Standing.WAIT, UNLOADED), idle_s=60.0, front_port=18200)
+    for each, observed in ((record(), ending), (record(), gone), (record(), None), (rests, None)):
+        told = report(each, observed, leaving=True)
+        assert (told.phase, told.ready, told.reason) == ("Creating", False, "Stopping")
+        assert "metal-supervisor has stopped on this Mac" in told.message
+    for each in (record(Standing.WAIT, "Downloading"), record(Standing.SUSPENDED, "Suspended")):
+        assert report(each, None, leaving=True) == report(each, None)
+    assert report(record(), replace(gone, state="FATAL"), leaving=True).reason == "CrashLoopBackOff"
