@@ -95,6 +95,8 @@ class ChangePrinter:
                 text += f" [{record.warning[0]}: {record.warning[1]}]"
             state = phase, told.reason, text
             before = self._phases.get(record.key)
+            if before is None and told.reason == "Stopping":
+                continue  # what the run before left behind
             if before != state:
                 self._phases[record.key] = state
                 # How far a download is the line below says, where there is one.

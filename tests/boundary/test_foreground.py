@@ -80,6 +80,17 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
         assert out.getvalue().count(once) == 1, once
 
 
+def test_what_the_run_before_left_behind_is_not_told_as_news(state: StateDir) -> None:
+    run, out = shown(Settings())
+    state.write_observed(Observed("default.tiny", 7, False, 1.0, "STOPPING"))
+    run.printer.print_states(state, run.settings)
+    assert out.getvalue() == ""
+    for ready, word in ((True, "RUNNING"), (False, "STOPPING")):
+        state.write_observed(Observed("default.tiny", 7, ready, 1.0, word))
+        run.printer.print_states(state, run.settings)
+    assert "Ready" in out.getvalue() and "the engine is ending" in out.getvalue()
+
+
 def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state: StateDir) -> None:
     state.write_record(replace(RECORD, mode="embedding"))
     run, out = shown(Settings())
