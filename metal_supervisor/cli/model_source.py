@@ -60,6 +60,9 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
         return ServedModel(here.as_uri(), "gguf") if path.is_file() else ServedModel(str(here), "mlx")
     if library := _LIBRARY.fullmatch(typed):
         return ServedModel(canonical(f"https://ollama.com/library/{library[1]}", "SOURCE"), "gguf")
+    if "://" not in typed and "/" in typed and typed.endswith(".gguf"):  # no repository of the Hub has such a name
+        text = f"{typed}: there is no such file; one of Hugging Face is hf://OWNER/REPO/FILE.gguf"
+        raise Bad("InvalidModel", text)
     if repository := _REPOSITORY.fullmatch(typed):
         return _of_repository(settings, repository[1], repository[2] or "", context)
     if "://" in typed:

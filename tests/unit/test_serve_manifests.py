@@ -231,6 +231,13 @@ def test_what_is_no_source_is_refused(typed: str) -> None:
         model_source.resolve(Settings(), typed)
 
 
+@pytest.mark.parametrize("typed", ["models/none.gguf", "o/r/none.gguf"])
+def test_a_relative_path_that_is_not_there_is_told_as_a_file(typed: str) -> None:
+    with pytest.raises(Bad) as caught:
+        model_source.resolve(Settings(hf_endpoint="http://127.0.0.1:9"), typed)
+    assert caught.value.message.startswith(f"{typed}: there is no such file; ") and "hf://" in caught.value.message
+
+
 def test_shipped_examples_are_served_by_name() -> None:
     found = model_source.resolve(Settings(), "phi-4-mini")
     model, service = serve.manifests(ServeOrder("phi-4-mini", context=4096), found)
