@@ -78,7 +78,7 @@ def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedCha
 
     without = made.total_bytes - made.prompt_cache_bytes
     if without <= free_bytes:
-        add("without its prompt cache (spec.extraArgs: --cache-ram 0)", without)
+        add("--cache-ram 0 in spec.extraArgs (no prompt cache)", without)
     context = largest_context(charge, plan, free_bytes, plan.context)
     if context >= least:
         add(f"--ctx {context} (spec.contextSize)", takes(replace(plan, context=context)))

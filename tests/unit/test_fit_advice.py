@@ -67,7 +67,7 @@ def test_a_prompt_cache_is_the_first_to_go() -> None:
         return replace(charge(plan), prompt_cache_bytes=2 * GIB)
 
     found = texts(FitPlan(8192), 6 * GIB, with_cache)
-    assert found == ["without its prompt cache (spec.extraArgs: --cache-ram 0): 5.5 GiB"]
+    assert found == ["--cache-ram 0 in spec.extraArgs (no prompt cache): 5.5 GiB"]
 
 
 def test_a_context_that_is_no_help_is_not_suggested() -> None:
