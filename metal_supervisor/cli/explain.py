@@ -12,7 +12,7 @@ from metal_supervisor.cli.explanation import Case, explain, numbers
 from metal_supervisor.cli.terminal import NOT_FOUND, columns
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.document import mapping
-from metal_supervisor.spec.names import Unknown, aliases, meant
+from metal_supervisor.spec.names import Unknown, aliases, meant, of_another_namespace
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.terminal_text import encodable, escaped, labelled
 from metal_supervisor.spec.types import Json
@@ -26,14 +26,20 @@ LABEL = 11
 MOST_AHEAD = 5
 
 
-def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None]) -> int:
-    """Print the explanation. Returns the exit code: 4 if there is no such service, 3 if no supervisord runs."""
+def run(
+    state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None], namespace: str = ""
+) -> int:
+    """Print the explanation. Returns the exit code: 4 if there is no such service, 3 if no supervisord runs.
+
+    `namespace`: the one that this Mac watches, "" for all.
+    """
     records, unreadable = state.records()
     told = controller_report(state.path)
     try:
         program = meant(name, {each.program: aliases(each) for each in records.values() if not each.is_daemon})
     except Unknown as unknown:
-        say(escaped(_why_unknown(name, told, unreadable) or str(unknown)))
+        why = _why_unknown(name, told, unreadable) or of_another_namespace(name, namespace)
+        say(escaped(why or str(unknown)))
         return NOT_FOUND
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
     text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))

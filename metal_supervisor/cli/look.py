@@ -77,8 +77,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import explain
     from metal_supervisor.state.directory import StateDir
 
-    state = StateDir(loader.settings_of(arguments).state_path)
-    return explain.run(state, arguments.name, arguments.json, sys.stdout, say)
+    settings = loader.settings_of(arguments)
+    state = StateDir(settings.state_path)
+    return explain.run(state, arguments.name, arguments.json, sys.stdout, say, settings.namespace)
 
 
 def _lines(text: str) -> int | None:

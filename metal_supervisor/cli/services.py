@@ -17,6 +17,7 @@ from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.settings.loader import Settings, start_command
 from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.names import of_another_namespace
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
@@ -86,7 +87,8 @@ class ServiceClient:
         if found:
             raise CommandError(f"{name} is ambiguous; name one of {', '.join(map(_key, found))}", NOT_FOUND)
         known = ", ".join(map(_key, every)) or "none"
-        raise CommandError(f"there is no service {name}; there are: {known}", NOT_FOUND)
+        text = of_another_namespace(name, self._settings.namespace) or f"there is no service {name}; there are: {known}"
+        raise CommandError(text, NOT_FOUND)
 
     def scale(self, name: str, replicas: int) -> str:
         """Set the number of replicas; returns what was done. Raises CommandError."""

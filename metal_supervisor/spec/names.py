@@ -37,6 +37,14 @@ def meant(word: str, known: Mapping[str, Aliases]) -> str:
     raise Unknown(f"there is no {word!r:.80}{_instead(word, known)}")
 
 
+def of_another_namespace(word: str, namespace: str) -> str:
+    """Message about a name of a namespace that this Mac does not watch, "" for others. `namespace`: "" for all."""
+    theirs, slash, _ = word.partition("/")
+    if not (slash and namespace) or theirs == namespace:
+        return ""
+    return f"{word!r:.80} is not looked at: this Mac serves the namespace {namespace} only; see --namespace"
+
+
 def _instead(word: str, known: Mapping[str, Aliases]) -> str:
     every = {name: program for program, each in known.items() for names in each for name in names}
     near = sorted({every[name] for name in nearest(word, tuple(every))})

@@ -56,6 +56,13 @@ def test_it_tells_from_the_files_alone_and_keeps_secrets_and_control_characters_
     assert HIDDEN not in out + raw
 
 
+def test_a_service_of_a_namespace_that_is_not_watched_is_told_as_such(state: StateDir) -> None:
+    """It has no status, and its own namesake was proposed instead."""
+    code, out, said = explain(state, "team-a/tiny")
+    assert (code, out) == (4, "") and "this Mac serves the namespace default only; see --namespace" in said
+    assert "did you mean default.tiny?" in explain(state, "default/tinny")[2]
+
+
 def test_on_a_terminal_the_sentences_are_wrapped_and_indented(state: StateDir) -> None:
     terminal = Terminal(command(state, "tiny"), 60)
     shown = terminal.rest().partition("known last:\r\n")[2].splitlines()

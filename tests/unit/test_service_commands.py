@@ -96,6 +96,8 @@ def test_an_unknown_name_and_a_stopped_system_have_exit_codes_of_their_own(
     for words in commands[1:]:
         assert main.main([*words, *state]) == 4
         assert "there is no service x; there are: none" in capsys.readouterr().err
+    assert main.main(["stop", "team/x", *state]) == 4
+    assert "this Mac serves the namespace default only" in capsys.readouterr().err
     kube.failure = KubeError(0, "Unreachable", "Connection refused")
     for words in commands:
         assert main.main([*words, *state]) == 3
