@@ -97,6 +97,8 @@ def _add(path: Path, arguments: argparse.Namespace, out: TextIO) -> int:
         text = "NAME must be of letters, digits, '.', '_' and '-', at most 63, and begin with a letter or digit"
         raise BadKeys(f"{text}, not {arguments.name!r:.80}")
     text = path.read_text("utf-8") if path.exists() else ""
+    if any(each.name == arguments.name for each in access.parse(text)):
+        raise BadKeys(f"there is a key called {arguments.name} already; remove it, or choose another name")
     secret = access.new_key()
     written = ("--per-minute", arguments.per_minute), ("--at-once", arguments.at_once)
     limits = (access.limit(text or None, flag) for flag, text in written)

@@ -84,3 +84,13 @@ def test_a_file_or_a_key_that_is_not_there_is_told(tmp_path: Path, capsys: pytes
     assert main.main(["key", "add", "ci", "--file", file]) == 0
     assert main.main(["key", "remove", "ic", "--file", file]) == 4
     assert "there is no key called ic" in capsys.readouterr().err
+
+
+def test_a_name_that_is_taken_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a line that the file does not have, nobody would find the mistake."""
+    command = ["key", "add", "laptop", "--file", str(tmp_path / "keys")]
+    assert main.main(command) == 0
+    before = (tmp_path / "keys").read_text()
+    assert main.main(command) == 1
+    assert "there is a key called laptop already; remove it, or choose another name" in capsys.readouterr().err
+    assert (tmp_path / "keys").read_text() == before
