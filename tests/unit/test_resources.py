@@ -140,17 +140,17 @@ def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any
 
 
 @pytest.mark.parametrize(
-    ("name", "item", "most"),
+    ("name", "item"),
     [
-        ("extraArgs", "--mlock", 10_000), ("tensorOverrides", "a=CPU", 10_000), ("metadataOverrides", "a=int:1", 10_000),
-        ("env", {"name": "LANG", "value": "C"}, 10_000),
+        ("extraArgs", "--mlock"), ("tensorOverrides", "a=CPU"), ("metadataOverrides", "a=int:1"),
+        ("env", {"name": "LANG", "value": "C"}),
     ],
 )
-def test_a_list_that_is_far_too_long_is_refused_before_it_costs_a_pass(name: str, item: Any, most: int) -> None:
+def test_a_list_that_is_far_too_long_is_refused_before_it_costs_a_pass(name: str, item: Any) -> None:
     """An engine of 100,000 arguments took minutes to compose, in the thread that decides for all services."""
-    assert accepted(service(**{name: [item] * most}))
-    told = refused(service(**{name: [item] * (most + 1)})).message
-    assert told == f"spec.{name} has {most + 1} items; at most {most} are possible"
+    assert accepted(service(**{name: [item] * 10_000}))
+    told = refused(service(**{name: [item] * 10_001})).message
+    assert told == f"spec.{name} has 10001 items; at most 10000 are possible"
     assert "spec.files has 4097 items" in refused(service(), model(files=["tiny.gguf"] * 4097)).message
 
 
