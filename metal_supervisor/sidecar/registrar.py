@@ -172,10 +172,12 @@ class Registrar(threading.Thread):
         What was due before the latest pass and still is was refused, or is held back. It must not be tried in a circle.
         """
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
-        dues = listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces)
+        dues = (
+            listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces),
+            self._backoffs.due_at(), self._publisher.statuses.held_until(),
+        )  # fmt: skip
         again_at = time.monotonic() + REFUSED_PAUSE_S
-        due_at = min(each if each >= self._began else again_at for each in dues)
-        return min(due_at, self._backoffs.due_at(), self._publisher.statuses.held_until())
+        return min(each if each >= self._began else again_at for each in dues)
 
     def release(self) -> None:
         """End the thread, which would renew them, and release the Leases: peers know then that this Mac stops.
