@@ -157,8 +157,10 @@ class Registrar(threading.Thread):
 
     def run(self) -> None:
         failures = 0
-        while not self._ends:
+        while True:
             self._wake.clear()
+            if self._ends:  # after the clear, which may take back the wake of `release`
+                return
             self._one_pass()
             failures = failures + 1 if self._pass_failed else 0
             if failures:

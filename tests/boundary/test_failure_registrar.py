@@ -315,6 +315,21 @@ def test_a_lease_that_was_released_is_not_renewed_by_a_pass_under_way(monkeypatc
     assert cluster.holders[-1] == "" and not registrar.is_alive()
 
 
+def test_the_thread_ends_though_it_is_told_to_just_before_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, registrar = setup()
+
+    class SetTooEarly(threading.Event):
+        def clear(self) -> None:
+            registrar._ends = True
+            self.set()
+            super().clear()
+
+    monkeypatch.setattr(registrar, "_wake", SetTooEarly())
+    registrar.start()
+    registrar.join(30.0)
+    assert not registrar.is_alive()
+
+
 def test_another_address_of_this_mac_is_announced_in_the_same_pass() -> None:
     cluster, _, registrar = setup()
     for address, kind in (("192.0.2.1", "IPv4"), ("192.0.2.9", "IPv4"), ("2001:db8::1", "IPv6")):
