@@ -60,8 +60,12 @@ class Keeper:
         }  # fmt: skip
         self.settings = replace(Settings(), state_dir=str(path / "state"), **settings)
         self.woken = threading.Event()
-        self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
+        self.restart()
         self.records: dict[Key, Record] = {}
+
+    def restart(self) -> None:
+        """Begin with what is on file, as another controller."""
+        self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
 
     def one_pass(
         self, *services: Service, table: dict[str, ProgramState] | None = None, notes: dict[str, RunNote] | None = None
@@ -298,9 +302,9 @@ def test_a_model_that_is_still_to_be_unloaded_needs_it(keeper: Keeper, monkeypat
 
 def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -> None:
     found = keeper.one_pass(service())
-    fresh = Daemons(keeper.settings, keeper.state, keeper.builds, keeper.specs.__setitem__, keeper.woken.set)  # type: ignore[arg-type]
+    keeper.restart()
     keeper.builds.path = "/opt/another"
-    assert fresh.keep(keeper.records, {}, {}, 2000.0)[key_of("omlx")] == found
+    assert keeper.daemons.keep(keeper.records, {}, {}, 2000.0)[key_of("omlx")] == found
 
 
 # ── several services of one ──────────────────────────────────────────────────────────────────────

@@ -104,6 +104,23 @@ def test_the_cache_directory_that_a_service_names(disk: Disk, tmp_path: Path) ->
     assert found is not None and str(disk.path) in keeper.specs[found.spec_file or ""]
 
 
+def test_a_cache_directory_that_hangs_decides_nothing_anew_about_a_daemon_that_has_it(
+    disk: Disk, tmp_path: Path
+) -> None:
+    """A controller that has just started has looked at nothing yet."""
+    keeper = Keeper(tmp_path, allowed_roots=f"{disk.path},/cache")
+    caching = service(options={"pagedSSDCacheDir": str(disk.path / "cache")})
+    other = service("two", options={"pagedSSDCacheDir": "/cache"})
+    eventually(lambda: keeper.daemons.is_looked_at(caching), WITHIN_S, "the look at its directory")
+    found = keeper.one_pass(caching)
+    assert found is not None and found.runs
+    keeper.restart()
+    disk.hang()
+    assert keeper.one_pass(caching) == found, "it is to start with its cache, also while it is down"
+    keeper.daemons.prepare([other, caching], keeper.records)
+    assert (keeper.daemons.problem(other) or ("",))[0] == "DaemonSettingsConflict", "the first to have it keeps it"
+
+
 def test_the_directory_of_the_models_that_ollama_pulls(disk: Disk, tmp_path: Path) -> None:
     keeper = Keeper(tmp_path, ollama_models=str(disk.path / "models"))
     disk.hang()

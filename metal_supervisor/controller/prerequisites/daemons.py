@@ -98,7 +98,8 @@ class Daemons:
         self._records, self._services, self._asked = records, {}, True
         shared = [
             each for each in services
-            if each.runtime in DAEMONS and each.replicas and not each.suspended and self._has_place(each)
+            if each.runtime in DAEMONS and each.replicas and not each.suspended
+            and self._has_place(each, records.get(each.key))
         ]  # fmt: skip
         for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
             self._services.setdefault(each.runtime, []).append(each)
@@ -139,10 +140,15 @@ class Daemons:
         """True unless a service names a directory for its daemon's cache that is still to be looked at."""
         return cache_directory(service) is None or self._cache_of(service) is not None
 
-    def _has_place(self, service: Service) -> bool:
-        """True if a service names no directory for its daemon's cache, or one that it may name."""
+    def _has_place(self, service: Service, record: Record | None) -> bool:
+        """True if a service names no directory for its daemon's cache, or one that it may name.
+
+        Until it has been looked at, one that has the daemon keeps its place, and no other waits for a disk.
+        """
+        if not self.is_looked_at(service):
+            return key_of(service.runtime) in self._records and _has_daemon(service, record)
         found = self._cache_of(service)
-        return self.is_looked_at(service) and (found is None or found.refusal is None)
+        return found is None or found.refusal is None
 
     def problem(self, service: Service) -> tuple[str, str] | None:
         """(reason, message) of what keeps a service off its daemon because of others on it."""
@@ -298,8 +304,13 @@ class Daemons:
 
 def _seniority(service: Service, record: Record | None) -> tuple[bool, float, Key]:
     """Sort key: services that have a daemon, or wait to return to it, by how long they have wanted it; then by name."""
-    has = record is not None and record.daemon == service.runtime and (record.runs or record.queued_at is not None)
+    has = _has_daemon(service, record)
     return not has, record.queued_at or 0.0 if record is not None and has else 0.0, service.key
+
+
+def _has_daemon(service: Service, record: Record | None) -> bool:
+    """True if a service has its daemon, or waits to return to it."""
+    return record is not None and record.daemon == service.runtime and (record.runs or record.queued_at is not None)
 
 
 def _is_own(record: Record | None) -> bool:
