@@ -18,8 +18,11 @@ from metal_supervisor.confinement.probe import Trials, TrialVerdict
 from metal_supervisor.controller.prerequisites.confinement_policies import Confinement
 from metal_supervisor.controller.prerequisites.daemons import key_of
 from metal_supervisor.controller.prerequisites.offers import FETCH_S, Offers
+from metal_supervisor.controller.prerequisites.ports import Ports
+from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.prerequisites.readings import Readings
-from metal_supervisor.controller.snapshot import Room
+from metal_supervisor.controller.reconcile import Outlook
+from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.models.headers import Headers
 from metal_supervisor.models.model_directory import USED
 from metal_supervisor.models.places import Places
@@ -29,9 +32,11 @@ from metal_supervisor.models.store_context import Terms
 from metal_supervisor.runtimes import Binary
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, canonical
+from metal_supervisor.spec.types import ModelFile
 from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_confined import BINARY, ENGINE, SERVICE
 from tests.boundary.test_daemons import LIBRARY, Keeper, service
+from tests.support.records import a_record, accept
 from tests.support.system import eventually, tiny_gguf
 
 WITHIN_S = 30.0
@@ -87,6 +92,36 @@ def test_a_path_behind_an_opened_flag(disk: Disk, tmp_path: Path, monkeypatch: p
     assert rang.wait(WITHIN_S)
     found = confinement.of(opened, BINARY, ENGINE, (), 18100)
     assert found is not None and str(disk.path / "keys") in str(found.policy)
+
+
+def test_the_spec_of_an_engine_that_runs_keeps_its_policy_meanwhile(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that has just started has looked at nothing yet; without a policy the launcher starts no engine."""
+    monkeypatch.setattr(Trials, "look", lambda *_: TrialVerdict(True))
+    state, flag, model = StateDir(tmp_path / "state"), "--api-key-file", tmp_path / "m.gguf"
+    state.create()
+    tiny_gguf.write_tiny_gguf(model)
+    (disk.path / "keys").write_text("x")
+    opened = replace(SERVICE, extra_args=(flag, str(disk.path / "keys")), allowed_args=frozenset({flag}))
+    rang = threading.Event()
+    ready = ModelFile("Ready", str(model), model.stat().st_size, real=(str(model),))
+    store = cast(Any, SimpleNamespace(state=lambda _: ready, has=lambda _: True))
+    builds = cast(Any, SimpleNamespace(look=lambda _: BINARY))
+    found = Prerequisites(Settings(confinement="on"), state, store, Headers(rang.set), builds, rang.set)
+    snapshot = Snapshot(1.0, {}, True, {}, {}, {}, {}, room=Room(64 << 30, 48 << 30, 48 << 30))
+    disk.hang()
+    kept = a_record(spec_file="default.tiny.0123456789ab.json", port=18100)
+
+    def looked() -> Outlook:
+        return found.outlook(opened, kept, Ports([kept]), snapshot)
+
+    eventually(lambda: found.readings.look(str(model)) is not None, WITHIN_S, "the model's header")
+    waits = looked()
+    assert not found.specs and accept(opened, kept, waits, 1.0) == kept
+    disk.answers.set()
+    eventually(lambda: looked().program is not None, WITHIN_S, "the look at the path")
+    assert str(disk.path / "keys") in next(iter(found.specs.values()))
 
 
 def test_the_cache_directory_that_a_service_names(disk: Disk, tmp_path: Path) -> None:

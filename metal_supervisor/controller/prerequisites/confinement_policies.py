@@ -98,6 +98,10 @@ class Confinement:
         write = [scratch, *(each.real for each in opened if each.is_directory)]
         return Confined(_policy(_access(service.runtime, binary, port, read, write)))
 
+    def is_looking(self, service: Service) -> bool:
+        """True while a path behind an opened flag is still to be looked at: a spec keeps the policy that it has."""
+        return self.paths.all_of(_opened(service)) is None
+
     def tried(self, runtime: str, binary: Binary) -> Confined | None:
         """Outcome for a build of an engine of its own, still without a policy; None while it is being tried."""
         return self._tried(binary.build, lambda scratch, at: self._trial(runtime, binary, scratch, at))

@@ -216,7 +216,7 @@ class Prerequisites:
         engine, demand = composed.engine, self._with_advice(parts, composed.demand, room.budget)
         judged = [path for _, each in files.values() for path in each.real]
         confined = self._confinement.of(service, binary, engine, judged, port)
-        if confined is None and new:
+        if confined is None and (new or self._confinement.is_looking(service)):
             return Outlook(CONFINING, port)
         if confined is not None and confined.problem:
             return Outlook(file, port, problem=confined.problem)
