@@ -35,12 +35,14 @@ class BackgroundLooks(Generic[T]):
         self._kind, self._on_change = kind, on_change
         self._lock = threading.Lock()
         self._looks: dict[str, _Look[T]] = {}
+        self._waited_s = 0.0
+        """Time for which first answers have been waited for since `keep` was called."""
 
     def look(self, name: str, ask: Callable[[T | None], T], wait_s: float, again_s: float) -> T | None:
         """Return the latest answer; None until there is one. Raises RuntimeError if no thread can be had for the first.
 
         `ask`: called in a thread, with the answer so far; it must not raise. Once an answer is `again_s` old, the next
-        call asks again. `wait_s`: how long the first call waits.
+        call asks again. `wait_s`: how long the first calls for names may wait, all together, until `keep` is called.
         """
         with self._lock:
             look = self._looks.get(name)
@@ -59,7 +61,9 @@ class BackgroundLooks(Generic[T]):
                         del self._looks[name]
                         raise
         if not known:
-            look.done.wait(wait_s)
+            began = time.monotonic()
+            look.done.wait(max(0.0, wait_s - self._waited_s))
+            self._waited_s += time.monotonic() - began
         with self._lock:
             look.quiet = False
             return look.answer
@@ -72,7 +76,7 @@ class BackgroundLooks(Generic[T]):
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget all answers but these; what is asked for later is asked anew."""
-        wanted = set(names)
+        wanted, self._waited_s = set(names), 0.0
         with self._lock:
             self._looks = {name: look for name, look in self._looks.items() if name in wanted}
 

@@ -23,6 +23,8 @@ from metal_supervisor.controller.prerequisites.prerequisites import Prerequisite
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Room, Snapshot
+from metal_supervisor.models import background
+from metal_supervisor.models.background import LOOK_WAIT_S, BackgroundLooks
 from metal_supervisor.models.headers import Headers
 from metal_supervisor.models.model_directory import USED
 from metal_supervisor.models.places import Places
@@ -75,6 +77,27 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     for thread in threading.enumerate():
         if thread.name in ("paths", "fetched", "headers"):
             thread.join(WITHIN_S)
+
+
+def test_many_paths_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest names a thousand, and a Mac has hundreds of services: a pass waits as long for all as for one."""
+    answers, now, wait = threading.Event(), [0.0], threading.Event.wait
+
+    def waits(event: threading.Event, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return wait(event)
+        now[0] += timeout
+        return False
+
+    monkeypatch.setattr(threading.Event, "wait", waits)
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    looks: BackgroundLooks[bool] = BackgroundLooks("paths", lambda: None)
+    for asked in (1, 2):
+        for number in range(20):
+            assert looks.look(f"{asked} {number}", lambda _: answers.wait(), LOOK_WAIT_S, 1.0) is None
+        assert now[0] == pytest.approx(LOOK_WAIT_S * asked)
+        looks.keep(())
+    answers.set()
 
 
 def test_a_path_behind_an_opened_flag(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
