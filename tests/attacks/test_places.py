@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller.prerequisites.daemons import Daemons
+from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.download_job import DownloadJob
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.store import Store
@@ -388,6 +389,29 @@ def test_ones_own_files_still_serve(mac: Mac, tmp_path: Path) -> None:
     wider = replace(mac, settings=replace(mac.settings, allowed_roots=roots, model_store=str(theirs.parent)))
     for path in (theirs, hidden):
         assert looked_for(wider, Artifact(str(path))).phase == "Ready"
+
+
+def test_a_cache_directory_is_the_very_one_that_was_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that is swapped right after the judgement: the daemon may write where a look says that it leads."""
+    allowed, secret, link = tmp_path / "roots" / "cache", tmp_path / "secret", tmp_path / "roots" / "link"
+    for each in (allowed, secret):
+        each.mkdir(parents=True)
+    link.symlink_to(allowed)
+    resolve = os.path.realpath
+
+    def swapped(path: Any, **more: Any) -> Any:
+        found = resolve(path, **more)
+        if str(path) == str(link):
+            link.unlink()
+            link.symlink_to(secret)
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", swapped)
+    looks = PathLooks(Settings(state_dir=str(tmp_path / "state"), allowed_roots=str(tmp_path / "roots")), lambda: None)
+    found = eventually(lambda: looks.look(str(link)), what="the look")
+    assert found.refusal is not None or found.real == str(allowed)
 
 
 def test_a_name_in_argv_that_is_no_file_of_the_service_is_not_opened(mac: Mac) -> None:

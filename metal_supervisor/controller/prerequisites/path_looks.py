@@ -58,13 +58,13 @@ class PathLooks:
         return places_of(self._settings)
 
     def _look(self, path: str) -> PathLook:
-        refusal = None
+        real, refusal = None, None
         try:
-            self._places.check(Path(path))
+            real = self._places.resolved(Path(path))
         except Unusable as error:
             refusal = error.reason, str(error)
         try:
-            real = Path(os.path.realpath(path))
+            real = real or Path(os.path.realpath(path))  # never again: a link may lead elsewhere since it was judged
             return PathLook(str(real), real.is_file(), real.is_dir(), refusal)
         except (OSError, ValueError):  # a name that no file can have, or in a directory that is closed to this user
             return PathLook(path, False, False, refusal)
