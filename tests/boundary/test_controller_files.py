@@ -119,6 +119,18 @@ def test_a_spec_that_nothing_composes_any_more_is_written_again(
     assert path.read_text() == old.spec
 
 
+def test_where_confinement_has_become_required_a_controller_keeps_no_spec_without_a_policy(state: StateDir) -> None:
+    """The controller before it may have put it back, and an edit in the queue keeps it from being composed anew."""
+    made = record("s")
+    open_one = programs.compose(made.program, Engine(("/bin/engine",), (), "/", Probe()), 18100, "::1", state.home)
+    state.write_record(replace(made, spec_file=open_one.spec_file))
+    state.write_spec(open_one.spec_file, open_one.spec)
+    settings, nothing = Settings(state_dir=str(state.path), confinement="required"), cast(Any, None)
+    controller = Controller(settings, state, cast(Any, NoKube()), nothing, lambda: True)
+    controller.applier.files.write_specs(controller.records.values(), controller.prerequisites.specs)
+    assert isinstance(state.read_spec(open_one.spec_file)["confinement"], dict)
+
+
 def test_a_revocation_is_in_the_spec_until_it_is_taken_back(state: StateDir) -> None:
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
     kept: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="NotAllowed: x")

@@ -229,8 +229,9 @@ def _parts(path: str) -> list[str]:
 def complete_specs(directory: StateDir, mode: str) -> None:
     """Give specs of a release without confinement a policy: an engine that crashes or reboots starts from its old spec.
 
-    Done before this release's launcher is in place, which starts nothing without one. `mode`: as `--confinement`. Where
-    it has become `required`, what was composed without one gets one as well, and a daemon waits for its own.
+    Done before this release's launcher is in place, which starts nothing without one, and when a controller starts: the
+    one before writes its own specs until it ends. `mode`: as `--confinement`. Where it has become `required`, what was
+    composed without one gets one as well, and a daemon waits for its own.
     """
     for path in (directory.path / "specs").glob("*.json"):
         spec = directory.read_spec(path.name)
