@@ -200,7 +200,6 @@ def configure(level: str, form: str = AUTO) -> None:
     handler.setFormatter(TextFormatter() if people else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    logging.getLogger("waitress").setLevel(logging.CRITICAL)  # its lines are of clients, as many as they like
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its other lines have whole URLs
 
 

@@ -471,7 +471,7 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
     program = f"""
         import logging, os, sys
         logging.basicConfig(level=logging.DEBUG)
-        logging.getLogger("urllib3").setLevel(logging.WARNING)  # as our programs have it
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # as our programs have it
         from metal_supervisor.models.remote import hub
         from metal_supervisor.models.remote.source_policy import SourcePolicy
         from metal_supervisor.models.remote.web import Client
