@@ -25,10 +25,12 @@ from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
 from metal_supervisor.controller.prerequisites import path_looks
 from metal_supervisor.controller.prerequisites.confinement_policies import CODE, Confined, Confinement, complete_specs
+from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import Builds, homes_of
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.fields import LONGEST_ADDRESS
 from metal_supervisor.spec.types import Endpoint, Engine, Model, Probe, Service
 from metal_supervisor.state.directory import StateDir
 from tests.support import ollama
@@ -102,6 +104,18 @@ def test_what_opened_flags_name_joins_the_policy_and_nothing_else_does(
     assert plain and wider and isinstance(plain.policy, dict) and isinstance(wider.policy, dict)
     assert plain.policy["read"] == [] and wider.policy["read"] == [str(tmp_path / "keys")]
     assert wider.policy["write"] == [*plain.policy["write"], str(tmp_path / "slots")]
+
+
+def test_an_opened_flag_with_a_path_that_is_far_too_long_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To judge it takes time and memory that grow with the square of its parts."""
+    looked: list[str] = []
+    monkeypatch.setattr(PathLooks, "look", lambda _, path: looked.append(path))
+    named = "/a" * LONGEST_ADDRESS
+    service = replace(SERVICE, extra_args=("--api-key-file", named), allowed_args=frozenset({"--api-key-file"}))
+    found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, service)
+    assert not looked and found is not None and isinstance(found.policy, dict) and found.policy["read"] == []
 
 
 @pytest.mark.parametrize("named", [f"/{'a' * 300}", "/proc/1/root"])

@@ -28,6 +28,7 @@ from metal_supervisor.runtimes.shims import mlx_engine, ollama_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.arguments import is_opened, parse
 from metal_supervisor.spec.document import items
+from metal_supervisor.spec.fields import LONGEST_ADDRESS
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact
@@ -214,7 +215,8 @@ def _opened(service: Service) -> list[str]:
         return []
     given = parse(service.extra_args, vocabulary.grammar).items
     opened = [item for item in given if is_opened(item, item.flag, service.allowed_args)]
-    return [each for item in opened for each in item.values if each.startswith("/")]
+    # A longer one is no file's, and takes memory that grows with the square of its parts.
+    return [each for item in opened for each in item.values if each.startswith("/") and len(each) <= LONGEST_ADDRESS]
 
 
 def _parts(path: str) -> list[str]:
