@@ -179,7 +179,9 @@ class Publisher:
         """Withdraw the endpoint if nothing serves, before and regardless of the write of the Service."""
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
-        elif done.path and not want.report.ready and not want.address_problem:
+            return
+        blocked = done.slice is None and time.monotonic() < done.blocked_until  # it may never have been accepted
+        if done.path and not want.report.ready and not want.address_problem and not blocked:
             self._slice(want, done)
 
     def _tell(self, done: _Done, published: Published) -> None:

@@ -845,6 +845,18 @@ def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_t
     assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"] and registrar.out
 
 
+def test_a_slice_that_was_never_accepted_is_left_alone_while_its_engine_is_not_ready() -> None:
+    cluster, _, registrar = setup()
+    registrar.want(wanted(), {})
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
+    registrar._one_pass()
+    for each in (asleep(), wanted(), asleep()):
+        cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
+        registrar.want(each, {})
+        registrar._one_pass()
+        assert cluster.refuses, "it waits for the end of its pause"
+
+
 def test_a_heartbeat_that_is_not_accepted_is_not_tried_in_a_circle() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
