@@ -59,8 +59,8 @@ _COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
     Reason("Restarting", "the endpoint is out while the engine is replaced", _WAIT),
     Reason(
         "Stopping",
-        "the engine is ending; it finishes its answers first; or metal-supervisor has stopped on this Mac",
-        "nothing: it passes by itself; or start metal-supervisor there",
+        "the engine is ending; it finishes its answers first; or the whole system was stopped on this Mac",
+        "nothing: it passes by itself; or start the system there again",
     ),
     Reason("Asleep", "this Mac is about to sleep", "nothing; or keep it awake, see docs/mac.md"),
 ))  # fmt: skip
