@@ -27,6 +27,15 @@ def test_its_marks_are_known_and_at_a_block_of_commands(block: Block) -> None:
     assert not block.exits or block.here, "an exit code is only looked at where the block is run"
 
 
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.where)
+def test_a_line_can_be_pasted_into_zsh(block: Block) -> None:
+    """The shell of a Mac takes a comment for arguments, and refuses a * that matches nothing."""
+    for each in block.shown:
+        bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", each.command)
+        assert not re.search(r"\s#", bare), f"{block.where}: say it beside the block: {each.command}"
+        assert not re.search(r",\S*\*", bare), f"{block.where}: quote it: {each.command}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_mark_is_lost(page: Path) -> None:
     """One that is misspelt, or away from its block, would leave its block without it."""

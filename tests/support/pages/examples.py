@@ -54,12 +54,12 @@ beside its weights, up to 2 GiB are a prompt cache, and most of the rest grows w
 
 <!-- needs: network -->
 ```sh
-kubectl apply -f conf/examples/16gb/qwen3-8b.yaml     # or, without a checkout: metal-supervisor serve qwen3-8b
+kubectl apply -f conf/examples/16gb/qwen3-8b.yaml
 ```
 
-Several fit one Mac as long as their sum does; what has no room waits, and its condition says for whom. With
-`metal-supervisor.io/on-demand` they take turns ([on-demand.md](on-demand.md)). A model of a larger Mac's list may fit
-yours with less context.
+Without a checkout, `metal-supervisor serve qwen3-8b` does the same. Several fit one Mac as long as their sum does;
+what has no room waits, and its condition says for whom. With `metal-supervisor.io/on-demand` they take turns
+([on-demand.md](on-demand.md)). A model of a larger Mac's list may fit yours with less context.
 """
 HEADING = """
 | model | | to fetch | context | memory |
