@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Protocol
 
 from metal_supervisor.cluster import status_mode
@@ -176,7 +176,7 @@ def _model_row(item: Json, file: ModelFile) -> Json:
         "uid": metadata.get("uid", ""),
         "generation": metadata.get("generation", 0),
         "source": source_of(item),
-        "file": asdict(file),
+        "file": dict(vars(file)),
     }
 
 
