@@ -207,6 +207,7 @@ class Publisher:
         if found:
             self._free_port_name(path, found, body)
         if found is None or body != done.service or found["metadata"].get("resourceVersion") != done.service_version:
+            done.service = None  # until it is written, as with slices
             found = self._kube.apply(path, body, manifests.MANAGED_BY, force=True)
         done.service, done.service_at = body, time.monotonic()
         done.service_version = found["metadata"].get("resourceVersion", "")

@@ -725,6 +725,30 @@ def test_a_status_whose_write_failed_may_be_there_and_is_put_right(operator: boo
     assert shown(wanted()) == "Serving", "and not what the write that failed has left there"
 
 
+def test_a_service_whose_write_failed_may_be_there_and_is_put_right() -> None:
+    cluster, _, registrar = setup()
+    write = cluster.apply
+
+    def with_port(port: int) -> Json:
+        want = {key: replace(each, record=replace(each.record, endpoint=replace(ENDPOINT, port=port)))
+                for key, each in wanted().items()}  # fmt: skip
+        registrar.want(want, {})
+        due(registrar)
+        return dict(cluster.bodies["tiny"]["spec"]["ports"][0])
+
+    def fails(path: str, *more: Any, **named: Any) -> Json:
+        body = write(path, *more, **named)
+        if path.endswith("/services/tiny"):
+            raise KubeError(504, "Timeout", "perhaps")
+        return dict(body)
+
+    assert with_port(8080)["port"] == 8080
+    cluster.apply = fails
+    assert with_port(9090)["port"] == 9090
+    cluster.apply = write
+    assert with_port(8080)["port"] == 8080, "and not what the write that failed has left there"
+
+
 class Unanswered(Cluster):
     """Deletes a slice, and answers that it could not."""
 

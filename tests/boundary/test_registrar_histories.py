@@ -67,11 +67,11 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failing]:
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that have passed besides the real ones; the time in heartbeats stands still: they put nothing right."""
-    found, clock = [0.0], time.monotonic
+    """Seconds that have passed, which only a history moves. Heartbeats say one time, and so put nothing right."""
+    found, began = [0.0], time.monotonic()
     for module in (publisher_module, statuses_module):
         monkeypatch.setattr(module, "now_seconds", lambda _kube: "2026-01-01T00:00:00Z")
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + found[0])
+    monkeypatch.setattr(time, "monotonic", lambda: began + found[0])
     return found
 
 
@@ -91,10 +91,9 @@ class History:
 
     def _state(self, name: str) -> WantedStatus:
         state = self.chance.choice(STATES)
-        record = a_record(
-            name, uid=self.uids[name], port=18100, claimed=state != "claim lost",
-            endpoint=Endpoint(name.replace(".", "-"), 8080, "/v1/chat/completions", "ClusterIP", None),
-        )  # fmt: skip
+        endpoint = Endpoint(name.replace(".", "-"), self.chance.choice([8080, 9090]), "/v1", "ClusterIP", None)
+        claimed = state != "claim lost"
+        record = a_record(name, uid=self.uids[name], port=18100, claimed=claimed, endpoint=endpoint)
         observed = Observed(record.program, 5, state != "loading", 100.0, "RUNNING", str(self.chance.random()))
         ended = {"failed": Standing.FAILED, "stopped": Standing.STOPPED, "left": Standing.REMOVING}.get(state)
         if ended is not None:
@@ -178,6 +177,7 @@ def test_whatever_fails_on_the_way_the_cluster_ends_with_what_is_wanted(
 ) -> None:
     history = History(kube, seed, passed)
     kube.chance = history.chance
+    random.seed(seed)  # of pauses
     for _ in range(history.chance.randint(3, 12)):
         history.step()
     history.settle()
@@ -193,6 +193,8 @@ def test_whatever_fails_on_the_way_the_cluster_ends_with_what_is_wanted(
         if want.report.wants_service and not want.address_problem:
             owned = find(kube, f"/api/v1/namespaces/default/services/{key[1].replace('.', '-')}")
             assert owned is not None and owned["metadata"]["ownerReferences"][0]["uid"] == want.record.uid
+            (port,) = owned["spec"]["ports"]
+            assert want.record.endpoint is not None and port["port"] == want.record.endpoint.port
     assert registrar.trouble == ("", 0.0) and registrar.flush(0)
     before = kube.requests
     registrar._one_pass()
