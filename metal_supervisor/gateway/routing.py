@@ -5,6 +5,7 @@ Only paths of inference are passed on. Engines have others, which load, unload o
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,8 +120,16 @@ class ServiceTable:
 
     def public_name(self, backend: Backend) -> str:
         """The name in `/v1/models`: short where it is the only one of that name."""
-        meant = {each.qualified for each in self.backends if backend.name in _short_names(each)}
-        return backend.name if len(meant) == 1 else backend.qualified
+        return backend.name if len(self._meant[backend.name]) == 1 else backend.qualified
+
+    @functools.cached_property
+    def _meant(self) -> dict[str, set[str]]:
+        """Short name -> services that it may mean; a list of all services asks for each."""
+        found: dict[str, set[str]] = {}
+        for each in self.backends:
+            for name in _short_names(each):
+                found.setdefault(name, set()).add(each.qualified)
+        return found
 
     def find(self, model: str, allowed: Filter) -> list[Backend]:
         """The engines that a name means, among the allowed services. Raises GatewayError, with the nearest names."""
