@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,10 @@ FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
 PATIENT_TRIES = 4
 """Number of fruitless tries in a row before a cut connection is reported as a failure."""
 LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
+MOST_OF_NAMESPACE = 500
+"""Artifacts that are looked after for one namespace, with a thread each and another one while a server is asked: macOS
+gives a process a few thousand threads, and without another one no pass of the controller comes to its end.
+"""
 
 
 @dataclass
@@ -73,6 +78,8 @@ class Store:
         """`read`: reads the header of a model on a server, without fetching the model."""
         self._shelf, self._on_change, self._read = StoreContext(directory, terms or Terms()), on_change, read
         self._tasks: dict[Artifact, _Task] = {}
+        self._beyond: set[Artifact] = set()
+        """Wanted artifacts that wait until fewer of their namespaces are looked after."""
 
     # ── asked by the controller ──────────────────────────────────────────────────────────────────
 
@@ -88,12 +95,18 @@ class Store:
             task = self._tasks.pop(artifact)
             task.drop()
         started: list[_Task] = []
+        counts = Counter(name for artifact in self._tasks for name in (namespaces or {}).get(artifact, ()))
+        self._beyond = set()
         try:
             for artifact, keys in wanted.items():
                 wanted_in = (namespaces or {}).get(artifact, frozenset())
                 known = self._tasks.get(artifact)
+                if known is None and wanted_in and min(counts[name] for name in wanted_in) >= MOST_OF_NAMESPACE:
+                    self._beyond.add(artifact)
+                    continue
                 if known is None:
                     started.append(self._start(artifact, keys, wanted_in))
+                    counts.update(wanted_in)
                     continue
                 known.job.namespaces = wanted_in
                 if known.job.keys != keys:
@@ -119,6 +132,9 @@ class Store:
 
     def state(self, artifact: Artifact) -> ModelFile:
         """State of a wanted artifact; phase Checking if it is not wanted."""
+        if artifact in self._beyond:
+            text = f"{MOST_OF_NAMESPACE} other files of its namespace are looked after, which is the most; remove some"
+            return ModelFile("Checking", message=text)
         task = self._tasks.get(artifact)
         return task.state if task else ModelFile("Checking")
 

@@ -658,6 +658,31 @@ def test_nothing_is_fetched_without_leave_and_what_is_dropped_needs_none(web: We
     eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
 
 
+def test_a_namespace_with_very_many_files_leaves_threads_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MOST_OF_NAMESPACE", 2)
+    store, files = Store(tmp_path / "models", lambda: None), [tmp_path / f"{number}.gguf" for number in range(5)]
+    for each in files:
+        each.write_bytes(GGUF)
+    *many, other = map(of, map(str, files))
+    namespaces = {**dict.fromkeys(many, frozenset({"many"})), other: frozenset({"other"})}
+
+    def want(artifacts: list[Artifact]) -> list[str]:
+        store.want(dict.fromkeys(artifacts, NO_KEYS), namespaces)
+        eventually(lambda: all(store.state(each).phase == "Ready" for each in artifacts if store.wants(each)), WITHIN_S)
+        return [store.state(each).phase for each in artifacts]
+
+    try:
+        assert want([*many, other]) == ["Ready", "Ready", "Checking", "Checking", "Ready"]
+        assert "2 other files of its namespace" in store.state(many[2]).message
+        assert want([*many[1:], other]) == ["Ready", "Ready", "Checking", "Ready"]
+        assert want(many) == ["Checking", "Ready", "Ready", "Checking"]
+    finally:
+        store.want({})
+    eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
+
+
 def test_a_thread_that_cannot_be_started_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As while other programs of this user have as many as the system allows."""
     rings, start = threading.Event(), threading.Thread.start
