@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.cli import completion, main
+from metal_supervisor.cli import completion
 from metal_supervisor.cli.command_parser import GROUPS
 from tests.support.system import eventually
+from tests.support.typed import typed
 
 Shell = Callable[[str], str]
 
@@ -34,12 +35,17 @@ def shell_of(name: str, *flags: str) -> Shell:
     return run
 
 
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """Shell -> its completions, as our command prints them."""
+    return {name: typed("completion", name).stdout for name in completion.SHELLS}
+
+
 @pytest.fixture
-def scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A directory with the completions of each shell, as our command prints them."""
-    for name in completion.SHELLS:
-        assert main.main(["completion", name]) == 0
-        (tmp_path / f"_{name}").write_text(capsys.readouterr().out)
+def scripts(tmp_path: Path, printed: dict[str, str]) -> Path:
+    """A directory with the completions of each shell."""
+    for name, text in printed.items():
+        (tmp_path / f"_{name}").write_text(text)
     (tmp_path / "work" / "key.d").mkdir(parents=True)
     (tmp_path / "work" / "key.toml").touch()
     return tmp_path
