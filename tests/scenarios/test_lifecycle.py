@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metal_supervisor.spec.processes import State
 from tests.support.macs import embedded_cluster, fleet
+from tests.support.own_command import typed
 from tests.support.system import ISVC, MODELS, SERVICES, System, eventually, kill, model, running, service
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("life")) as up:
+    with running(tmp_path_factory.mktemp("life"), "--replicas-per-mac", "3") as up:
         up.apply(up.tiny_model(), service("tiny"), service("other"))
         up.ready("tiny")
         up.ready("other")
@@ -122,6 +122,19 @@ def test_a_deleted_service_that_comes_back_at_once_runs_again(system: System) ->
     eventually(lambda: "default.again" not in system.rpc.table(), what="the program to be gone")
 
 
+def test_the_embedded_api_runs_several_replicas_on_the_one_mac_there_is(system: System) -> None:
+    before = len(system.engines())
+    system.apply(service("several", replicas=3))
+    system.ready("several")
+    assert system.status("several")["readyReplicas"] == 3
+    assert len(system.engines()) == before + 3
+    system.supervisorctl("stop", "default.several@2")
+    eventually(lambda: system.status("several").get("readyReplicas") == 2, what="the count")
+    assert system.status("several")["phase"] == "Progressing"
+    system.delete("several")
+    eventually(lambda: len(system.engines()) == before, what="all three to end")
+
+
 def charged(system: System) -> int:
     """Bytes that the memory ledger counts for all engines."""
     return int(json.loads((system.state / "controller.json").read_text())["memory"]["charged"])
@@ -129,8 +142,9 @@ def charged(system: System) -> int:
 
 def told(system: System, *arguments: str) -> str:
     """Output of one of our commands about this system."""
-    command = [sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(system.state)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    code, out, err = typed(*arguments, "--state-dir", str(system.state))
+    assert code == 0, err
+    return out
 
 
 def test_a_model_that_goes_stops_nothing_and_its_return_restarts_nothing(system: System) -> None:
@@ -201,7 +215,7 @@ def test_a_model_that_was_deleted_while_the_mac_was_off_stops_nothing(tmp_path: 
 
 def test_a_crashed_model_is_withdrawn_and_comes_back_by_itself(system: System) -> None:
     address, before = cluster_ip(system, "other"), system.pid("other")
-    eventually(lambda: "RUNNING" in system.supervisorctl("status", "default.other"))
+    eventually(lambda: system.rpc.table()["default.other"].state is State.RUNNING, what="RUNNING")
     kill(before)
     eventually(lambda: system.pid("other") not in (0, before), what="a new process")
     system.ready("other")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from tests.support.faulty_api import FaultyApi
+from tests.support.own_command import typed
 from tests.support.system import ISVC, SLICES, System, eventually
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -46,12 +46,11 @@ class Mac(System):
     def slice(self, name: str = "tiny") -> dict[str, Any] | None:
         return self.maybe(f"{SLICES}/{name}-{self.name}")
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One of metal-supervisor's commands about this Mac."""
-        return subprocess.run(
-            [sys.executable, "-m", "metal_supervisor", *arguments, "--state-dir", str(self.state)],
-            capture_output=True, text=True, timeout=90,
-        )
+    def command(self, *arguments: str) -> str:
+        """What one of our commands about this Mac prints."""
+        code, out, err = typed(*arguments, "--state-dir", str(self.state))
+        assert code == 0, out + err
+        return out
 
 
 class Fleet:
