@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -15,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.own_command import typed
 from tests.support.system import System, engine_path, eventually, kill, running, service
 
 Told = dict[str, list[dict[str, str]]]
+SETTINGS = "lease_duration = 30\n"
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +26,23 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     base = tmp_path_factory.mktemp("doctor")
     link = base / "llama-server"
     link.symlink_to(engine_path().resolve())
-    with running(base, "--ollama-url", "off", "--allow-env", "GREETING", engine=link) as up:
+    (base / "m.toml").write_text(SETTINGS)
+    flags = "--config", str(base / "m.toml"), "--ollama-url", "off", "--allow-env", "GREETING"
+    with running(base, *flags, engine=link) as up:
         up.apply(up.tiny_model(), service(env=[{"name": "GREETING", "value": "not-for-strangers"}]))
         up.ready()
         yield up
 
 
 def doctor(state: Path, *flags: str) -> tuple[int, Told, str]:
-    """(exit code, findings by check, standard error) of a process of its own, told no more than where the state is."""
-    command = [sys.executable, "-m", "metal_supervisor", "doctor", "--json", "--state-dir", str(state), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    """(exit code, findings by check, standard error) of one that is told no more than where the state is."""
+    code, out, err = typed("doctor", "--json", "--state-dir", str(state), *flags)
     told: Told = {}
-    body: Any = json.loads(done.stdout)
+    body: Any = json.loads(out)
     for each in body["findings"]:
         told.setdefault(each["check"], []).append(each)
-    assert body["ok"] is (done.returncode == 0)
-    return done.returncode, told, done.stderr
+    assert body["ok"] is (code == 0)
+    return code, told, err
 
 
 def test_nothing_fails_while_a_system_runs_and_the_settings_are_its_own(system: System) -> None:
@@ -93,14 +94,13 @@ def test_a_bundle_of_a_running_system_holds_what_helps_and_no_value_of_an_enviro
     assert any(b"engine quotes" in text for text in texts)
 
 
-def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest_is_as_it_runs(tmp_path: Path) -> None:
-    file = tmp_path / "m.toml"
-    file.write_text("lease_duration = 30\n")
-    with running(tmp_path, "--config", str(file)) as system:
-        file.write_text("lease_duraton = 30\n")
-        code, told, _ = doctor(system.state)
-        assert code == 1 and "did you mean lease_duration?" in told["settings"][0]["text"]
-        assert [name for name, each in told.items() if any(one["status"] == "fail" for one in each)] == ["settings"]
+def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest_is_as_it_runs(system: System) -> None:
+    file = system.base / "m.toml"
+    file.write_text("lease_duraton = 30\n")
+    code, told, _ = doctor(system.state)
+    file.write_text(SETTINGS)
+    assert code == 1 and "did you mean lease_duration?" in told["settings"][0]["text"]
+    assert [name for name, each in told.items() if any(one["status"] == "fail" for one in each)] == ["settings"]
 
 
 def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(tmp_path: Path) -> None:
