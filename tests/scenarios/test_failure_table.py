@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from metal_supervisor.controller import boot
 from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.sidecar.publisher import HEARTBEAT_S
 from tests.support.faulty_api import FaultyApi
-from tests.support.macs import LEASES, Mac, fleet
+from tests.support.macs import LEASES, Fleet, Mac, fleet
 from tests.support.system import ISVC, MODELS, SLICES, System, api_faults, eventually, free_ports, kill, service
 
 WITHIN_S = 30.0
@@ -47,6 +48,9 @@ class Disturbed:
 
     mac: Mac
     url: str
+    macs: Fleet
+    found: list[Any]
+    """The services that were there once the Mac had started."""
 
     def disturb(self, *rules: dict[str, object]) -> None:
         api_faults(self.url, *rules)
@@ -60,10 +64,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disturbed]:
     base = tmp_path_factory.mktemp("worst")
     with FaultyApi(options(base)) as api, fleet(base, kubeconfig(base, api.url), *FLAGS) as macs:
         mac = macs.add("mac-a")
+        found = mac.get(ISVC)["items"]
         mac.apply(mac.tiny_model(), service("tiny"), service("other"))
         mac.ready("tiny")
         mac.ready("other")
-        yield Disturbed(mac, api.url)
+        yield Disturbed(mac, api.url, macs, found)
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +141,30 @@ def test_an_api_that_answers_nothing_else_is_named_and_stops_nothing(
     observed(mac)
     healthy(mac)
     assert (mac.pid("tiny"), mac.pid("other")) == pids
+
+
+def test_errors_on_the_models_never_stop_a_service(cluster: Disturbed) -> None:
+    mac = cluster.mac
+    pids = mac.pid("tiny"), mac.pid("other")
+    cluster.disturb({"resource": "models", "action": {"status": 500}, "close_watches": True})
+    before = mac.own_pid("controller")
+    mac.supervisorctl("restart", "controller")
+    eventually(lambda: mac.own_pid("controller") not in (0, before), what="another controller")
+    eventually(lambda: "500" in mac.fetch("/status")[1], what="the trouble to be reported")
+    mac.apply(service("tiny", priority="critical"))
+    time.sleep(2)
+    assert (mac.pid("tiny"), mac.pid("other")) == pids
+    cluster.heal()
+    eventually(lambda: mac.status().get("effectivePriority") == 1_000_000, 60, "the edit to be observed")
+    healthy(mac)
+    assert (mac.pid("tiny"), mac.pid("other")) == pids
+
+
+def test_a_cluster_is_named_and_nothing_is_applied_to_it(cluster: Disturbed) -> None:
+    said = cluster.mac.said()
+    assert f"cluster  {cluster.mac.kube.server_name}" in said
+    assert "k-test" not in said
+    assert cluster.found == []
 
 
 @pytest.mark.parametrize("action", [{"status": 410}, {"expire": True}], ids=["7-status", "8-event"])
@@ -243,7 +272,9 @@ def test_20_clocks_that_differ_by_ten_minutes_make_no_difference(
 # ── K 1, cluster rebuilt ─────────────────────────────────────────────────────────────────────────
 
 
-def test_1_a_cluster_that_is_not_there_at_the_start_is_named_and_used_once_it_is(tmp_path: Path) -> None:
+def test_1_a_cluster_that_is_not_there_lacks_our_definitions_or_forbids_is_named_and_used_once_it_is(
+    tmp_path: Path,
+) -> None:
     port = free_ports(1)[0]
     config = kubeconfig(tmp_path, f"http://127.0.0.1:{port}/k-test")
     mac = Mac(tmp_path / "mac-a", "mac-a", config, 11)
@@ -256,8 +287,17 @@ def test_1_a_cluster_that_is_not_there_at_the_start_is_named_and_used_once_it_is
         eventually(lambda: mac.health()[0] == 200, WITHIN_S, "the sidecar to answer")
         says(mac, f"http://127.0.0.1:{port}", "refused")
         assert "k-test" not in mac.fetch("/status")[1]
-        with FaultyApi(options(tmp_path, port)):
+        with FaultyApi(replace(options(tmp_path, port), crd_paths=())) as api:
+            eventually(lambda: "CRD is not installed" in mac.fetch("/status")[1], 60, "the definitions to be missed")
+            assert mac.health()[0] == 200
+            for path in sorted((conf_dir() / "crds").glob("*.yaml")):
+                mac.kubectl("apply", "--server-side", "-f", str(path))
+            eventually(lambda: mac.get(ISVC) is not None, what="the definitions to be served")
+            api_faults(api.url, {"resource": "endpointslices", "verb": "apply", "action": {"status": 403}})
             mac.apply(mac.tiny_model(), service("tiny"))
+            eventually(lambda: "403" in mac.fetch("/status")[1], WITHIN_S, "the refusal to be reported")
+            eventually(mac.pid, what="the engine to run all the same")
+            api_faults(api.url)
             mac.ready(within_s=60)
             healthy(mac)
             mac.stop()
@@ -296,14 +336,12 @@ def test_a_cluster_that_comes_back_empty_stops_nothing_until_it_is_restored(tmp_
 # ── others of the table ──────────────────────────────────────────────────────────────────────────
 
 
-def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(tmp_path: Path) -> None:
-    with FaultyApi(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url),
-                                                    "--lease-duration", "4") as macs:
-        first = macs.add("mac-a")
-        first.apply(first.tiny_model(), service("tiny"))
-        pid = first.ready()
-        copy = Mac(tmp_path / "copy", "mac-a", macs.kubeconfig, 12, "--lease-duration", "4")
-        macs.macs.append(copy)
+def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(cluster: Disturbed, tmp_path: Path) -> None:
+    first, macs = cluster.mac, cluster.macs
+    healthy(first)
+    pid = first.ready()
+    copy = Mac(tmp_path / "copy", "mac-a", macs.kubeconfig, 12, *FLAGS)
+    try:
         copy.start()
         eventually(lambda: "another Mac uses this one's identity" in copy.health()[1].get("reason", ""), WITHIN_S,
                    "the copy to say so")
@@ -317,6 +355,8 @@ def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(tmp_pa
         copy.stop()
         observed(first)
         assert first.pid() == pid and macs.holder() == "mac-a"
+    finally:
+        copy.close()
 
 
 def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words(tmp_path: Path) -> None:
@@ -342,20 +382,19 @@ def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words(tmp_path:
     assert "token expired; run login" in said and "Traceback" not in said
 
 
-def test_an_object_deleted_while_the_mac_was_off_is_stopped_when_it_is_back(tmp_path: Path) -> None:
+def test_an_object_deleted_while_the_mac_was_off_is_stopped_when_it_is_back(cluster: Disturbed) -> None:
     """Not only the controller: nothing of this Mac ran, and the engine outlived it."""
-    with FaultyApi(options(tmp_path)) as api, fleet(tmp_path, kubeconfig(tmp_path, api.url), *FLAGS) as macs:
-        mac = macs.add("mac-a")
-        mac.apply(mac.tiny_model(), service("gone"), service("stays"))
-        mac.ready("gone")
-        stays = mac.ready("stays")
-        frozen = [pid for pid, command in mac.commands().items() if "default." not in " ".join(command)]
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
-        macs.kube.request("DELETE", f"{ISVC}/gone")
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
-        eventually(lambda: mac.pid("gone") == 0, WITHIN_S, "it to end")
-        eventually(lambda: macs.slices("gone") == {} and macs.holder("gone") == "", WITHIN_S, "nothing to be left")
-        assert mac.pid("stays") == stays
-        assert mac.get(SLICES)["items"] and mac.get(LEASES)["items"] and mac.get(MODELS)["items"]
+    mac, macs = cluster.mac, cluster.macs
+    mac.apply(service("gone"))
+    mac.ready("gone")
+    stays = mac.ready("tiny")
+    frozen = [pid for pid, command in mac.commands().items() if "default." not in " ".join(command)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    macs.kube.request("DELETE", f"{ISVC}/gone")
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: mac.pid("gone") == 0, WITHIN_S, "it to end")
+    eventually(lambda: macs.slices("gone") == {} and macs.holder("gone") == "", WITHIN_S, "nothing to be left")
+    assert mac.pid("tiny") == stays
+    assert mac.get(SLICES)["items"] and mac.get(LEASES)["items"] and mac.get(MODELS)["items"]

@@ -1,7 +1,7 @@
 """How many cases are tried by tests that could go on for ever.
 
 They are the same in every run, so all of them are for CI (`METAL_EFFORT=all`), and for whoever changes what they try;
-`make test` has the first tenth, or less where that is known to be enough.
+`make test` has the first tenth: somewhat more where each is a process, less where that is known to be enough.
 """
 
 from __future__ import annotations

@@ -123,6 +123,11 @@ def test_the_embedded_api_is_reached_on_loopback() -> None:
     assert "NoRoutableAddress" in addresses.advertised("169.254.1.1", "http://127.0.0.1:1", embedded=True).problem
 
 
+def test_loopback_is_no_address_for_another_cluster() -> None:
+    problem = addresses.advertised("127.0.0.1", "http://127.0.0.1:1", embedded=False).problem
+    assert problem.startswith("NoRoutableAddress: --host-ip: 127.0.0.1 is loopback")
+
+
 @pytest.mark.parametrize(
     ("address", "interfaces", "doubted"),
     [
