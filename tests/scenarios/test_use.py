@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import own_command
 from tests.support.hub import Hub
 from tests.support.system import System, eventually, free_ports, model, running, service
 
@@ -18,11 +19,11 @@ COMMAND = sys.executable, "-I", "-m", "metal_supervisor"
 
 
 def typed(system: System, *words: str, given: str | None = None) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a command about this system."""
-    done = subprocess.run(
-        [*COMMAND, *words, "--state-dir", str(system.state)], capture_output=True, text=True, timeout=60, input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-    )  # fmt: skip
+    """(exit code, stdout, stderr) of a command about this system; `given` on the standard input of a process."""
+    words = *words, "--state-dir", str(system.state)
+    if given is None:
+        return own_command.typed(*words)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, input=given)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -143,10 +144,8 @@ def test_a_name_that_is_none_is_told(system: System, words: tuple[str, ...]) -> 
     assert code == 4 and "there is no service nope" in err
 
 
-def test_without_a_system_that_is_said(tmp_path: Path) -> None:
+def test_without_a_system_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     for words in (("list",), ("stop", "x"), ("chat", "x", "hi")):
-        done = subprocess.run(
-            [*COMMAND, *words, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=60,
-            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
-        assert done.returncode == 3 and "metal-supervisor serve SOURCE starts one" in done.stderr, done
+        code, _, err = own_command.typed(*words, "--state-dir", str(tmp_path))
+        assert code == 3 and "metal-supervisor serve SOURCE starts one" in err, err
