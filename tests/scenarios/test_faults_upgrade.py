@@ -64,7 +64,15 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("upgrade")) as up:
+    """One whose settings are in a file, and whose engine says slowly what it knows while `slow` is there."""
+    base = tmp_path_factory.mktemp("upgrade")
+    engine = base / "llama-server"
+    engine.write_text(
+        f'#!/bin/sh\n[ ! -e {base}/slow ] || [ "$1" != --help ] || sleep 3\nexec {engine_path()} "$@"\n'
+    )
+    engine.chmod(0o755)
+    (base / "settings.toml").write_text("log_files = 3\n")
+    with running(base, "--config", str(base / "settings.toml"), engine=engine) as up:
         up.apply(up.tiny_model(), service("tiny", contextSize=32768))
         up.ready()
         yield up
@@ -97,7 +105,7 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     system: System, next_release: Path, figure: Figure
 ) -> None:
     engine = system.ready()
-    stream = system.stream(tokens=800, slow=False)
+    stream = system.stream(tokens=300, slow=False)
     with figure.timed("upgraded"):
         take_over(system, next_release)
     eventually(lambda: version(system) == NEXT, 30, "the next release to speak")
@@ -111,8 +119,8 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     assert "--check-tensors" in command_of(younger) and "--check-tensors" not in command_of(engine)
     assert "startretries=4" in system.files.section_text("default.born-next")
 
-    started_here = figure.timed("downgraded")
-    with started_here:
+    stream.goes_on()
+    with figure.timed("downgraded"):
         take_over(system, sys.executable)
     eventually(lambda: version(system) == metal_supervisor.__version__, 30, "this release to speak")
     eventually(lambda: '"format": 1' in system.files.record_path("default.born-next").read_text(), 30, "its records")
@@ -122,6 +130,7 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     assert (system.pid(), system.pid("born-next")) == (engine, younger)
 
     old = system.supervisord_pid()
+    stream.goes_on()
     kill(old)
     eventually(lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back")
     eventually(lambda: (system.pid(), system.pid("born-next")) == (engine, younger), 30, "both to be stood in for")
@@ -149,24 +158,20 @@ def command_of(pid: int) -> list[str]:
     happens="the engine goes on; what it would be started with waits for its next start", sees="nothing",
     bound="same pid; supervisorctl update changes nothing either",
 )
-def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(tmp_path: Path, figure: Figure) -> None:
-    toml = tmp_path / "settings.toml"
-    toml.write_text("log_files = 3\n")
-    with running(tmp_path, "--config", str(toml)) as system:
-        system.apply(system.tiny_model(), service())
-        engine = system.ready()
-        toml.write_text("log_files = 9\n")
-        with figure.timed("controller back"):
-            restart(system, "controller")
-        eventually((system.state / "pending" / "default.tiny.conf").exists, 30, "the new section to wait")
-        system.supervisorctl("update")
-        assert system.pid() == engine
-        assert "stdout_logfile_backups=3" in system.files.section_text("default.tiny")
-        figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
-        assert system.stop() == 0
-        system.start()
-        system.ready()
-        assert "stdout_logfile_backups=9" in system.files.section_text("default.tiny")
+def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(system: System, figure: Figure) -> None:
+    engine, settings = system.ready(), system.base / "settings.toml"
+    settings.write_text("log_files = 9\n")
+    with figure.timed("controller back"):
+        restart(system, "controller")
+    eventually((system.state / "pending" / "default.tiny.conf").exists, 30, "the new section to wait")
+    system.supervisorctl("update")
+    assert system.pid() == engine
+    assert "stdout_logfile_backups=3" in system.files.section_text("default.tiny")
+    figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
+    assert system.stop() == 0
+    system.start()
+    system.ready()
+    assert "stdout_logfile_backups=9" in system.files.section_text("default.tiny")
 
 
 @fault(
@@ -174,24 +179,22 @@ def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(tmp_p
     happens="the last settings that were in order stay", sees="the line of the mistake in the log and /status",
     bound="0 engine restarts",
 )
-def test_a_broken_settings_file_keeps_the_settings_that_were_in_order(tmp_path: Path, figure: Figure) -> None:
-    toml = tmp_path / "settings.toml"
-    toml.write_text('log_level = "info"\n')
-    with running(tmp_path, "--config", str(toml)) as system:
-        system.apply(system.tiny_model(), service())
-        engine = system.ready()
-        toml.write_text("log_level = \n")
-        with figure.timed("controller back"):
-            restart(system, "controller")
-            notices = eventually(lambda: told(system), 30, "the mistake in /status")
-        assert re.search(r"settings\.toml.*line 1", notices[0]["reason"])
-        system.apply(service("later"))
-        system.ready("later")
-        assert system.pid() == engine
-        figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
-        toml.write_text('log_level = "info"\n')
+def test_a_broken_settings_file_keeps_the_settings_that_were_in_order(system: System, figure: Figure) -> None:
+    engine, settings = system.ready(), system.base / "settings.toml"
+    fine = settings.read_text()
+    settings.write_text("log_level = \n")
+    with figure.timed("controller back"):
         restart(system, "controller")
-        eventually(lambda: not told(system), 30, "the notice to be gone")
+        notices = eventually(lambda: told(system), 30, "the mistake in /status")
+    assert re.search(r"settings\.toml.*line 1", notices[0]["reason"])
+    system.apply(service("later"))
+    system.ready("later")
+    assert system.pid() == engine
+    figure.add("engine restarts", 0 if system.pid() == engine else 1, "")
+    settings.write_text(fine)
+    restart(system, "controller")
+    eventually(lambda: not told(system), 30, "the notice to be gone")
+    system.delete("later")
 
 
 def told(system: System) -> list[dict[str, str]]:
@@ -210,18 +213,14 @@ def restart(system: System, program: str) -> None:
     happens="the engine is left alone until that is known; then its record is made anew",
     sees="nothing", bound="same pid, 0 bytes lost",
 )
-def test_an_engine_without_a_record_is_left_alone_until_it_is_known_what_it_should_run(tmp_path: Path) -> None:
-    slow, engine = tmp_path / "slow", tmp_path / "llama-server"
-    engine.write_text(f'#!/bin/sh\n[ ! -e {slow} ] || [ "$1" != --help ] || sleep 3\nexec {engine_path()} "$@"\n')
-    engine.chmod(0o755)
-    with running(tmp_path, engine=engine) as up:
-        up.apply(up.tiny_model(), service("tiny", contextSize=32768))
-        pid, record = up.ready(), up.files.record_path("default.tiny")
-        stream = up.stream()
-        slow.touch()
-        record.unlink()
-        kill(up.own_pid("controller"))
-        eventually(record.exists, 30, "its record to be made anew")
-        eventually(lambda: up.condition("MetalReady").get("status") == "True", 30, up.said())
-        assert stream.completed(), stream.error
-        assert up.ready() == pid
+def test_an_engine_without_a_record_is_left_alone_until_it_is_known_what_it_should_run(system: System) -> None:
+    pid, record, slow = system.ready(), system.files.record_path("default.tiny"), system.base / "slow"
+    stream = system.stream()
+    slow.touch()
+    record.unlink()
+    kill(system.own_pid("controller"))
+    eventually(record.exists, 30, "its record to be made anew")
+    eventually(lambda: system.condition("MetalReady").get("status") == "True", 30, system.said())
+    assert stream.completed(), stream.error
+    assert system.ready() == pid
+    slow.unlink()
