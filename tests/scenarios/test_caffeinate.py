@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,10 @@ import pytest
 
 from metal_supervisor.spec.processes import State
 from tests.support.downloads import MIB, at, downloading, from_web, padded
+from tests.support.engines import gone
 from tests.support.hub import Hub
-from tests.support.system import System, eventually, kill, running, service
+from tests.support.own_command import typed
+from tests.support.system import ISVC, System, eventually, kill, running, service
 
 STAND_IN = """#!{python}
 import json, os, select, sys
@@ -36,17 +37,26 @@ def install(base: Path) -> Path:
     return script
 
 
-@pytest.fixture
-def system(tmp_path: Path) -> Iterator[System]:
-    with running(tmp_path, "--caffeinate", str(install(tmp_path))) as up:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    base = tmp_path_factory.mktemp("caffeinate")
+    with running(base, "--caffeinate", str(install(base))) as up:
         up.apply(up.tiny_model())
         yield up
 
 
+@pytest.fixture
+def system(installed: System) -> Iterator[System]:
+    """One on which no model is wanted."""
+    eventually(lambda: awake(installed) == 0, what="it to be let sleep")
+    (installed.base / "caffeinate.log").unlink(missing_ok=True)
+    yield installed
+    gone(installed, *[each["metadata"]["name"] for each in installed.get(ISVC)["items"]])
+
+
 def upgrade(system: System) -> None:
-    command = [sys.executable, "-m", "metal_supervisor", "upgrade", "--state-dir", str(system.state)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    code, _, err = typed("upgrade", "--state-dir", str(system.state))
+    assert code == 0, err
 
 
 def awake(system: System) -> int:
@@ -56,7 +66,7 @@ def awake(system: System) -> int:
 
 
 def runs(system: System) -> list[tuple[int, list[str]]]:
-    """(pid, arguments) of each start so far."""
+    """(pid, arguments) of each start in this test."""
     path = system.base / "caffeinate.log"
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
