@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support import effort
 from tests.support.engines import events
 from tests.support.faults import Figure, fault
 from tests.support.macs import embedded_cluster, fleet
@@ -35,6 +36,6 @@ def test_adopted_engines_stay_published_and_ready_though_the_embedded_api_was_ki
         for name in NAMES:
             system.ready(name)
         with unmoved(system, gaps=True):
-            supervisord_killed(system, NAMES)
+            supervisord_killed(system, NAMES, times=3 if effort.ALL else 1)
         kill(system.pid(NAMES[0]))
         eventually(lambda: "exit status unknown" in events(system, NAMES[0]).get("Crashed", ""), 30, "an Event")
