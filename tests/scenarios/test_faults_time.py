@@ -1,4 +1,4 @@
-"""A clock that is set back, one that jumps, and a pid that was given to somebody else.
+"""A clock that is set back, and one that jumps.
 
 libfaketime stands between the system under test and its wall clock; the clock that only goes forward is the real
 one, as it is on a Mac that sleeps.
@@ -9,22 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from metal_supervisor import launch
 from metal_supervisor.controller import on_demand
 from metal_supervisor.gateway import access
+from tests.support.engines import gone
 from tests.support.faults import Figure, fault
-from tests.support.gateway import with_gateway
-from tests.support.system import Stream, System, eventually, kill, running, service, slowed
+from tests.support.gateway import Gateway, with_gateway
+from tests.support.system import Stream, System, eventually, kill, service, slowed
 from tests.support.tight import room_for
 
 HOUR_S = 3600
@@ -67,15 +64,30 @@ def with_clock(base: Path) -> Iterator[Clock]:
         yield Clock(base / "offset")
 
 
+@dataclass
+class Timed:
+    """A system with a gateway that lives by a clock of its own."""
+
+    system: System
+    gateway: Gateway
+    clock: Clock
+    headers: dict[str, str]
+    """With a key for four requests a minute."""
+
+
 @pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Clock]]:
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Timed]:
     base = tmp_path_factory.mktemp("clock")
+    keys, token = base / "gateway.keys", access.new_key()
+    keys.write_text(access.line_of(access.AccessKey("laptop", access.digest_of(token), per_minute=4)))
+    flags = "--gateway-keys", str(keys), "--memory-fraction", room_for(2.5, base)
     with contextlib.ExitStack() as stack:
         with with_clock(base) as clock:
-            up = stack.enter_context(running(base))
+            gateway = stack.enter_context(with_gateway(base, *flags))
+        up = gateway.system
         up.apply(up.tiny_model(), service("tiny", contextSize=32768))
         up.ready()
-        yield up, clock
+        yield Timed(up, gateway, clock, {"Authorization": f"Bearer {token}"})
 
 
 def told_time(system: System) -> float:
@@ -105,9 +117,9 @@ def told_time(system: System) -> float:
     ],
 )
 def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
-    timed: tuple[System, Clock], jump_s: int, figure: Figure
+    timed: Timed, jump_s: int, figure: Figure
 ) -> None:
-    system, clock = timed
+    system, clock = timed.system, timed.clock
     engine = system.ready()
     stream = system.stream()
     clock.set(jump_s)
@@ -140,56 +152,29 @@ def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
     happens="an engine that answers is not unloaded; limits per minute hold; an idle model makes room at once",
     sees="nothing", bound="the stream is whole; every request answered",
 )
-def test_the_gateway_does_not_care_what_time_it_is(tmp_path: Path) -> None:
-    keys = tmp_path / "gateway.keys"
-    token = access.new_key()
-    keys.write_text(access.line_of(access.AccessKey("laptop", access.digest_of(token), per_minute=4)))
-    own = {"Authorization": f"Bearer {token}"}
-    with contextlib.ExitStack() as stack:
-        with with_clock(tmp_path) as clock:
-            flags = "--gateway-keys", str(keys), "--memory-fraction", room_for(1.5, tmp_path)
-            gateway = stack.enter_context(with_gateway(tmp_path, *flags))
-        system = gateway.system
-        demanded = [service(name, contextSize=32768) for name in ("one", "two")]
-        for each in demanded:
-            each["metadata"]["annotations"] = {"metal-supervisor.io/on-demand": "true"}
-        system.apply(system.tiny_model(), *demanded)
-        for name in ("one", "two"):
-            eventually(lambda name=name: system.condition("MetalReady", name).get("reason") == "Unloaded", 30, name)
-        stream = Stream(system.port("one"), 600).flowing().last()
-        engine = system.pid("one")
+def test_the_gateway_does_not_care_what_time_it_is(timed: Timed) -> None:
+    """There is room for one of the two beside what is always there."""
+    system, gateway, clock = timed.system, timed.gateway, timed.clock
+    system.ready()
+    demanded = [service(name, contextSize=32768) for name in ("one", "two")]
+    for each in demanded:
+        each["metadata"]["annotations"] = {"metal-supervisor.io/on-demand": "true"}
+    system.apply(*demanded)
+    for name in ("one", "two"):
+        eventually(lambda name=name: system.condition("MetalReady", name).get("reason") == "Unloaded", 30, name)
+    stream = Stream(system.port("one"), 600).flowing().last()
+    engine = system.pid("one")
+    try:
         with slowed(engine):
             clock.set(8 * HOUR_S)
-            assert gateway.chat("one", own)[0] == 200
+            assert gateway.chat("one", timed.headers)[0] == 200
             assert stream.completed(), stream.error
         assert system.pid("one") == engine
         clock.set(-HOUR_S)
         began = time.monotonic()
-        assert gateway.chat("two", own)[0] == 200
+        assert gateway.chat("two", timed.headers)[0] == 200
         assert time.monotonic() - began < on_demand.MIN_AWAKE_S / 2, "it was taken for one that is in use"
-        assert [gateway.chat("two", own)[0] for _ in range(3)] == [200, 200, 429]
-
-
-@fault(
-    "M106", "after a reboot, a note's pid belongs to another program",
-    happens="the stranger is neither adopted nor ended; the engine is started", sees="nothing",
-    bound="the stranger lives",
-)
-def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path, figure: Figure) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        assert system.stop() == 0
-        stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        try:
-            path = system.files.note_path("default.tiny")
-            note = json.loads(path.read_text())
-            path.write_text(json.dumps({**note, "pid": stranger.pid, "launcher_pid": stranger.pid}))
-            with figure.timed("boot to Ready"):
-                system.start()
-                engine = system.ready()
-            assert engine != stranger.pid
-            assert stranger.poll() is None and launch.start_time(stranger.pid)
-        finally:
-            os.kill(stranger.pid, signal.SIGKILL)
-            stranger.wait()
+        assert [gateway.chat("two", timed.headers)[0] for _ in range(3)] == [200, 200, 429]
+    finally:
+        clock.set(0)
+    gone(system, "one", "two")

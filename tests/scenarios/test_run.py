@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metal_supervisor import launch
 from tests.support.faults import Figure, fault
-from tests.support.system import ROOT, eventually, free_ports, kill, running, service
+from tests.support.own_logs import logged
+from tests.support.system import ROOT, System, eventually, free_ports, kill, running, service
 
 from tests.support.mac import mac_whole  # isort: skip
 
 
-@pytest.mark.parametrize("name", ["with some spaces", "x" * 200, "sémi;colon % and 'quote\""])
-def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, name: str) -> None:
-    base = tmp_path / name
-    base.mkdir()
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which each run inherits, as from nohup
+    try:
+        with running(tmp_path_factory.mktemp("run"), "--stop-timeout", "2") as system:
+            system.apply(system.tiny_model(), service(contextSize=32768))
+            yield system
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def system(shared: System) -> System:
+    """One with a model that serves; a test may leave it stopped."""
+    if shared.process is None:
+        shared.start()
+    shared.ready()
+    return shared
+
+
+def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path) -> None:
+    base = tmp_path / "with some spaces" / ("x" * 200) / "sémi;colon % and 'quote\""
+    base.mkdir(parents=True)
     with running(base) as system:
         system.apply(system.tiny_model(), service())
         system.ready()
@@ -29,8 +52,8 @@ def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, 
         where = f"http://127.0.0.1:{system.port()}/v1"
         assert system.status()["endpoint"] == f"{where}/chat/completions"
         eventually(lambda: f"Ready       {where}\n" in system.said(), what="the URL to be told")
-        assert "default.tiny" in system.supervisorctl("status")
-        assert system.supervisorctl("tail", "default.tiny")
+        assert "default.tiny" in system.supervisorctl_program("status")
+        assert system.supervisorctl_program("tail", "default.tiny")
         assert system.stop(signal.SIGINT) == 0
         assert system.processes() == []
         assert "nothing is left running" in system.said()
@@ -43,20 +66,19 @@ def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path, 
     happens="all of it ends, and the next run resumes with the same ports", sees="`nothing is left running`",
     bound="0 processes left",
 )
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_and_the_next_run_resumes(
-    tmp_path: Path, signum: signal.Signals, figure: Figure
+def test_a_signal_stops_everything_the_next_run_resumes_and_often_is_no_crash_loop(
+    system: System, figure: Figure
 ) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        port = system.port()
+    port = system.port()
+    for signum, has_socket in ((signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)):
+        if not has_socket:
+            (system.state / "supervisor.sock").unlink()
         with figure.timed("stopped"):
             assert system.stop(signum) == 0
         figure.add("processes left", len(system.processes()), "")
         assert system.processes() == []
         system.start()
-        system.ready()
+        system.ready(within_s=8)
         assert system.port() == port
         assert "hello world" in system.chat()
 
@@ -66,15 +88,13 @@ def test_a_signal_stops_everything_and_the_next_run_resumes(
     happens="the models of the last known spec come up from the state directory",
     sees="/healthz: 200, cluster unreachable", bound="serving within 30 s",
 )
-def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_path: Path, figure: Figure) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        system.stop()
-        # An API whose data cannot be opened does not come up at all.
-        database = system.state / "apiserver.db"
-        database.rename(tmp_path / "aside.db")
-        database.mkdir()
+def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(system: System, figure: Figure) -> None:
+    system.stop()
+    # An API whose data cannot be opened does not come up at all.
+    database, aside = system.state / "apiserver.db", system.base / "aside.db"
+    database.rename(aside)
+    database.mkdir()
+    try:
         with system.log.open("ab") as log:
             system.process = subprocess.Popen(
                 [sys.executable, "-m", "metal_supervisor", "run", *system.flags], stdout=log, stderr=log,
@@ -83,44 +103,70 @@ def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(tmp_
         with figure.timed("boot to serving"):
             eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
         assert system.health()[1]["cluster"] == "unreachable"
-
-
-def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        pid = system.ready()
-        assert system.process is not None
-        kill(system.process.pid)
-        system.process.wait()
-        assert "hello world" in system.chat()
-        system.start()
-        eventually(lambda: "joined   the supervisord that runs here already" in system.said(), what="it to join")
-        assert system.pid() == pid
-        system.stop()
-        assert system.processes() == []
-
-
-def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which its process inherits, as from nohup
-    try:
-        with running(tmp_path) as system:
-            assert system.process is not None
-            system.process.send_signal(signal.SIGHUP)
-            system.apply(system.tiny_model(), service())
-            eventually(lambda: " Ready " in system.said(), what="it to go on telling")
-            assert system.process.poll() is None and "Stopping" not in system.said()
     finally:
-        signal.signal(signal.SIGHUP, before)
+        system.stop()
+        database.rmdir()
+        aside.rename(database)
 
 
-def test_a_stop_with_a_stream_under_way_ends_within_its_bound(tmp_path: Path) -> None:
-    with running(tmp_path, "--stop-timeout", "2") as system:
-        system.apply(system.tiny_model(), service("tiny", contextSize=32768))
-        system.ready()
-        stream = system.stream(tokens=20000)
-        assert system.stop() == 0
-        assert system.processes() == []
-        assert not stream.completed()
+@fault(
+    "M106", "after a reboot, a note's pid belongs to another program",
+    happens="the stranger is neither adopted nor ended; the engine is started", sees="nothing",
+    bound="the stranger lives",
+)
+def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(system: System, figure: Figure) -> None:
+    assert system.stop() == 0
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        path = system.files.note_path("default.tiny")
+        note = json.loads(path.read_text())
+        path.write_text(json.dumps({**note, "pid": stranger.pid, "launcher_pid": stranger.pid}))
+        with figure.timed("boot to Ready"):
+            system.start()
+            engine = system.ready()
+        assert engine != stranger.pid
+        assert stranger.poll() is None and launch.start_time(stranger.pid)
+    finally:
+        os.kill(stranger.pid, signal.SIGKILL)
+        stranger.wait()
+
+
+def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(system: System) -> None:
+    pid, before = system.pid(), len(system.said())
+    assert system.process is not None
+    kill(system.process.pid)
+    system.process.wait()
+    assert "hello world" in system.chat()
+    system.start()
+    eventually(lambda: "joined   the supervisord that runs here already" in system.said()[before:], what="it to join")
+    assert system.pid() == pid
+    system.stop()
+    assert system.processes() == []
+
+
+def test_a_run_under_nohup_outlives_its_terminal(system: System) -> None:
+    before = len(system.said())
+    assert system.process is not None
+    system.process.send_signal(signal.SIGHUP)
+    system.apply(service("later"))
+    eventually(lambda: "default.later            Ready" in system.said()[before:], what="it to go on telling")
+    assert system.process.poll() is None and "Stopping" not in system.said()[before:]
+    system.delete("later")
+    eventually(lambda: "default.later" not in system.rpc.table(), what="it to be gone")
+
+
+@fault(
+    "L7", "the whole system is stopped under an answer that would take minutes",
+    happens="it is cut when the time is over", sees="what was cut is said in the log", bound="--stop-timeout and 40 s",
+)
+def test_a_stop_with_a_stream_under_way_ends_within_its_bound(system: System, figure: Figure) -> None:
+    stream, log = system.stream(tokens=30000).last(), system.files.log_path("sidecar")
+    logs = log.stat().st_size
+    with figure.timed("signal to gone"):
+        assert system.stop(signal.SIGINT) == 0
+    assert not stream.completed()
+    assert system.processes() == []
+    assert logged(log, "some answers are cut: they did not end in time", logs)
 
 
 def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp_path: Path) -> None:
@@ -178,16 +224,19 @@ def test_a_run_that_cannot_write_says_so_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        assert system.process is not None
-        system.state.rename(tmp_path / "removed")
+def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(system: System) -> None:
+    before, removed = len(system.said()), system.base / "removed"
+    assert system.process is not None
+    system.state.rename(removed)
+    try:
         assert system.process.wait(60) == 1
+        system.process = None
         assert system.processes() == []
-        assert f"state directory {system.state}: No such file or directory" in system.said()
-        assert "nothing is left running" in system.said() and "Traceback" not in system.said()
+    finally:
+        removed.rename(system.state)
+    said = system.said()[before:]
+    assert f"state directory {system.state}: No such file or directory" in said
+    assert "nothing is left running" in said and "Traceback" not in said
 
 
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
@@ -204,39 +253,18 @@ def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) 
         assert not (tmp_path / ".run").exists()
 
 
-def test_restarting_the_whole_system_often_is_no_crash_loop(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        for _ in range(3):
-            system.stop()
-            system.start()
-            system.ready(within_s=8)
+def test_supervisord_killed_again_and_again_leaves_one_of_each(system: System) -> None:
+    engine = system.pid()
+    for _ in range(5):
+        old = system.supervisord_pid()
+        kill(old)
+        eventually(lambda old=old: system.supervisord_pid() not in (0, old), 30, "supervisord to be back")
+    eventually(lambda: system.rpc.answers() and system.pid() == engine, 30, "the survivor to be stood in for")
+    system.ready()
 
+    def own() -> list[str]:
+        commands = ("controller", "sidecar", "apiserver")
+        return sorted(part for each in system.commands().values() for part in each[1:6] if part in commands)
 
-def test_a_stop_works_without_the_socket(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        (system.state / "supervisor.sock").unlink()
-        assert system.stop() == 0
-        assert system.processes() == []
-
-
-def test_supervisord_killed_again_and_again_leaves_one_of_each(tmp_path: Path) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service())
-        engine = system.ready()
-        for _ in range(5):
-            old = system.supervisord_pid()
-            kill(old)
-            eventually(lambda old=old: system.supervisord_pid() not in (0, old), 30, "supervisord to be back")
-        eventually(lambda: system.rpc.answers() and system.pid() == engine, 30, "the survivor to be stood in for")
-        system.ready()
-
-        def own() -> list[str]:
-            commands = ("controller", "sidecar", "apiserver")
-            return sorted(part for each in system.commands().values() for part in each[1:6] if part in commands)
-
-        eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
-        assert system.engines() == [engine]
+    eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
+    assert system.engines() == [engine]
