@@ -69,7 +69,7 @@ def slowed(system: System) -> Iterator[Slowed]:
     system.apply(service("paused", contextSize=32768), *map(stand_in, SLOW))
     before = {name: system.ready(name) for name in ("paused", *SLOW)}
     timeline = Timeline(system)
-    stream = system.stream("paused", tokens=2000, slow=False).last()
+    stream = system.stream("paused", tokens=600, slow=False).last()
     psutil.Process(before["paused"]).suspend()
     looked = asked(system, "slow", "/health")
     for name, delay_s in SLOW.items():
