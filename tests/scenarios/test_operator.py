@@ -16,14 +16,12 @@ from tests.support.operator_sim import WAITING, Operator
 from tests.support.system import ISVC, MODELS, eventually, model, service
 
 
-@pytest.fixture(scope="module", params=["manager"])
-def managed(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[tuple[Mac, Operator, Fleet]]:
+@pytest.fixture(scope="module")
+def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mac, Operator, Fleet]]:
     base = tmp_path_factory.mktemp("managed")
     with embedded_cluster(base) as kubeconfig, fleet(base, kubeconfig) as macs:
         kube = Kube(kubeconfig)
-        operator = Operator(kube, request.param)
+        operator = Operator(kube)
         operator.start()
         try:
             yield macs.add("mac-a"), operator, macs
@@ -34,7 +32,7 @@ def managed(
 
 @pytest.fixture
 def beside(managed: tuple[Mac, Operator, Fleet]) -> Iterator[tuple[Mac, Operator, Fleet]]:
-    """One Mac without services, in a cluster whose operator was there first. Parameter of `managed`: its binary."""
+    """One Mac without services, in a cluster whose operator was there first."""
     yield managed
     managed[2].empty()
 
@@ -49,7 +47,6 @@ def writers(mac: Mac, name: str = "tiny") -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("managed", ["llmkube-controller", "manager"], indirect=True)
 def test_beside_the_operator_only_our_own_condition_is_ours(beside: tuple[Mac, Operator, Fleet]) -> None:
     mac, operator, _ = beside
     mac.apply(mac.tiny_model(), service("tiny", endpoint={"port": 9000}))
