@@ -111,21 +111,19 @@ def test_an_engine_that_has_ended_without_metal_is_not_started_again_on_the_cpu(
 
 
 def test_what_a_boot_without_metal_held_back_is_started_by_the_controller_and_not_taken_for_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service("tiny"))
-        before = system.ready()
-        system.stop()
-        monkeypatch.setattr(boot.metal_device, "question_of", lambda _settings: lambda: False)
-        said: list[str] = []
-        boot.prepare(loader.load_saved(system.state), Overrides(), said.append)
-        assert any("no Metal device" in line for line in said)
-        assert "autostart=false" in system.files.section_text("default.tiny")
-        monkeypatch.undo()
-        system.start()  # on Linux nobody asks, so its own controller starts what was held
-        assert system.ready() != before
-        eventually(lambda: "autostart=true" in system.files.section_text("default.tiny"), what="it to be as before")
+    before = system.ready("kept")
+    system.stop()
+    monkeypatch.setattr(boot.metal_device, "question_of", lambda _settings: lambda: False)
+    said: list[str] = []
+    boot.prepare(loader.load_saved(system.state), Overrides(), said.append)
+    assert any("no Metal device" in line for line in said)
+    assert "autostart=false" in system.files.section_text("default.kept")
+    monkeypatch.undo()
+    system.start()  # on Linux nobody asks, so its own controller starts what was held
+    assert system.ready("kept") != before
+    eventually(lambda: "autostart=true" in system.files.section_text("default.kept"), what="it to be as before")
 
 
 def test_with_the_api_away_nothing_is_started_without_metal_either(system: System, tmp_path: Path) -> None:
