@@ -21,6 +21,7 @@ from metal_supervisor.install.plan import SETTINGS_FILE
 from metal_supervisor.install.steps import InstallError, Machine
 from metal_supervisor.placement import leases
 from metal_supervisor.settings.schema import Settings
+from metal_supervisor.spec.processes import State
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from tests.support import launchd
@@ -95,10 +96,11 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     assert {path.stat().st_mode & 0o777 for path in mac.state.glob("*.toml")} == {0o600}
     system.apply(system.tiny_model(), service())
     engine = system.ready()
-    eventually(lambda: "RUNNING" in mac.supervisorctl("status", "default.tiny"), 20, "it to run")
+    eventually(lambda: system.rpc.table()["default.tiny"].state is State.RUNNING, 20, "it to run")
+    assert "RUNNING" in mac.supervisorctl("status", "default.tiny")
     assert "RUNNING" in mac.supervisorctl("-c", str(mac.state / "supervisord.conf"), "status", "default.tiny")
     assert "RUNNING" in mac.supervisorctl("-s", f"unix://{system.files.socket}", "status", "default.tiny")
-    stream = system.stream(slow=False)
+    stream = system.stream(tokens=200, slow=False)
 
     # Twice: nothing is done.
     started = system.own_pid("controller"), system.own_pid("sidecar"), system.supervisord_pid()
@@ -115,6 +117,7 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     assert "memory_fraction = 0.5" in (mac.state / "metal-supervisor.toml").read_text()
 
     # One that launchd has to know: the job is exchanged around the engine.
+    stream.goes_on()
     with figure.timed("exchange of the job"):
         commands = mac.install(stop_timeout=30.0)
     verbs = [each.split("launchctl ")[1].split()[0] for each in commands if "launchctl" in each]
@@ -128,11 +131,13 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     plist = mac.root / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
     plist.write_bytes(plist.read_bytes().replace(b"<integer>15</integer>", b"<integer>20</integer>"))
     supervisord = system.supervisord_pid()
+    stream.goes_on()
     with figure.timed("exchange of the job"):
         mac.install()
     assert mac.said[0] == f"note      {plist} was edited by hand and stays; --force writes ours"
     assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 20
     assert system.supervisord_pid() != supervisord
+    stream.goes_on()
     with figure.timed("exchange of the job"):
         mac.install(force=True)
     assert mac.mac.jobs[f"system/{LABEL}"].content["ThrottleInterval"] == 15
