@@ -146,14 +146,12 @@ class Collector:
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
         staying = [owner for owner in owners if self._stays(name[0], owner)]
-        finalizers = listed(own.get("finalizers"))
-        if expired and not deleted:
+        finalizers, orphaned = listed(own.get("finalizers")), bool(owners) and not staying
+        # Deleted, and without finalizers: a namespace that an older release began to delete.
+        if (deleted and not finalizers) or (not deleted and (expired or orphaned)):
             self._begin(kind, name)
-        elif len(staying) < len(owners) and (staying or not deleted):
-            if staying:
-                self._keep_owners(kind, name, obj, staying)
-            else:
-                self._begin(kind, name)
+        elif staying and len(staying) < len(owners):
+            self._keep_owners(kind, name, obj, staying)
         elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
                 others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
@@ -164,8 +162,6 @@ class Collector:
                 self._release(kind, name, _FOREGROUND)
         elif deleted and _CONTENTS.get(kind) in finalizers:
             self._finish_contents(kind, name, obj)
-        elif deleted and not finalizers:  # a namespace whose finalizer an older release put into its spec
-            self._begin(kind, name)
 
     def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
         """Leave an object these of its owners."""
