@@ -136,7 +136,7 @@ class Api:
         try:
             self._connection.request(method, url, data, self._headers(sent))
             response = self._connection.getresponse()
-        except (ConnectionError, http.client.RemoteDisconnected):  # it was restarted in between
+        except (ConnectionError, ssl.SSLEOFError):  # it was restarted in between, or has closed what was idle for long
             self._connection.close()
             self._connection.request(method, url, data, self._headers(sent))
             response = self._connection.getresponse()
