@@ -65,6 +65,10 @@ class WantedModel:
     file: ModelFile
 
 
+UNKNOWN = "", ""
+"""The two scheduling fields after a write that failed: it may have taken effect all the same."""
+
+
 @dataclass
 class _Written:
     """A status as last written. None: unknown."""
@@ -254,6 +258,7 @@ class Statuses:
         written.ready_replicas = want.report.ready_replicas
         verdict, before = _in_their_words(want.report), written.scheduling
         if verdict is not None and verdict != before:
+            written.scheduling = UNKNOWN
             self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
         elif verdict is None and before is not None:
             self._clear(path, before[0])

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from metal_supervisor.cluster.kube import MERGE, Kube
+from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import report
 from metal_supervisor.sidecar.statuses import Statuses, WantedStatus
 from metal_supervisor.spec.record import Verdict
@@ -84,6 +85,28 @@ def test_what_is_over_is_taken_back_at_once(mac: BesideOperator) -> None:
     mac.write(Standing.RUN, "")
     assert mac.shown() == (None, None)
     mac.write(Standing.FAILED, "SourceNotAllowed", "in no --allowed-roots")
+    mac.write(Standing.RUN, "")
+    assert mac.shown() == (None, None)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_reason_is_taken_back_though_the_last_write_failed(mac: BesideOperator, before: bool, arrives: bool) -> None:
+    request = mac.kube.request
+
+    def fails(*asked: Any) -> Any:
+        failing = "schedulingStatus" in str(asked)
+        found = request(*asked) if arrives or not failing else {}
+        if failing:
+            raise KubeError(504, "Timeout", "perhaps")
+        return found
+
+    if before:
+        mac.write(Standing.WAIT, "ModelDigestMismatch", "another sha256")
+    mac.kube.request = fails  # type: ignore[method-assign]
+    with pytest.raises(KubeError):
+        mac.write(Standing.WAIT, "InsufficientMemory", "needs 90.0 GiB")
+    mac.kube.request = request  # type: ignore[method-assign]
     mac.write(Standing.RUN, "")
     assert mac.shown() == (None, None)
 
