@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from metal_supervisor import launch
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.manifests import api_path
@@ -388,12 +389,13 @@ class Controller:
         self.applier.forget_all_but(busy)
         self.prerequisites.keep(self.records.values())
 
-    def _pids(self, snapshot: Snapshot) -> set[int]:
+    @staticmethod
+    def _pids(snapshot: Snapshot) -> set[int]:
         """Pids of the processes whose exit wakes the controller."""
-        table = snapshot.table
-        # The note of an engine that ended stays: its pid would wake each pass for the next.
-        noted = map(snapshot.live_note, snapshot.notes)
-        return {row.pid for row in table.values() if row.state in LIVE} | {note.pid for note in noted if note}
+        pids = {row.pid for row in snapshot.table.values() if row.state in LIVE}
+        # The note of an engine that ended stays, and its stand-in may: its pid would wake each pass for the next.
+        noted = [note for note in map(snapshot.live_note, snapshot.notes) if note is not None and note.pid not in pids]
+        return pids | {note.pid for note in noted if note.pid and launch.start_time(note.pid) == note.started}
 
     def _publish(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> None:
         """One sentence for the log, and the report that the sidecar reads."""

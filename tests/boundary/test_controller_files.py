@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from metal_supervisor.controller import controller_status
+from metal_supervisor import launch
+from metal_supervisor.controller import controller_status, loop
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.program_files import ProgramFiles
 from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.settings.schema import SECRET_KEYS
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
@@ -141,3 +144,18 @@ def test_a_revocation_is_in_the_spec_until_it_is_taken_back(state: StateDir) -> 
         files.write_specs([kept], specs)
         assert state.read_spec("p.a.json").get("revoked", "") == revoked
         assert files.read_specs([kept]) == {"p.a.json": state.spec_path("p.a.json").read_text()}
+
+
+def test_an_engine_whose_stand_in_lasts_longer_does_not_wake_one_pass_after_another() -> None:
+    """As with a stand-in that was halted: its own exit is waited for."""
+    own, gone = os.getpid(), 2**22 + 1
+    row = ProgramState("default.tiny", State.RUNNING, own, 1.0, 0.0)
+    note = RunNote(gone, own, "ticks 1", "s.json", (1.0,), 0.0, "", "")
+    for pid, started, watched in ((gone, "ticks 1", {own}), (own, "ticks 1", {own}),
+                                  (os.getppid(), launch.start_time(os.getppid()), {own, os.getppid()})):  # fmt: skip
+        notes = {row.name: replace(note, pid=pid, started=started)}
+        snapshot: Any = Snapshot(2.0, {}, True, {}, {row.name: row}, notes, {})
+        assert loop.Controller._pids(snapshot) == watched
+    ended: list[int] = []
+    ExitWatch(ended.append).watch_only(loop.Controller._pids(replace(snapshot, notes={row.name: note})))
+    assert not ended
