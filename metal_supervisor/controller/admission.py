@@ -200,7 +200,13 @@ def _having(engine: Proposal | Record, up: Up | None) -> Entry:
         admitted=engine.admitted_at,
         measured_bytes=up.bytes if up else None,
         protected=engine.protected,
+        on_demand=_gives_back(engine),
     )
+
+
+def _gives_back(engine: Proposal | Record) -> bool:
+    """True if an engine gives its memory to others that wait, as those on demand do."""
+    return engine.idle_s is not None and not engine.protected
 
 
 def _yielding(entry: Entry, how: Yielding) -> Entry:
@@ -219,6 +225,7 @@ def _asking(proposal: Proposal, since: float | None, now: float) -> Entry:
         limit_bytes=proposal.limit_bytes,
         weights_bytes=proposal.mapped_bytes,
         unknown_why=proposal.memory,
+        on_demand=_gives_back(proposal),
     )
 
 

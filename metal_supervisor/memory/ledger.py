@@ -7,7 +7,8 @@ stays within the budget, to the byte.
 The queue: higher priority first, then the longest wait. A later entry may pass one that does not fit, but only if both
 fit into the budget together, with all others from behind that have passed it already. So nothing behind a large engine
 ever keeps it out: it waits only for what was there before it, and for what is ahead of it in the queue. An engine that
-is larger than the whole budget blocks nothing.
+is larger than the whole budget blocks nothing, and one that could not start even without the engines on demand blocks
+none of these: an on-demand engine gives its memory back as soon as that helps one ahead of it.
 
 A namespace may have a limit of its own. It is enforced by the same rules among the engines of that namespace, and an
 engine that waits only for that limit blocks none of another namespace.
@@ -74,6 +75,8 @@ class Entry:
     """Weights within the estimate, 0 if unknown."""
     optional: bool = False
     """If it waits: it never blocks the queue."""
+    on_demand: bool = False
+    """It gives its memory, once it has some, to any that waits ahead of it."""
     yields_before: float = float("-inf")
     """If it runs: it gives its memory to an engine of no lower priority that has waited since before this Unix time."""
     busy: bool = False
@@ -145,8 +148,11 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
 class _Blocked:
     """An entry that waits ahead in the queue, with those that have passed it."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, stays_bytes: int, budget_bytes: int) -> None:
+        """`stays_bytes`: of the engines that give way to nothing that waits."""
         self.entry = entry
+        self.stuck = entry.charge_bytes + stays_bytes > budget_bytes
+        """It cannot start before one of those has ended, whatever the engines on demand do."""
         self._passed: dict[Key, int] = {}
         self._bytes = entry.charge_bytes
         """Of itself and all that have passed it: added up here, as every entry behind asks for it."""
@@ -170,10 +176,11 @@ class _Book:
         admitted: Sequence[Entry],
         queued: frozenset[Key],
         leaving_bytes: int,
+        preemption: bool,
         namespace: str = "",
     ) -> None:
         """`namespace`: the one that `budget_bytes` is the limit of, "" for the machine."""
-        self.budget, self.namespace = budget_bytes, namespace
+        self.budget, self.preemption, self.namespace = budget_bytes, preemption, namespace
         self.admitted = list(admitted)
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
@@ -211,16 +218,24 @@ class _Book:
         Bytes of the same key that passed it earlier do not count twice.
         """
         for ahead in self.blocked:
+            if entry.on_demand and ahead.stuck:
+                continue
             if ahead.bytes_beside(entry.key) + entry.charge_bytes > self.budget:
                 return ahead.entry
         return None
 
     def block(self, entry: Entry) -> None:
-        blocked = _Blocked(entry)
+        stays_bytes = sum(each.charge_bytes for each in self.admitted if self._stays(each, entry))
+        blocked = _Blocked(entry, stays_bytes, self.budget)
         for each in self.admitted:
             if each.admitted >= entry.asked and _rank(each) > _rank(entry):
                 blocked.passes(each)
         self.blocked.append(blocked)
+
+    def _stays(self, each: Entry, entry: Entry) -> bool:
+        """True if an engine goes on for as long as its service does, whoever waits."""
+        preempted = self.preemption and each.priority < entry.priority and not each.protected
+        return not each.on_demand and not preempted and each.key != entry.key and each.key not in self.leaving
 
     def victims(self, entry: Entry, preemption: bool) -> list[Entry]:
         """Engines to stop so that an entry fits; [] if that is not enough. None of them is protected.
@@ -320,11 +335,11 @@ def admit(
     running = [entry for entry in entries if entry.phase is not LedgerPhase.WAITING]
     waiting = sorted((entry for entry in entries if entry.phase is LedgerPhase.WAITING), key=_rank)
     queued = frozenset(entry.key for entry in waiting if not entry.optional)
-    book = _Book(budget_bytes, running, queued, leaving_bytes)
+    book = _Book(budget_bytes, running, queued, leaving_bytes, preemption)
     own = {}
     for name, pool in (pools or {}).items():
         inside = [each for each in running if each.key[0] == name]
-        own[name] = _Book(pool.limit_bytes, inside, queued, pool.leaving_bytes, name)
+        own[name] = _Book(pool.limit_bytes, inside, queued, pool.leaving_bytes, preemption, name)
     decisions: dict[Key, Decision] = {}
     position = 0
     for entry in waiting:

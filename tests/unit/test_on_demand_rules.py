@@ -425,6 +425,33 @@ def test_models_that_never_fit_together_are_served_in_turns(models: int) -> None
     assert longest <= (models - 1) * (max(MIN_AWAKE_S, MAX_WAIT_S) + 5.0), longest
 
 
+def test_one_that_waits_for_what_never_ends_keeps_none_on_demand_out_and_gets_their_memory_once_it_helps() -> None:
+    mac = Mac(1)
+    mac.edit("stays", reserved_bytes=20, idle_s=None)
+    mac.one_pass()
+    mac.move()
+    mac.edit("large", reserved_bytes=90, idle_s=None)
+    mac.edit("tiny", reserved_bytes=10)
+    mac.edit("later", reserved_bytes=10, idle_s=None)
+
+    def live(seconds: int) -> None:
+        for _ in range(seconds):
+            for name in ("tiny", *mac.processes):
+                mac.answer(name)
+            if not mac.waiting["tiny"]:
+                mac.ask("tiny")
+            mac.one_pass()
+            mac.move()
+            mac.now += 1.0
+
+    live(90)
+    assert set(mac.processes) == {"stays", "tiny"} and mac.seen["answers"] > 60
+    assert "default/large needs" in mac.records["default", "later"].verdict.message, "it would not give its memory back"
+    del mac.wanted["stays"]
+    live(int(MAX_WAIT_S + MIN_AWAKE_S))
+    assert "large" in mac.processes and "stays" not in mac.processes
+
+
 def test_one_that_waits_while_the_clock_is_set_back_gets_its_turn_all_the_same() -> None:
     mac = Mac(1)
     for name in ("m0", "m1"):

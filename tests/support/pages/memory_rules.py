@@ -34,7 +34,7 @@ starts by itself when there is room.
 - **The queue**: higher priority first, then who has waited longer. A later one may start past one that does not
   fit, but only if both fit into the budget together, along with all from behind that have passed it already: small
   ones never keep a big one out for good. One that is larger than the whole budget holds up nobody, and has no
-  position.
+  position. Nor does one hold up a service on demand while it waits for an engine that is not, and so may wait for ever.
 - **Preemption**, where it is configured: lower priorities make room for higher ones: the lowest first, then the
   largest, then the oldest, and no more than needed. They finish what they answer. `evictionProtection` is respected.
   What they leave is kept for whom they left it, who starts once they are gone.
