@@ -374,6 +374,7 @@ class Controller:
     def _settle(self, moving: Mapping[Key, Record], snapshot: Snapshot, steps: Sequence[Step]) -> None:
         """Forget finished business: removed services, completed withdrawals, past retries."""
         busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
+        before = len(self.records)
         for key in moving:
             record = self.records[key]  # as the steps have left it
             name = record.program
@@ -386,6 +387,8 @@ class Controller:
             elif kept is not record:
                 self.records[key] = kept
                 self._keep_records((kept,))
+        if len(self.records) < before:
+            self.state.remove_left_logs({*snapshot.table, *(record.program for record in self.records.values())})
         self.applier.forget_all_but(busy)
         self.prerequisites.keep(self.records.values())
 

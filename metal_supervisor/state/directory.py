@@ -11,10 +11,11 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,9 @@ DIRECTORIES = (
 LONGEST_HOME = 60
 LONGEST_ASIDE = 200
 CRASH_LOG_BYTES = 1 << 18
+MOST_LEFT_BYTES, MOST_LEFT_FILES = 1 << 30, 1000
+"""Logs that are kept of engines whose services are gone: of one that has a new name for each release they are many."""
+LOG_NAME = re.compile(r"(.+)\.log(\.[0-9]+)?")
 CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
 
 
@@ -294,6 +298,22 @@ class StateDir:
                 self.remove_spec(name)
         shutil.rmtree(self.scratch_path(program), ignore_errors=True)
         self._files.remove(self.record_path(program))  # last: after an interruption it has all of this done again
+
+    def remove_left_logs(self, programs_here: Collection[str]) -> None:
+        """Remove logs of services that are gone, the oldest first, until few enough are left."""
+        found: list[tuple[float, int, Path]] = []
+        for path in (*(self.path / "log").glob("*.log*"), *(self.path / "log" / "crashed").glob("*.log")):
+            name = LOG_NAME.fullmatch(path.name)
+            if name is not None and programs.PROGRAM_NAME.fullmatch(name[1]) and name[1] not in programs_here:
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    found.append((status.st_mtime, status.st_size, path))
+        kept_bytes = 0
+        for number, (_, size, path) in enumerate(sorted(found, reverse=True), 1):
+            kept_bytes += size
+            if kept_bytes > MOST_LEFT_BYTES or number > MOST_LEFT_FILES:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def forget_observed(self, program: str) -> None:
         """Remove the sidecar's observation."""

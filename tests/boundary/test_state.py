@@ -434,6 +434,25 @@ def test_what_is_in_the_way_of_the_link_is_named_and_not_touched(odd: StateDir, 
 # ── logs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("bound", ["MOST_LEFT_BYTES", "MOST_LEFT_FILES"])
+def test_logs_of_services_that_are_gone_do_not_fill_the_disk(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    logs = state.path / "log"
+    (logs / "crashed").mkdir()
+    gone = [f"crashed/team-a.release-{number}.log" for number in range(3)]
+    gone += [f"team-a.release.log{number}" for number in ("", ".1", ".2")]
+    stay = ["controller.log", "supervisord.log.1", "omlx.log", "default.tiny.log", "default.tiny.log.2"]
+    for at, name in enumerate((*stay, *gone)):
+        (logs / name).write_text("x" * 100)
+        os.utime(logs / name, (at, at))
+    state.remove_left_logs({"default.tiny"})
+    assert all((logs / name).exists() for name in (*stay, *gone))
+    monkeypatch.setattr(f"metal_supervisor.state.directory.{bound}", 450 if bound == "MOST_LEFT_BYTES" else 4)
+    state.remove_left_logs({"default.tiny"})
+    assert [name for name in (*stay, *gone) if not (logs / name).exists()] == gone[:2]
+
+
 def test_the_tail_of_a_log_is_printable_and_bounded(state: StateDir) -> None:
     assert state.log_tail("default.tiny", 5) == []
     state.log_path("default.tiny").write_bytes(b"x" * 50_000 + b"\n\n\x1b[31mred\x00\xff\nlast \xc3\xa4")

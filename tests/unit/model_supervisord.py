@@ -395,6 +395,9 @@ class Files:
             self.mac.later(SIDECAR_S + 0.01, self.mac.wake)
         return True
 
+    def remove_left_logs(self, programs_here: Any) -> None:
+        """It has none."""
+
     def forget(self, program: str) -> None:
         for files in (self.kept, self.notes, self.read_notes):
             files.pop(program, None)
