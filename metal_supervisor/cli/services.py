@@ -15,6 +15,7 @@ from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
+from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import Settings, start_command
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.names import of_another_namespace
@@ -168,8 +169,11 @@ def state_of(found: Json) -> str:
 
 
 def gateway_url(settings: Settings) -> str:
-    """Base URL of the gateway, "" if it does not listen: another program may there, which must not get the prompt."""
-    listens = settings.gateway_on and not gateway_note.closed(settings.state_path)
+    """Base URL of the gateway, "" if it does not answer: another program may there, which must not get the prompt."""
+    note = gateway_note.read(settings.state_path)
+    # Its holder keeps the port, so that a request to a gateway that has ended waits in vain.
+    ended = "pid" in note and not processes.has_written(note)
+    listens = settings.gateway_on and not ended and not gateway_note.closed(settings.state_path)
     return settings.gateway_url if listens else ""
 
 

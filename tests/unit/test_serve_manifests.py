@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -294,18 +296,21 @@ def test_what_is_to_be_typed_next_is_for_the_system_that_serves_it(
     assert told.strip() == "metal-supervisor chat one --state-dir here"
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_no_request_is_sent_to_a_gateway_that_could_not_listen(
-    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("note", "answers"),
+    [({}, True), ({"closed": True}, False), ({"pid": os.getpid()}, True), ({"pid": 1 << 22}, False)],
+)
+def test_no_request_is_sent_to_a_gateway_that_does_not_answer(
+    note: dict[str, Any], answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program listens there, and would get the prompt."""
+    """Another program listens there, and would get the prompt; or its holder alone, and the request would wait."""
     endpoint = "http://127.0.0.1:18100/v1"
     found = {"metadata": {"namespace": "n", "name": "one"}, "status": {"phase": "Ready", "endpoint": endpoint}}
     services = SimpleNamespace(named=lambda _: found, close=lambda: None)
     monkeypatch.setattr(chat, "ServiceClient", lambda _: services)
     settings = Settings(state_dir=str(tmp_path))
-    gateway_note.write(tmp_path, {"closed": closed})
-    base = endpoint if closed else settings.gateway_url
+    gateway_note.write(tmp_path, {"at": time.time(), **note})
+    base = settings.gateway_url if answers else endpoint
     assert f"curl {base}/chat" in serve.hints(settings, "one", endpoint, "chat")[1]
     assert chat.partner_of(settings, "one").url == base
 
