@@ -10,29 +10,59 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from metal_supervisor.controller import boot
-from metal_supervisor.spec.processes import State
+from tests.support.engines import either, gone, stand_in
 from tests.support.faults import Figure, fault
-from tests.support.system import FAKE_ENGINE, System, eventually, free_ports, kill, running, service
+from tests.support.system import System, eventually, free_ports, kill, running, service
 
 CLONE_NEWNS = 0x20000
-MANY = int(os.environ.get("METAL_MANY", "100"))
-"""Programs of the largest Mac; 500 with `make faults`, which takes a minute longer."""
-# It reads what nobody writes, in the shell itself: one process, which names the state directory as an engine does.
-SLEEPER = """#!/bin/sh
-case "$*" in *--help*) echo "--metrics --alias STRING" ;; *) read -r nothing ;; esac
-"""
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def no_mounts() -> str:
+    """Why there can be none; "" once mounts are seen by this process and its later children only, and end with them."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "full and read-only disks are shown with mounts, which takes root on Linux"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS):
+        return f"no mount namespace of our own: {os.strerror(ctypes.get_errno())}"
+    mount("--make-rprivate", "/")
+    return ""
+
+
+@pytest.fixture
+def own_mounts(no_mounts: str) -> None:
+    if no_mounts:
+        pytest.skip(no_mounts)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, no_mounts: str) -> Iterator[System]:
+    base = tmp_path_factory.mktemp("alone")
+    with running(base, engine=either(base)) as system:
+        system.apply(system.tiny_model(), service("tiny", contextSize=16384))
+        yield system
+
+
+@pytest.fixture
+def system(shared: System) -> System:
+    """One with an engine that serves; a test may leave it stopped."""
+    if shared.process is None:
+        shared.start()
+    shared.ready()
+    return shared
 
 
 # ── not running at all ───────────────────────────────────────────────────────────────────────────
@@ -61,12 +91,10 @@ def without_our_programs(system: System) -> list[str]:
     sees="503 of /healthz with the reason; then 200, and Ready",
     bound="Ready within 60 s of supervisord's start",
 )
-def test_controller_and_sidecar_wait_for_a_supervisord_that_is_not_there(tmp_path: Path, figure: Figure) -> None:
-    with running(tmp_path) as system, contextlib.ExitStack() as started:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        assert system.stop() == 0
-        section = system.files.section_path("default.tiny").read_bytes()
+def test_controller_and_sidecar_wait_for_a_supervisord_that_is_not_there(system: System, figure: Figure) -> None:
+    assert system.stop() == 0
+    section = system.files.section_path("default.tiny").read_bytes()
+    with contextlib.ExitStack() as started:
 
         def start(*command: str) -> subprocess.Popen[bytes]:
             process = by_hand(system, *command)
@@ -95,40 +123,27 @@ def test_controller_and_sidecar_wait_for_a_supervisord_that_is_not_there(tmp_pat
     sees="`run` ends with 0; the next one resumes",
     bound="all gone within 30 s, the time one engine has",
 )
-def test_a_sigterm_ends_all_engines_at_once(tmp_path: Path, figure: Figure) -> None:
-    names = ("a", "b", "c")
-    with running(tmp_path, engine=FAKE_ENGINE) as system:
-        system.apply(system.tiny_model(), *(service(name, extraArgs=["--fake-term-delay-s", "3"]) for name in names))
-        for name in names:
-            system.ready(name)
-        assert system.process is not None
-        with figure.timed("all gone"):
-            os.kill(system.supervisord_pid(), signal.SIGTERM)
-            assert system.process.wait(60) == 0
-        assert system.processes() == []
-        log = (system.state / "log" / "supervisord.log").read_text()
-        assert "SIGKILL" not in log and log.count("terminated by SIGTERM") + log.count("exit status 0") >= len(names)
-        system.start()
-        for name in names:
-            system.ready(name)
+def test_a_sigterm_ends_all_engines_at_once(system: System, figure: Figure) -> None:
+    names, log = ("a", "b", "c"), system.state / "log" / "supervisord.log"
+    system.apply(*(stand_in(name, term_delay_s=3) for name in names))
+    for name in names:
+        system.ready(name)
+    said = len(log.read_text())
+    assert system.process is not None
+    with figure.timed("all gone"):
+        os.kill(system.supervisord_pid(), signal.SIGTERM)
+        assert system.process.wait(60) == 0
+    system.process = None
+    assert system.processes() == []
+    text = log.read_text()[said:]
+    assert "SIGKILL" not in text and text.count("terminated by SIGTERM") + text.count("exit status 0") >= len(names)
+    system.start()
+    for name in names:
+        system.ready(name)
+    gone(system, *names)
 
 
 # ── disks ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def own_mounts() -> None:
-    """From here on mounts are seen by this process and its children only, and end with them."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        pytest.skip("full and read-only disks are shown with mounts, which takes root on Linux")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS):
-        pytest.skip(f"no mount namespace of our own: {os.strerror(ctypes.get_errno())}")
-    mount("--make-rprivate", "/")
 
 
 @contextlib.contextmanager
@@ -211,26 +226,26 @@ def test_a_full_disk_stops_no_engine_and_the_edit_follows_when_there_is_room(
     bound="the deletion within 30 s, the new service Ready within 30 s of it being writable",
 )
 def test_a_read_only_models_d_delays_what_needs_it_and_nothing_else(
-    tmp_path: Path, figure: Figure, own_mounts: None
+    system: System, figure: Figure, own_mounts: None
 ) -> None:
-    with running(tmp_path) as system:
-        system.apply(system.tiny_model(), service("tiny", contextSize=16384), service("leaver"))
-        engine, _ = system.ready(), system.ready("leaver")
-        stream = system.stream()
-        with read_only(system.state / "models.d"):
-            system.apply(service("comer"))
-            eventually(lambda: "Read-only file system" in _controller_log(system), 30, "the reason to be logged")
-            with figure.timed("deletion carried out"):
-                system.delete("leaver")
-                eventually(lambda: system.pid("leaver") == 0, 30, "the engine to end")
-            assert system.pid("comer") == 0
-            assert system.health()[0] == 200
-        with figure.timed("Ready when writable"):
-            system.ready("comer")
-        eventually(lambda: not system.files.section_path("default.leaver").exists(), 30, "its section to go")
-        assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
-        assert system.pid() == engine
-        figure.add("engine restarts", system.observe()["restarts"], "")
+    system.apply(service("leaver"))
+    system.ready("leaver")
+    engine, stream = system.pid(), system.stream()
+    with read_only(system.state / "models.d"):
+        system.apply(service("comer"))
+        eventually(lambda: "Read-only file system" in _controller_log(system), 30, "the reason to be logged")
+        with figure.timed("deletion carried out"):
+            system.delete("leaver")
+            eventually(lambda: system.pid("leaver") == 0, 30, "the engine to end")
+        assert system.pid("comer") == 0
+        assert system.health()[0] == 200
+    with figure.timed("Ready when writable"):
+        system.ready("comer")
+    eventually(lambda: not system.files.section_path("default.leaver").exists(), 30, "its section to go")
+    assert stream.completed(), f"{stream.chunks} chunks, {stream.error}"
+    assert system.pid() == engine
+    figure.add("engine restarts", system.observe()["restarts"], "")
+    gone(system, "comer")
 
 
 def _controller_log(system: System) -> str:
@@ -255,71 +270,3 @@ def test_a_read_only_state_directory_is_refused_at_the_start(tmp_path: Path, fig
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert f"state directory {state}" in said and os.strerror(errno.EROFS) in said and "Traceback" not in said
-
-
-# ── many ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def as_from_launchd() -> Iterator[None]:
-    """The limit of open files that launchd gives a job: supervisord has to raise it by itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@fault(
-    "S64",
-    "500 InferenceServices are applied to one Mac (100 in `make test`), each with an engine that never gets ready",
-    happens="all are started; one more edit still gets through, and supervisord keeps answering",
-    sees="as many programs in supervisorctl",
-    bound="all have a process within 240 s of the last apply",
-)
-def test_hundreds_of_programs_all_run(tmp_path: Path, figure: Figure) -> None:
-    engine = tmp_path / "engine"
-    engine.write_text(SLEEPER)
-    engine.chmod(0o755)
-    system = System(tmp_path, "--ports", "32100-32699", engine=engine)
-    try:
-        with as_from_launchd():
-            system.start()
-        figure.add("programs", MANY, "")
-        with figure.timed("all applied"):
-            system.apply(system.tiny_model())
-            for number in range(MANY):
-                system.apply(service(f"many-{number}"))
-        with figure.timed("all have a process"):
-            eventually(lambda: _live(system) == MANY, 240, "a process each")
-        for name in ("supervisord", "controller", "sidecar"):
-            pid = system.supervisord_pid() if name == "supervisord" else system.own_pid(name)
-            process = psutil.Process(pid)
-            figure.add(f"RSS of {name}", process.memory_info().rss / 2**20, "MiB")
-            figure.add(f"CPU of {name}", sum(process.cpu_times()[:2]))
-        for _ in range(5):
-            with figure.timed("table"):
-                system.rpc.table()
-        for _ in range(3):
-            with figure.timed("reload"):
-                system.rpc.reload()
-        before = system.pid("many-0")
-        with figure.timed("an edit is carried out"):
-            system.apply(service("many-0", contextSize=1024))
-            eventually(lambda: system.pid("many-0") not in (0, before), 60, "the edit to run")
-        eventually(lambda: _live(system) == MANY, 60, "it to be RUNNING beside the others")
-        assert system.process is not None
-        with figure.timed("all gone"):
-            system.process.send_signal(signal.SIGTERM)
-            assert system.process.wait(240) == 0
-        system.process = None
-    finally:
-        system.close()
-
-
-def _live(system: System) -> int:
-    """How many models have a process that stays."""
-    rows = system.rpc.table().items()
-    time.sleep(0.2)  # asking all the time would be the load
-    return sum(row.state is State.RUNNING and name.startswith("default.") for name, row in rows)
