@@ -346,7 +346,8 @@ class Mac:
 
 
 SHARE = 25
-"""Of fifty changes to `on_demand` and `admission`, those that any of 1000 histories finds the first 160 found."""
+"""Of some fifty changes to `on_demand` and `admission`, those that were found at all the first 160 histories found: of
+1000 for each change to the one, 250 to the other."""
 
 
 def test_random_histories_keep_the_budget_and_end_nothing_that_is_used() -> None:
