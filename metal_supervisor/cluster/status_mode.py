@@ -29,7 +29,7 @@ class OperatorEvidence:
     latest: str = ""
     """Time of its newest write that was seen (RFC 3339)."""
     writes: Mapping[str, str] = field(default_factory=dict)
-    """Uid of each resource at the latest check -> time of its latest write of that one, "" for none."""
+    """Uid of each resource at the latest check -> time of its latest write of that one that was seen, "" for none."""
     seen_at: float | None = None
     """Monotonic time at which that write was first seen, None if there is none or it was old."""
     first_at: float | None = None
@@ -84,15 +84,17 @@ def is_ours(manager: str) -> bool:
 
 def look(before: OperatorEvidence, items: Iterable[Json], now: float, server_now: float) -> OperatorEvidence:
     """Evidence after a check of the watched objects. `server_now`: Unix time by the API server's clock."""
-    written = {item["metadata"]["uid"]: wrote(item) for item in items}
+    found = {item["metadata"]["uid"]: wrote(item) for item in items}
+    written = {uid: at or before.writes.get(uid, "") for uid, at in found.items()}
     # By each resource, not by the newest time of all: the server's clock may be set back.
     news = {uid: at for uid, at in written.items() if at and at != before.writes.get(uid)}
     first_at = now if before.first_at is None else before.first_at
     if not news:
         return replace(before, writes=written, first_at=first_at)
     latest = max(news.values())
-    # Of a resource that was not there before, it may be old; any other is fresh, whatever the clocks say.
-    fresh = any(uid in before.writes or age_s(at, server_now) < SILENCE_S for uid, at in news.items())
+    # After another write of the same resource it is fresh, whatever the clocks say; else it may be old: made-up
+    # managedFields may point to a time that an operator, or an older release of this program, left behind.
+    fresh = any(before.writes.get(uid) or age_s(at, server_now) < SILENCE_S for uid, at in news.items())
     seen_at = now if fresh else before.seen_at
     return replace(before, latest=latest, writes=written, seen_at=seen_at, first_at=first_at)
 

@@ -102,6 +102,16 @@ def test_a_server_whose_clock_is_set_back_does_not_hide_the_operator() -> None:
     assert operator_present("auto", again, 100.0 + SILENCE_S) is False, "listed again, but not written again"
 
 
+def test_a_time_that_stayed_in_a_status_is_no_write_of_today_whenever_bookkeeping_is_made_up_around_it() -> None:
+    """Nobody writes the statuses of services that no Mac serves, and an older release of ours wrote this form too."""
+    left, signs = "2026-11-20T11:00:00Z", look(OperatorEvidence(), [item()], 10.0, NOON)
+    for now in range(20, 60, 10):
+        signs = look(signs, [item(left if now % 20 == 0 else "")], float(now), NOON)
+        assert operator_present("auto", signs, now + UNDECIDED_S) is False
+    signs = look(signs, [item("2026-11-21T19:00:00Z")], 60.0, NOON)
+    assert operator_present("auto", signs, 60.0) is True, "it writes, after one that was seen before"
+
+
 def test_what_the_program_before_knew_holds_until_something_is_seen() -> None:
     assert operator_present("auto", OperatorEvidence(believed=False), 1.0) is False
     assert operator_present("auto", OperatorEvidence(believed=True), 1.0) is True
