@@ -17,6 +17,8 @@ from metal_supervisor.spec.types import Json
 
 FIELD = "f:lastUpdated"
 """Field that the operator changes with every write; only this program sets it too."""
+GO_AGENT = "metal-agent"
+"""End of the name of LLMKube's agent. Its updates write the whole status that it has read, with times in Go's form."""
 SILENCE_S, UNDECIDED_S = 300.0, 3.0
 QUIET_S = 120.0
 """Silence after which the operator may be gone: it writes every service that is served at least every 90 s."""
@@ -49,7 +51,8 @@ def operator_wrote(entries: object, updated: object) -> str:
         if not isinstance(entry, dict) or (entry.get("subresource"), entry.get("operation")) != ("status", "Update"):
             continue  # this program applies, except for two fields that the operator writes too
         owned = mapping(mapping(entry, "fieldsV1"), "f:status")
-        if FIELD in owned and entry.get("time") and not is_ours(str(entry.get("manager"))):
+        manager = str(entry.get("manager"))
+        if FIELD in owned and entry.get("time") and not is_ours(manager) and not manager.endswith(GO_AGENT):
             return at
     return ""
 

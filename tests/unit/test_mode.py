@@ -45,7 +45,7 @@ def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_call
     [
         {"manager": "metal-supervisor"}, {"manager": "metal/mac-a"}, {"operation": "Apply"}, {"subresource": ""},
         {"fieldsV1": {"f:status": {"f:schedulingStatus": {}}}}, {"fieldsV1": {"f:status": {"f:phase": {}}}},
-        {"fieldsV1": None}, {"fieldsV1": {"f:status": []}}, {"time": None},
+        {"fieldsV1": None}, {"fieldsV1": {"f:status": []}}, {"time": None}, {"manager": "llmkube-metal-agent"},
     ],
     ids=str,
 )
