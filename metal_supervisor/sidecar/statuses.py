@@ -16,7 +16,7 @@ from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import KubeError, now_micro
 from metal_supervisor.cluster.kube import MERGE, Kube, find
 from metal_supervisor.cluster.manifests import api_path
-from metal_supervisor.cluster.report import Report
+from metal_supervisor.cluster.report import GOODBYE, Report
 from metal_supervisor.cluster.status_mode import condition_of_others, field_of_others
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import utc
@@ -97,12 +97,17 @@ class _Written:
 
 
 def _differ_in_words(before: WantedStatus, now: WantedStatus) -> bool:
-    """True if two statuses of one edition of a service have the same phase for the same reason."""
-    kept = [
-        (each.record.uid, each.record.generation, each.report.phase, each.report.reason, each.report.ready)
-        for each in (before, now)
-    ]
-    return kept[0] == kept[1]
+    """True if two statuses of one edition of a service have the same phase for the same reason.
+
+    The last message before this Mac stops is none to wait: no later pass writes it.
+    """
+
+    def kept(want: WantedStatus) -> tuple[object, ...]:
+        record, told = want.record, want.report
+        state = told.phase, told.reason, told.ready, told.ready_replicas, told.message == GOODBYE[2]
+        return record.uid, record.generation, *state
+
+    return kept(before) == kept(now)
 
 
 def _in_their_words(told: Report) -> tuple[str, str] | None:

@@ -108,6 +108,21 @@ def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
     assert statuses.rests(second) and statuses.held_until() == NEVER
 
 
+def test_a_number_of_replicas_and_the_last_message_of_all_do_not_wait(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(observed: Observed, peers: int, leaving: bool = False) -> WantedStatus:
+        record = replace(cluster.record, replicas=3, peers_ready=peers)
+        return WantedStatus(record, report(record, observed, leaving=leaving), "192.0.2.1", "")
+
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.PROGRESS_S", 3600.0)
+    cluster.statuses.service(told(UP, 0))
+    assert not cluster.statuses.rests(told(UP, 1)), "status.readyReplicas is no message"
+    ends = replace(UP, ready=False, state="STOPPING")
+    cluster.statuses.service(told(ends, 0))
+    assert not cluster.statuses.rests(told(ends, 0, leaving=True)), "no later pass would write it"
+
+
 def test_many_services_change_no_more_messages_a_second_than_a_few(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
