@@ -61,6 +61,8 @@ class _Done:
     slice: Json | None = None
     path: str = ""
     """API path of the slice, from the first attempt to write it until it is deleted."""
+    there: bool = False
+    """A slice was found, or accepted, and not deleted since."""
     gone: bool = False
     """The slice was deleted, and not written since."""
     legacy_gone: bool = False
@@ -180,7 +182,7 @@ class Publisher:
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
             return
-        blocked = done.slice is None and time.monotonic() < done.blocked_until  # it may never have been accepted
+        blocked = not done.there and time.monotonic() < done.blocked_until  # none was ever accepted
         if done.path and not want.report.ready and not want.address_problem and not blocked:
             self._slice(want, done)
 
@@ -258,15 +260,18 @@ class Publisher:
         if body == done.slice and before.out is out:
             return ""
         path = api_path("endpointslices", want.record.namespace, body["metadata"]["name"])
-        if not done.path and self._beside_others and (other := self._other_owner(find(self._kube, path), want.record)):
-            done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
-            name = body["metadata"]["name"]
-            return f'EndpointNameConflict: EndpointSlice "{name}" is that of {other}; rename one of the two'
+        if not done.path and self._beside_others:
+            found = find(self._kube, path)
+            if other := self._other_owner(found, want.record):
+                done.blocked_until, done.published = now + CONFLICT_RETRY_S, replace(before, out=True)
+                name = body["metadata"]["name"]
+                return f'EndpointNameConflict: EndpointSlice "{name}" is that of {other}; rename one of the two'
+            done.there = found is not None
         # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
         done.path = path
         self._apply_slice(path, body, done)
-        done.slice, done.published = body, replace(before, out=out, fronted=fronted)
+        done.slice, done.there, done.published = body, True, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record, endpoint.service, want.address)
             done.legacy_gone = True
@@ -338,7 +343,7 @@ class Publisher:
             found = find(self._kube, path)
             if found is not None and not self._other_owner(found, record):
                 self._delete(path)
-        done.slice, done.path, done.gone, done.heartbeat_at = None, "", True, 0.0
+        done.slice, done.path, done.there, done.gone, done.heartbeat_at = None, "", False, True, 0.0
         done.published = replace(done.published, out=True)
 
     def _delete(self, path: str) -> None:

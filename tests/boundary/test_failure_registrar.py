@@ -870,7 +870,7 @@ def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_t
 
 
 def test_a_slice_that_was_never_accepted_is_left_alone_while_its_engine_is_not_ready() -> None:
-    cluster, _, registrar = setup()
+    cluster, _, registrar = setup(Counted())
     registrar.want(wanted(), {})
     cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
     registrar._one_pass()
@@ -879,6 +879,21 @@ def test_a_slice_that_was_never_accepted_is_left_alone_while_its_engine_is_not_r
         registrar.want(each, {})
         registrar._one_pass()
         assert cluster.refuses, "it waits for the end of its pause"
+
+
+@pytest.mark.parametrize("how", ["a gap", "a restart"])
+def test_a_slice_that_is_there_is_taken_out_at_once_though_its_last_write_was_refused(how: str) -> None:
+    cluster, _, registrar = setup()  # which has a slice of this Mac's for whoever asks, as after a restart
+    registrar.want(wanted(), {})
+    if how == "a gap":
+        registrar._one_pass()
+        registrar._publisher.forget_slices()
+    cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
+    registrar._one_pass()
+    assert not cluster.refuses
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
 
 
 def test_a_heartbeat_that_is_not_accepted_is_not_tried_in_a_circle() -> None:
