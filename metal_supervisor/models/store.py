@@ -120,8 +120,8 @@ class Store:
                 task.waited_for = False
 
     def slots(self) -> list[str]:
-        """Names of the slots of wanted artifacts."""
-        return sorted({artifact.slot for artifact in self._tasks if not artifact.local})
+        """Names of the slots of wanted artifacts, also of those that wait: `models gc` and `rm` leave them alone."""
+        return sorted({artifact.slot for artifact in (*self._tasks, *self._beyond) if not artifact.local})
 
     def look_again(self, artifacts: Iterable[Artifact]) -> None:
         """Retry those of some artifacts that failed now, e.g. after an edit; not those that failed for good."""

@@ -683,6 +683,15 @@ def test_a_namespace_with_very_many_files_leaves_threads_to_others(
     eventually(lambda: not any(t.name == "store" for t in threading.enumerate()), WITHIN_S, "the threads to end")
 
 
+def test_a_model_that_waits_to_be_looked_after_is_in_use_for_gc_and_rm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MOST_OF_NAMESPACE", 0)
+    store, artifact = Store(tmp_path / "models", lambda: None), of("https://models.example.com/a/b.gguf")
+    store.want({artifact: NO_KEYS}, {artifact: frozenset({"many"})})
+    assert store.slots() == [artifact.slot]
+
+
 def test_a_thread_that_cannot_be_started_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As while other programs of this user have as many as the system allows."""
     rings, start = threading.Event(), threading.Thread.start
