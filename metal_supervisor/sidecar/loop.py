@@ -68,8 +68,10 @@ log = logging.getLogger("sidecar")
 
 
 def _stays_away(worker: ProgramState) -> bool:
-    """True for a worker of the gateway that has ended, and not just now, as in a restart."""
+    """True for a worker of the gateway that stands by, or has ended, and not just now, as in a restart."""
     up = worker.state in LIVE or worker.state is State.BACKOFF
+    if worker.name == gateway_note.WORKERS[0] and not (worker.start or worker.stop):
+        return False  # supervisord is about to start it, for the first time or since an upgrade replaced its section
     return not up and not 0 <= time.time() - worker.stop < GATEWAY_AWAY_S
 
 
@@ -325,7 +327,7 @@ class Sidecar:
         What keeps them open then, for the next worker, answers nobody.
         """
         workers = [row for name in gateway_note.WORKERS if (row := self._table.get(name)) is not None]
-        if workers and all(map(_stays_away, workers)):
+        if gateway_note.WORKERS[0] in self._table and all(map(_stays_away, workers)):  # an upgrade may be replacing it
             return ()
         found = self._gateway.get("fronts")
         return tuple(found) if isinstance(found, list) else ()

@@ -96,3 +96,15 @@ def test_a_gateway_listens_until_it_has_been_away_for_longer_than_a_restart(
             for name, word in zip(WORKERS, states, strict=False)
         }
         assert sidecar._fronts() == ((18101,) if listens or not ago_s else ())
+
+
+def test_a_gateway_that_an_upgrade_replaces_is_there_before_supervisord_has_started_it(tmp_path: Path) -> None:
+    """An endpoint that is withdrawn for this moment stays so until something wakes the sidecar again."""
+    sidecar = a_sidecar(tmp_path, Cluster())
+    sidecar._gateway = {"fronts": [18101]}
+    first, second = (ProgramState(name, State.STOPPED, 0, 0.0, 0.0) for name in WORKERS)
+    for table in ({first.name: first, second.name: second}, {second.name: second}):
+        sidecar._table = table
+        assert sidecar._fronts() == (18101,)
+    sidecar._table = {first.name: replace(first, start=1.0, stop=2.0), second.name: second}
+    assert sidecar._fronts() == ()
