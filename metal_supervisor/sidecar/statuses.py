@@ -8,7 +8,7 @@ the service is ready or off, and never written again only because it was overwri
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -65,10 +65,6 @@ class WantedModel:
     file: ModelFile
 
 
-UNKNOWN = "", ""
-"""The two scheduling fields after a write that failed: it may have taken effect all the same."""
-
-
 @dataclass
 class _Written:
     """A status as last written. None: unknown."""
@@ -79,6 +75,8 @@ class _Written:
     """What `body` says, where it is the whole status; nothing is due while it is wanted still."""
     body: Json | None = None
     scheduling: tuple[str, str] | None = None
+    attempted: set[str] = field(default_factory=set)
+    """Reasons whose write has failed since: each may have taken effect all the same."""
     clear_at: list[float] = field(default_factory=list)
     """Monotonic times at which to look for a stale schedulingStatus."""
     nudge_at: list[float] = field(default_factory=list)
@@ -262,12 +260,12 @@ class Statuses:
             written.nudge_at = [now + NUDGE_AFTER_S]
         written.ready_replicas = want.report.ready_replicas
         verdict, before = _in_their_words(want.report), written.scheduling
-        if verdict is not None and verdict != before:
-            written.scheduling = UNKNOWN
+        if verdict is not None and (verdict != before or written.attempted):
+            written.attempted.add(verdict[0])
             self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
-        elif verdict is None and before is not None:
-            self._clear(path, before[0])
-        written.scheduling = verdict
+        elif verdict is None and (ours := {*written.attempted, *(before or ())[:1]}):
+            self._clear(path, ours)
+        written.scheduling, written.attempted = verdict, set()
         if written.clear_at and now >= written.clear_at[0]:
             self._clear(path)
             written.clear_at.pop(0)
@@ -276,10 +274,10 @@ class Statuses:
                 self._nudge(want.record, want.record.endpoint.service)
             written.nudge_at.pop(0)
 
-    def _clear(self, path: str, only: str = "") -> None:
-        """Clear the two scheduling fields, if they say anything. `only`: what it has to be, "" for whatever it is."""
+    def _clear(self, path: str, only: Collection[str] = ()) -> None:
+        """Clear the two scheduling fields, if they say anything. `only`: the reasons to clear, () for any."""
         said = (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus")
-        if said and only in ("", said):
+        if said and (not only or said in only):
             self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
 
     def _nudge(self, record: Record, service: str) -> None:

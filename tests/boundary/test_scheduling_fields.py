@@ -89,9 +89,8 @@ def test_what_is_over_is_taken_back_at_once(mac: BesideOperator) -> None:
     assert mac.shown() == (None, None)
 
 
-@pytest.mark.parametrize("arrives", [True, False])
-@pytest.mark.parametrize("before", [True, False])
-def test_a_reason_is_taken_back_though_the_last_write_failed(mac: BesideOperator, before: bool, arrives: bool) -> None:
+def write_in_vain(mac: BesideOperator, arrives: bool) -> None:
+    """A write of a reason that fails. `arrives`: it takes effect all the same."""
     request = mac.kube.request
 
     def fails(*asked: Any) -> Any:
@@ -101,14 +100,28 @@ def test_a_reason_is_taken_back_though_the_last_write_failed(mac: BesideOperator
             raise KubeError(504, "Timeout", "perhaps")
         return found
 
-    if before:
-        mac.write(Standing.WAIT, "ModelDigestMismatch", "another sha256")
     mac.kube.request = fails  # type: ignore[method-assign]
     with pytest.raises(KubeError):
         mac.write(Standing.WAIT, "InsufficientMemory", "needs 90.0 GiB")
     mac.kube.request = request  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_reason_is_taken_back_though_the_last_write_failed(mac: BesideOperator, before: bool, arrives: bool) -> None:
+    if before:
+        mac.write(Standing.WAIT, "ModelDigestMismatch", "another sha256")
+    write_in_vain(mac, arrives)
     mac.write(Standing.RUN, "")
     assert mac.shown() == (None, None)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_the_operator_wrote_over_one_that_failed_is_left_alone(mac: BesideOperator, arrives: bool) -> None:
+    write_in_vain(mac, arrives)
+    mac.operator_writes()
+    mac.write(Standing.RUN, "")
+    assert mac.shown() == ("WaitingForMetalAgent", WAITING)
 
 
 def test_what_the_operator_wrote_over_it_is_left_alone(mac: BesideOperator) -> None:
