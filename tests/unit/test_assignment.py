@@ -205,7 +205,8 @@ class Reading(Assignment):
         )  # fmt: skip
         self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
         self._resource_filter = self._placement = self._leaving = nothing
-        self._lacking, self.placed, self.found, self.shared = {}, Placed({}), found, list[str]()
+        self._store: Any = SimpleNamespace(look_again=lambda _: None)
+        self._lacking, self._found, self.placed, self.found, self.shared = {}, {}, Placed({}), found, list[str]()
 
     def _look_anew(self, news: object) -> None: ...
 
