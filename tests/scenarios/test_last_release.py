@@ -87,17 +87,13 @@ def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start
     said = eventually(lambda: system.condition("Confined", "one"), 60, "this release to judge the service")
     assert (system.pid("one"), system.own_pid("omlx"), said["reason"]) == (*before, "NotYet")
     assert seccomp(before[1]) == "0" and system.ask("one", model="one")[0] == 200
-    eventually(lambda: pending(system), 60, "its trial, and then what it is started from next")
+    waits = system.state / "pending" / "omlx.conf"
+    eventually(waits.exists, 60, "its trial, and then what it is started from next")
     kill(before[1])
     eventually(lambda: system.own_pid("omlx") not in (0, before[1]), 30, "another")
     eventually(lambda: system.condition("Confined", "one")["status"] == "True", 60, "a confined one")
     system.ready("one", within_s=90)
     assert seccomp(system.own_pid("omlx")) == "2" and system.ask("one", model="one")[0] == 200
-
-
-def pending(system: System) -> str:
-    """The spec that oMLX starts from next, "" while it is the one that it runs from."""
-    return str(json.loads((system.state / "records" / "omlx.json").read_text()).get("next_spec") or "")
 
 
 def test_the_next_start_of_a_refused_service_is_refused_with_the_reason(system: System) -> None:
