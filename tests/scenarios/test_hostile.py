@@ -90,7 +90,7 @@ QUOTED = {
     "dies-labels": f"{hostile.FORGED} 1", "dies-lines": hostile.FORGED, "dies-long": "m" * 80, "url-nul": "a NUL byte",
     "url-long": "100024 characters",
 }  # fmt: skip
-"""What `explain` has of a text where it has not its beginning: the last of several lines, or the end or length of one."""
+"""What `explain` has of a text where it has not its beginning: the last of several lines, or the end of one."""
 
 G137 = fault(
     "G137", "names, fields, addresses and what engines tell of themselves are made to break a label, a line or a value "
