@@ -6,6 +6,7 @@ engine whose slot another Mac took over keeps running here until it runs there.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
-from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.directory import StateDir, StateError
 
 Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
 """Of a service: (the slots that this Mac holds, the number that other Macs serve, the slots that serve here)."""
@@ -51,6 +52,7 @@ MODEL_LAG_S = 1.0
 """Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
+log = logging.getLogger("controller")
 
 
 def _doubtful(item: Service | Rejected, record: Record) -> bool:
@@ -126,6 +128,8 @@ class Assignment:
         self._leaving = Leaving()
         self._lacking: dict[Key, float] = {}
         """Service without its Model -> the monotonic time from which that counts."""
+        self._failed: dict[Key, Service | Rejected] = {}
+        """Services that cannot be decided on, as they were read when that was logged."""
 
     def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
         """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
@@ -170,10 +174,18 @@ class Assignment:
         self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))
         lagging = self._lagging(found)
+        self._failed = {key: item for key, item in self._failed.items() if key in found}
         for key, item in found.items():
             if key in lagging:
                 continue  # an engine that is there goes on
-            self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
+            try:
+                self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
+            except (OSError, StateError):  # of this Mac
+                raise
+            except Exception:  # of one service: its engine goes on, and the others are decided on
+                if self._failed.get(key) is not item:
+                    log.exception("a service cannot be decided on", extra={"service": ".".join(key)})
+                self._failed[key] = item
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +24,7 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
 LOOK_EVERY_S = 10.0
+log = logging.getLogger("controller")
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,20 @@ class ResourceFilter:
     def _service_of(
         self, resource: Json, model_of: Callable[[Key], Json | None], policy: resources.Policy, kept: str
     ) -> Service | Bad:
-        """As `resources.read_service`, and anew only for a resource that changed, or whose Models did."""
+        """As `resources.read_service`, and anew only for a resource that changed, or whose Models did.
+
+        One at which that fails is refused: it keeps no other from being read.
+        """
         key = resource["metadata"]["namespace"], resource["metadata"]["name"]
-        return self._read.of(
-            key, (resource, policy, kept), model_of, lambda look: resources.read_service(resource, look, policy, kept)
-        )
+
+        def read(look: Callable[[Key], Json | None]) -> Service | Bad:
+            try:
+                return resources.read_service(resource, look, policy, kept)
+            except Exception as error:
+                log.exception("a service cannot be read", extra={"service": ".".join(key)})
+                return Bad("InvalidSpec", f"it cannot be read: {type(error).__name__}; the controller's log says where")
+
+        return self._read.of(key, (resource, policy, kept), model_of, read)
 
     def _offered(self) -> resources.Policy:
         """The policy with the runtimes that are installed now; looked up again every LOOK_EVERY_S."""

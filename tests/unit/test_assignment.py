@@ -16,16 +16,19 @@ from metal_supervisor.controller import assignment as module
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.assignment import MODEL_LAG_S, MODEL_NOT_FOUND, Assignment, _charged
 from metal_supervisor.controller.prerequisites.ports import Ports
+from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import resources
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import rejected
 from metal_supervisor.spec.sources import Artifact
-from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.spec.types import Key, Rejected, Standing
 from metal_supervisor.state.programs import program_name
 from tests.support.effort import cases
-from tests.support.system import service
+from tests.support.system import model, service
 from tests.unit.model_supervisord import asked_for
 from tests.unit.test_manifests import record as a_record
 from tests.unit.test_report import record
@@ -206,7 +209,8 @@ class Reading(Assignment):
         self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
         self._resource_filter = self._placement = self._leaving = nothing
         self._store: Any = SimpleNamespace(look_again=lambda _: None)
-        self._lacking, self._found, self.placed, self.found, self.shared = {}, {}, Placed({}), found, list[str]()
+        self._lacking, self._found, self._failed, self.placed = {}, {}, {}, Placed({})
+        self.found, self.shared, self.fails = found, list[str](), dict[str, Exception]()
 
     def _look_anew(self, news: object) -> None: ...
 
@@ -218,6 +222,8 @@ class Reading(Assignment):
         return {}
 
     def _share_out(self, key: Key, *_: Any) -> None:
+        if key[1] in self.fails:
+            raise self.fails[key[1]]
         self.shared.append(key[1])
 
     def after(self, records: Collection[Record] = ()) -> tuple[list[str], dict[Key, Proposal]]:
@@ -250,3 +256,40 @@ def test_an_engine_whose_model_goes_with_its_service_is_left_alone_until_that_is
     up = replace(running(0), namespace="default", name="one")
     reading = Reading(one=rejected(service("one", "m"), MODEL_NOT_FOUND, ""))
     assert reading.after([up]) == ([], {up.key: reconcile.unchanged(up)})
+
+
+def test_a_service_at_which_a_decision_fails_keeps_its_engine_and_costs_no_other(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a manifest or a model makes of our code: it was every decision of the Mac, as long as it was there."""
+    up = replace(running(0), namespace="default", name="one")
+    reading = Reading(one=ITEM, two=ITEM)
+    reading.fails["one"] = RecursionError("too deep")
+    for _ in range(3):
+        assert reading.after([up]) == (["two"], {up.key: reconcile.unchanged(up)})
+    assert [each.__dict__["service"] for each in caplog.records] == ["default.one"], "told once"
+    reading.found["one"] = replace(ITEM, generation=ITEM.generation + 1)
+    reading.after([up])
+    assert len(caplog.records) == 2, "and again once it is edited"
+    reading.fails["one"] = OSError(28, "disk full")
+    with pytest.raises(OSError, match="disk full"):
+        reading.after([up])
+
+
+def test_an_object_that_cannot_be_read_is_refused_and_keeps_no_other_from_being_read(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = resources.read_service
+
+    def failing(resource: Any, *rest: Any) -> Any:
+        if resource["metadata"]["name"] == "odd":
+            raise RecursionError
+        return read(resource, *rest)
+
+    monkeypatch.setattr(resources, "read_service", failing)
+    services = {("default", name): service(name, model="m") for name in ("odd", "tiny")}
+    snapshot = Snapshot(100.0, services, True, {("default", "m"): model("m", "file:///m.gguf")}, {}, {}, {})
+    found = ResourceFilter(Settings(), "mac").read(snapshot, {})
+    odd, tiny = found["default", "odd"], found["default", "tiny"]
+    assert isinstance(odd, Rejected) and odd.reason == "InvalidSpec" and "RecursionError" in odd.message
+    assert not (isinstance(tiny, Rejected) and "cannot be read" in tiny.message)
