@@ -173,7 +173,7 @@ def gateway_url(settings: Settings) -> str:
     note = gateway_note.read(settings.state_path)
     # Its holder keeps the port, so that a request to a gateway that has ended waits in vain.
     ended = "pid" in note and not processes.has_written(note)
-    listens = settings.gateway_on and not ended and not gateway_note.closed(settings.state_path)
+    listens = settings.gateway_on and not ended and not gateway_note.closed(note)
     return settings.gateway_url if listens else ""
 
 

@@ -109,7 +109,7 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
         "desiredReplicas": told.replicas,
         "effectivePriority": rank_of(record.priority),
         "conditions": timed([*told.conditions, _ready(told)], before.get("conditions") or [], record.generation, now),
-        "lastUpdated": now.removesuffix("Z") + OUR_ZONE,
+        "lastUpdated": _in_our_form(now),
     }
     if endpoint := _endpoint(record, told, before, direct):
         body["endpoint"] = endpoint
@@ -123,6 +123,11 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
 def _unless_same(body: Json, before: Json) -> Json:
     """A status, or the one before if only the time of the update differs."""
     return before if {**body, "lastUpdated": before.get("lastUpdated")} == before else body
+
+
+def _in_our_form(now: str) -> str:
+    """A time (RFC 3339, with Z) as this program writes `lastUpdated`."""
+    return now.removesuffix("Z") + OUR_ZONE
 
 
 def _ready(told: Report) -> Condition:
@@ -306,7 +311,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
         "acceleratorReady": True,
         "cacheKey": hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:16],
         "conditions": timed([conditions], before.get("conditions") or [], generation, now),
-        "lastUpdated": now.removesuffix("Z") + OUR_ZONE,
+        "lastUpdated": _in_our_form(now),
     }
     if file.phase == "Ready":
         body |= {"path": file.path, "size": human_size(file.size_bytes)}

@@ -33,6 +33,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, references
 from metal_supervisor.spec.processes import UNUSED, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.resources import MODEL_NOT_FOUND
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
@@ -47,7 +48,6 @@ UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
 ANEW_S = 60.0
 """Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
-MODEL_NOT_FOUND = "ModelNotFound"
 MODEL_LAG_S = 1.0
 """Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
 LOOK_EVERY_S = 10.0

@@ -171,7 +171,7 @@ class ResourceFilter:
 
 def _with_nearest(item: Rejected, models: Mapping[Key, Json]) -> Rejected:
     """A service whose Model does not exist, with the most similar name of its namespace in the message."""
-    if item.reason != "ModelNotFound":
+    if item.reason != resources.MODEL_NOT_FOUND:
         return item
     near = did_you_mean(item.model_name, [name for namespace, name in models if namespace == item.namespace])
     return replace(item, message=item.message + near)
@@ -180,4 +180,4 @@ def _with_nearest(item: Rejected, models: Mapping[Key, Json]) -> Rejected:
 def _unclaimed(item: Rejected, known: Collection[Key], operator: bool | None) -> bool:
     """True if a service is not known to be for any Mac: it is not metal, or has no Model and never ran here."""
     strange = item.key not in known and operator is not False
-    return item.reason == "NotMetal" or (item.reason == "ModelNotFound" and strange)
+    return item.reason == "NotMetal" or (item.reason == resources.MODEL_NOT_FOUND and strange)

@@ -324,7 +324,7 @@ class Sidecar:
     def _fronts(self) -> tuple[int, ...]:
         """Ports at which the gateway listens for on-demand services; none once it was stopped.
 
-        What keeps them open then, for the next worker, answers nobody.
+        The gateway's holder keeps them open for the next worker, and answers no request.
         """
         workers = [row for name in gateway_note.WORKERS if (row := self._table.get(name)) is not None]
         if gateway_note.WORKERS[0] in self._table and all(map(_stays_away, workers)):  # an upgrade may be replacing it

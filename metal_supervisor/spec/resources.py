@@ -32,6 +32,7 @@ ALIASES_ANNOTATION = "metal-supervisor.io/aliases"
 ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 MOST_ALIASES = 32
 ACCELERATOR = "metal"
+MODEL_NOT_FOUND = "ModelNotFound"
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 LONGEST_DRAIN_S = 2**63 - 1
@@ -239,7 +240,7 @@ def _referenced(resource: Json, model_of: Callable[[Key], Json | None]) -> Json:
     found = model_of((namespace, reference))
     if found is None:
         text = f'Model not found: spec.modelRef names "{reference}", and namespace "{namespace}" has no such Model'
-        raise Bad("ModelNotFound", f"{text}; apply it, or change the name")
+        raise Bad(MODEL_NOT_FOUND, f"{text}; apply it, or change the name")
     if not is_metal(found):
         text = f'Model "{reference}" is not for a Mac: its spec.hardware.accelerator is not "{ACCELERATOR}"; set it'
         raise Bad("NotMetal", text, keeps_running=False)

@@ -33,6 +33,6 @@ def taken(note: Json) -> frozenset[int]:
     return frozenset(each for each in told if isinstance(each, int)) if isinstance(told, list) else frozenset()
 
 
-def closed(state: Path) -> bool:
-    """True if the gateway cannot listen at its address for all models: another program may answer there."""
-    return read(state).get("closed") is True
+def closed(note: Json) -> bool:
+    """True if the gateway, by its note, cannot listen at its address for all models: another program may there."""
+    return note.get("closed") is True

@@ -59,9 +59,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, no_mounts: str) -> Iterator
 @pytest.fixture
 def system(shared: System) -> System:
     """One with an engine that serves; a test may leave it stopped."""
-    if shared.process is None:
-        shared.start()
-    shared.ready()
+    shared.start_if_stopped().ready()
     return shared
 
 

@@ -209,7 +209,7 @@ def test_the_port_being_taken_stops_no_engine(tmp_path: Path, gateway: Gateway) 
         other.system.apply(other.system.tiny_model(), service())
         other.system.ready()
         told = eventually(lambda: json.loads((other.system.state / "gateway.json").read_text())["problem"])
-        assert str(port) in told and "--gateway" in told and gateway_note.closed(other.system.state)
+        assert str(port) in told and "--gateway" in told and gateway_note.closed(gateway_note.read(other.system.state))
         eventually(lambda: f"127.0.0.1:{port} cannot be listened on" in other.system.said(), what="to tell")
         assert other.system.chat()
 

@@ -36,9 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 @pytest.fixture
 def system(shared: System) -> System:
     """One with a model that serves; a test may leave it stopped."""
-    if shared.process is None:
-        shared.start()
-    shared.ready()
+    shared.start_if_stopped().ready()
     return shared
 
 

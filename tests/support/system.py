@@ -253,6 +253,10 @@ class System:
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────────
 
+    def start_if_stopped(self) -> System:
+        """Start it where a test has left it stopped."""
+        return self if self.process is not None else self.start()
+
     def start(self) -> System:
         """Starts it and waits until its API answers."""
         with self.log.open("ab") as log:

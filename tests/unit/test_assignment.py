@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import assignment as module
 from metal_supervisor.controller import reconcile
-from metal_supervisor.controller.assignment import MODEL_LAG_S, MODEL_NOT_FOUND, Assignment, _charged
+from metal_supervisor.controller.assignment import MODEL_LAG_S, Assignment, _charged
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
@@ -23,7 +23,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import resources
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
-from metal_supervisor.spec.resources import rejected
+from metal_supervisor.spec.resources import MODEL_NOT_FOUND, rejected
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Key, Rejected, Standing
 from metal_supervisor.state.programs import program_name
