@@ -99,7 +99,7 @@ def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple
     if observed and observed.served:
         return "Creating", "Unresponsive", f"{observed.message}; it takes no new requests until it answers again"
     if observed is None or not (observed.pid or observed.message):
-        return "Creating", "Loading", "its engine has not started yet; `metal-supervisor explain` says why"
+        return "Creating", "Loading", "its engine is about to start; `metal-supervisor explain` says more"
     return "Creating", "Loading", observed.message or "the engine is loading"
 
 

@@ -42,7 +42,7 @@ def test_two_load_at_a_time_and_each_that_serves_gives_its_place_to_the_next(sys
         waits = min(set(NAMES) - first)
         eventually(lambda: "its turn to start: 2 engines load at a time" in why(system, waits), 20, "explain")
         condition = eventually(lambda: system.condition("MetalReady", waits), 20, "the condition")
-        assert condition["reason"] == "Loading" and "has not started yet" in condition["message"]
+        assert condition["reason"] == "Loading" and "about to start" in condition["message"]
 
         before = system.own_pid("controller")
         kill(before)
