@@ -158,7 +158,12 @@ class _Blocked:
         """Of itself and all that have passed it: added up here, as every entry behind asks for it."""
 
     def passes(self, entry: Entry) -> None:
-        """Count an entry that has passed it; once only, whatever it was charged before."""
+        """Count an entry that has passed it; once only, whatever it was charged before.
+
+        One that gives its memory back is not counted where that is not enough: it would keep out others in its stead.
+        """
+        if entry.on_demand and self.stuck:
+            return
         self._bytes += entry.charge_bytes - self._passed.get(entry.key, 0)
         self._passed[entry.key] = entry.charge_bytes
 

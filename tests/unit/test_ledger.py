@@ -175,6 +175,20 @@ def test_those_that_passed_are_remembered_in_the_next_pass() -> None:
         assert decisions(found) == {"big": False, "small": True}
 
 
+def test_an_on_demand_engine_that_passed_one_that_is_stuck_keeps_no_small_one_out() -> None:
+    """It was counted beside the large one, so that a model in use kept out whatever would fit beside both."""
+    stays, large = runs("stays", 20), waits("large", 90, asked=1)
+    on_demand = runs("on-demand", 30, admitted=4, on_demand=True)
+    small = waits("small", 5, asked=6)
+    assert decisions(admit(100 * GIB, [stays, large, on_demand, small])) == {"large": False, "small": True}
+    small_runs = runs("small", 5, admitted=6)
+    later = waits("later", 6, asked=7)
+    found = decisions(admit(100 * GIB, [stays, large, on_demand, small_runs, later]))
+    assert found == {"large": False, "later": False}, "those that stay count as ever"
+    found = decisions(admit(100 * GIB, [large, on_demand, small]))
+    assert found == {"large": False, "small": False}, "it counts where the large one waits for it"
+
+
 def test_when_room_appears_the_one_ahead_starts_by_itself() -> None:
     queue = [waits("big", 40, 1), waits("small", 9, 2)]
     assert decisions(admit(48 * GIB, queue)) == {"big": True, "small": False}
