@@ -148,11 +148,9 @@ def _rank(entry: Entry) -> tuple[int, float, Key]:
 class _Blocked:
     """An entry that waits ahead in the queue, with those that have passed it."""
 
-    def __init__(self, entry: Entry, stays_bytes: int, budget_bytes: int) -> None:
-        """`stays_bytes`: of the engines that give way to nothing that waits."""
-        self.entry = entry
-        self.stuck = entry.charge_bytes + stays_bytes > budget_bytes
-        """It cannot start before one of those has ended, whatever the engines on demand do."""
+    def __init__(self, entry: Entry, stuck: bool) -> None:
+        """`stuck`: it cannot start before an engine that stays has ended, whatever the engines on demand do."""
+        self.entry, self.stuck = entry, stuck
         self._passed: dict[Key, int] = {}
         self._bytes = entry.charge_bytes
         """Of itself and all that have passed it: added up here, as every entry behind asks for it."""
@@ -229,9 +227,10 @@ class _Book:
                 return ahead.entry
         return None
 
-    def block(self, entry: Entry) -> None:
+    def block(self, entry: Entry, stuck: bool = False) -> None:
+        """Queue an entry. `stuck`: it waits in another book for an engine that stays."""
         stays_bytes = sum(each.charge_bytes for each in self.admitted if self._stays(each, entry))
-        blocked = _Blocked(entry, stays_bytes, self.budget)
+        blocked = _Blocked(entry, stuck or entry.charge_bytes + stays_bytes > self.budget)
         for each in self.admitted:
             if each.admitted >= entry.asked and _rank(each) > _rank(entry):
                 blocked.passes(each)
@@ -383,8 +382,9 @@ def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool)
     """Queue an entry by the first of its books (namespace, machine) in which it does not fit."""
     at = next(index for index, each in enumerate(books) if not each.fits(entry))
     decision = _queued(books[at], entry, position, preemption)
+    stuck = any(each.entry is entry and each.stuck for each in books[at].blocked[-1:])
     for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
-        each.block(entry)
+        each.block(entry, stuck)
         each.expect(decision.displaces)
     if decision.displaces:
         for each in books[at + 1 :]:  # reserve what the victims free there too

@@ -464,6 +464,13 @@ def test_within_the_limit_a_namespace_waits_for_the_machine_like_any_other() -> 
     assert "of 48.0 GiB left;" in found.decisions["team-a", "a"].message
 
 
+def test_one_that_waits_for_what_never_ends_elsewhere_keeps_no_service_on_demand_of_its_namespace_out() -> None:
+    stays, large = runs("stays", 20), of_team(waits("large", 90, asked=1))
+    on_demand = of_team(waits("on-demand", 20, asked=2, on_demand=True))
+    found = admit(100 * GIB, [stays, large, on_demand], pools={"team-a": Pool(100 * GIB)})
+    assert decisions(found) == {"large": False, "on-demand": True}
+
+
 def test_preemption_makes_room_within_the_namespace_whose_limit_is_short() -> None:
     entries = [
         runs("x", 1, priority=LOW), of_team(runs("a", 10, priority=LOW)), of_team(waits("b", 12, 1, HIGH)),
