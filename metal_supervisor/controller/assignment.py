@@ -21,6 +21,7 @@ from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
 from metal_supervisor.controller.plan import runs_as_wanted
+from metal_supervisor.controller.prerequisites.offers import CANNOT_S
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -129,7 +130,9 @@ class Assignment:
         self._lacking: dict[Key, float] = {}
         """Service without its Model -> the monotonic time from which that counts."""
         self._failed: dict[Key, Service | Rejected] = {}
-        """Services that cannot be decided on, as they were read when that was logged."""
+        """Services that could not be decided on in this pass, as they were read."""
+        self._failed_before: Mapping[Key, Service | Rejected] = {}
+        """Those of the pass before: that was logged."""
 
     def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
         """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
@@ -154,12 +157,13 @@ class Assignment:
     ) -> None:
         """Add the proposals that change something, or could, to the result."""
         self._look_anew(snapshot.news)
+        self._failed_before, self._failed = self._failed, {}
         found = self._resource_filter.read(snapshot, before)
         replaced = frozenset() if snapshot.complete else _replaced(found, before.values())
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
             found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
-            lambda item: self._prerequisites.offers.delay_s(item, snapshot),
+            lambda item: self._delay_s(item, snapshot),
             _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed, found),
         )  # fmt: skip
         ports = Ports(before.values())
@@ -174,7 +178,6 @@ class Assignment:
         self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))
         lagging = self._lagging(found)
-        self._failed = {key: item for key, item in self._failed.items() if key in found}
         for key, item in found.items():
             if key in lagging:
                 continue  # an engine that is there goes on
@@ -183,13 +186,28 @@ class Assignment:
             except (OSError, StateError):  # of this Mac
                 raise
             except Exception:  # of one service: its engine goes on, and the others are decided on
-                if self._failed.get(key) is not item:
-                    log.exception("a service cannot be decided on", extra={"service": ".".join(key)})
-                self._failed[key] = item
+                self._note_failure(key, item)
+                self.unsure = True  # an engine of it may be up without a record
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
+
+    def _delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
+        """As `Offers.delay_s`. A service at which that fails is left to the other Macs for as long as any."""
+        try:
+            return self._prerequisites.offers.delay_s(item, snapshot)
+        except (OSError, StateError):
+            raise
+        except Exception:
+            self._note_failure((item.namespace, item.name), item)
+            return CANNOT_S
+
+    def _note_failure(self, key: Key, item: Service | Rejected) -> None:
+        """Log the error that is being handled, once for as long as it lasts."""
+        if all(each.get(key) is not item for each in (self._failed_before, self._failed)):
+            log.exception("a service cannot be decided on", extra={"service": ".".join(key)})
+        self._failed[key] = item
 
     def _lagging(self, found: Mapping[Key, Service | Rejected]) -> set[Key]:
         """The services whose Model may be on its way, or that may be gone with it."""

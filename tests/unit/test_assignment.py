@@ -15,6 +15,7 @@ from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import assignment as module
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.assignment import MODEL_LAG_S, Assignment, _charged
+from metal_supervisor.controller.prerequisites.offers import CANNOT_S
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
@@ -209,7 +210,8 @@ class Reading(Assignment):
         self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
         self._resource_filter = self._placement = self._leaving = nothing
         self._store: Any = SimpleNamespace(look_again=lambda _: None)
-        self._lacking, self._found, self._failed, self.placed = {}, {}, {}, Placed({})
+        self._lacking, self._found, self._failed, self._failed_before = {}, {}, {}, {}
+        self.placed = Placed({})
         self.found, self.shared, self.fails = found, list[str](), dict[str, Exception]()
 
     def _look_anew(self, news: object) -> None: ...
@@ -271,9 +273,41 @@ def test_a_service_at_which_a_decision_fails_keeps_its_engine_and_costs_no_other
     reading.found["one"] = replace(ITEM, generation=ITEM.generation + 1)
     reading.after([up])
     assert len(caplog.records) == 2, "and again once it is edited"
+    failing = reading.fails.pop("one")
+    reading.after([up])
+    reading.fails["one"] = failing
+    reading.after([up])
+    assert len(caplog.records) == 3, "or was over: the next error may be another"
     reading.fails["one"] = OSError(28, "disk full")
     with pytest.raises(OSError, match="disk full"):
         reading.after([up])
+
+
+def test_a_service_at_which_a_decision_fails_keeps_an_engine_whose_record_was_lost() -> None:
+    """A section without a record is deleted, and its engine ended, unless some engine may lack its record."""
+    reading = Reading(one=ITEM, two=ITEM)
+    assert reading.after() == (["one", "two"], {}) and not reading.unsure
+    reading.fails["one"] = RecursionError("too deep")
+    assert reading.after() == (["two"], {}) and reading.unsure
+
+
+def test_an_offer_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFixture) -> None:
+    """In a cluster each free service is looked at before it is claimed: that ended every pass of each Mac."""
+    delays = list[float]()
+
+    def failing(*_: Any) -> float:
+        raise RuntimeError("can't start new thread")
+
+    def place(found: Any, _elsewhere: object, _ready: object, delay_s: Any, *_: Any) -> Placed:
+        delays.extend(map(delay_s, found.values()))
+        return Placed({})
+
+    reading = Reading(one=ITEM, two=ITEM)
+    reading._placement, reading._prerequisites.offers = SimpleNamespace(place=place), SimpleNamespace(delay_s=failing)
+    for _ in range(2):
+        assert reading.after()[0] == ["one", "two"]
+    assert delays == 4 * [CANNOT_S], "other Macs come first"
+    assert len(caplog.records) == 1, "told once"
 
 
 def test_an_object_that_cannot_be_read_is_refused_and_keeps_no_other_from_being_read(
