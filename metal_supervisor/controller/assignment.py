@@ -185,7 +185,7 @@ class Assignment:
                 self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
             except (OSError, StateError):  # of this Mac
                 raise
-            except Exception:  # of one service: its engine goes on, and the others are decided on
+            except Exception:  # noqa: BLE001 - of one service: its engine goes on, and the others are decided on
                 self._note_failure(key, item)
                 self.unsure = True  # an engine of it may be up without a record
         for record in [each for each in before.values() if not each.is_daemon]:
@@ -199,7 +199,7 @@ class Assignment:
             return self._prerequisites.offers.delay_s(item, snapshot)
         except (OSError, StateError):
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - of one service
             self._note_failure((item.namespace, item.name), item)
             return CANNOT_S
 

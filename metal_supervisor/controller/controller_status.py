@@ -6,6 +6,7 @@ LLMKube's operator is present, which Macs are silent, which Models exist, and th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -219,7 +220,9 @@ class ModelFiles:
         file = reconcile.fitting(self._store.state(read.artifact), read.format)
         if file.phase != "Ready" or file.directory:
             return file
-        reading = self._header_of(file.path)
+        reading = None
+        with contextlib.suppress(RuntimeError):  # the system has no more threads: a later pass asks again
+            reading = self._header_of(file.path)
         if reading is None:
             return ModelFile("Checking")
         return file if reading.header is None else replace(file, gguf=reading.header.summary)
@@ -234,3 +237,5 @@ def _read(model: Json) -> Model | Bad:
         return model_resource.read_model(model)
     except Bad as bad:
         return bad.with_traceback(None)
+    except Exception as error:  # noqa: BLE001 - logged where its services are read; the report is of all Models
+        return Bad("InvalidSpec", f"it cannot be read: {type(error).__name__}")

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from metal_supervisor.controller.plan import Step
 from metal_supervisor.spec import resources
 from metal_supervisor.spec.document import mapping
-from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Json, Key
@@ -59,7 +58,7 @@ def _why_runtime(record: Record, written: Json, model: Json, default_runtime: st
     """Reason why a service has its runtime, "" if the manifest is invalid or names another one by now."""
     try:
         named = resources.named_runtime(written, model, record.model)
-    except Bad:
+    except Exception:  # noqa: BLE001 - Bad, or of our own code: it is told where the service is read
         return ""
     said = mapping(model, "spec")
     source, kind = said.get("source"), said.get("format") or "gguf"

@@ -134,8 +134,11 @@ class ResourceFilter:
             return resources.rejected(resource, "NodeSelectorMismatch", text)
         if misfit:
             return None
-        found = limits.granted(item, self._settings.limits)
-        problem = RUNTIMES[found.runtime].refuse(found) if isinstance(found, Service) else None
+        try:
+            found = limits.granted(item, self._settings.limits)
+            problem = RUNTIMES[found.runtime].refuse(found) if isinstance(found, Service) else None
+        except Exception as error:  # noqa: BLE001 - logged
+            problem = _unreadable((item.namespace, item.name), error)
         return resources.rejected(resource, *problem) if problem else found
 
     def _service_of(
@@ -150,9 +153,8 @@ class ResourceFilter:
         def read(look: Callable[[Key], Json | None]) -> Service | Bad:
             try:
                 return resources.read_service(resource, look, policy, kept)
-            except Exception as error:
-                log.exception("a service cannot be read", extra={"service": ".".join(key)})
-                return Bad("InvalidSpec", f"it cannot be read: {type(error).__name__}; the controller's log says where")
+            except Exception as error:  # noqa: BLE001 - logged
+                return Bad(*_unreadable(key, error))
 
         return self._read.of(key, (resource, policy, kept), model_of, read)
 
@@ -167,6 +169,12 @@ class ResourceFilter:
             self._policy = replace(self._policy, installed=frozenset(found))
             self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._policy
+
+
+def _unreadable(key: Key, error: Exception) -> tuple[str, str]:
+    """(reason, message) of a service at which our own code fails; the error, which is being handled, is logged."""
+    log.exception("a service cannot be read", extra={"service": ".".join(key)})
+    return "InvalidSpec", f"it cannot be read: {type(error).__name__}; the controller's log says where"
 
 
 def _with_nearest(item: Rejected, models: Mapping[Key, Json]) -> Rejected:

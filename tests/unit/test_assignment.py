@@ -21,7 +21,7 @@ from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import resources
+from metal_supervisor.spec import limits, resources
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND, rejected
@@ -310,17 +310,19 @@ def test_an_offer_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1, "told once"
 
 
+@pytest.mark.parametrize("where", ["read_service", "granted"])
 def test_an_object_that_cannot_be_read_is_refused_and_keeps_no_other_from_being_read(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    read = resources.read_service
+    here: Any = resources if where == "read_service" else limits
+    read = getattr(here, where)
 
-    def failing(resource: Any, *rest: Any) -> Any:
-        if resource["metadata"]["name"] == "odd":
+    def failing(item: Any, *rest: Any) -> Any:
+        if (item["metadata"]["name"] if isinstance(item, dict) else item.name) == "odd":
             raise RecursionError
-        return read(resource, *rest)
+        return read(item, *rest)
 
-    monkeypatch.setattr(resources, "read_service", failing)
+    monkeypatch.setattr(here, where, failing)
     services = {("default", name): service(name, model="m") for name in ("odd", "tiny")}
     snapshot = Snapshot(100.0, services, True, {("default", "m"): model("m", "file:///m.gguf")}, {}, {}, {})
     found = ResourceFilter(Settings(), "mac").read(snapshot, {})

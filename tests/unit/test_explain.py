@@ -198,8 +198,14 @@ def test_what_is_written_otherwise_by_now_is_no_reason(item: dict[str, Any]) -> 
     assert why(item, written(source="x")) == ""
 
 
-def test_a_model_that_nobody_can_read_is_no_hindrance() -> None:
+def test_a_model_that_nobody_can_read_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why(written(), {"spec": 7}).startswith("nothing names one; it serves spec.format gguf")
+
+    def fails(*_: object) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr("metal_supervisor.spec.resources.named_runtime", fails)
+    assert why(written(), written(source="file:///m")) == "", "each pass failed at its end, without a report"
 
 
 def test_the_latest_steps_are_kept_and_all_of_it_is_bounded() -> None:

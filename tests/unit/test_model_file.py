@@ -11,6 +11,7 @@ from test_resources import model, refused, service
 
 from metal_supervisor.controller.controller_status import ModelFiles
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.spec import model_resource
 from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.record import Record
@@ -73,3 +74,16 @@ def test_a_file_that_is_here_is_told_with_what_its_header_says() -> None:
     assert told(model(), reading=Reading(10, header), here=READY).gguf == {"architecture": "llama"}
     assert told(model(), reading=NOTHING, here=READY) == READY
     assert told(model(), reading=None, here=READY).phase == "Checking", "a status without it would be written first"
+
+
+def test_a_model_at_which_our_code_fails_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is of all Models: it was not written, and each pass failed at its end."""
+
+    def fails(*_: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    held = {read_artifact(model()): READY}
+    assert ModelFiles(Held(held), fails).state(model(), ()).phase == "Checking"
+    monkeypatch.setattr(model_resource, "read_model", fails)
+    found = told(model(), here=READY)
+    assert (found.phase, found.reason, found.message) == ("Failed", "InvalidSpec", "it cannot be read: RuntimeError")
