@@ -56,6 +56,8 @@ class _Done:
     service: Json | None = None
     service_version: str = ""
     """resourceVersion of the Service as last written."""
+    service_fails: bool = False
+    """The latest write of the Service, or look at it, did not come to its end."""
     service_at: float = 0.0
     """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
@@ -156,7 +158,9 @@ class Publisher:
             return
         problem = want.address_problem if want.report.wants_slice else ""
         if want.report.wants_service and not problem:
+            done.service_fails = True
             problem = self._service(want, done)
+            done.service_fails = False
         if want.report.wants_slice and not problem:
             problem = self._slice(want, done)
         else:
@@ -182,8 +186,13 @@ class Publisher:
         if not want.report.wants_slice:
             self._drop_slice(want.record, done)
             return
+        if want.report.ready or want.address_problem:
+            return
+        if done.service_fails and not done.path:  # no slice has been written yet; an earlier sidecar may have
+            found = find(self._kube, self._slice_path(want.record))
+            done.there = found is not None and not self._other_owner(found, want.record)
         blocked = not done.there and time.monotonic() < done.blocked_until  # none was ever accepted
-        if done.path and not want.report.ready and not want.address_problem and not blocked:
+        if (done.path or done.there) and not blocked:
             self._slice(want, done)
 
     def _tell(self, done: _Done, published: Published) -> None:
@@ -338,13 +347,17 @@ class Publisher:
             done.slice = None  # also if the deletion fails: it may have taken effect all the same
             self._delete(done.path)
         else:  # one of an earlier sidecar; also of a service that has no endpoint by now
-            name = manifests.slice_name(service_name(record.name), self._node, record.ordinal)
-            path = api_path("endpointslices", record.namespace, name)
+            path = self._slice_path(record)
             found = find(self._kube, path)
             if found is not None and not self._other_owner(found, record):
                 self._delete(path)
         done.slice, done.path, done.there, done.gone, done.heartbeat_at = None, "", False, True, 0.0
         done.published = replace(done.published, out=True)
+
+    def _slice_path(self, record: Record) -> str:
+        """API path of this Mac's slice of a service."""
+        name = manifests.slice_name(service_name(record.name), self._node, record.ordinal)
+        return api_path("endpointslices", record.namespace, name)
 
     def _delete(self, path: str) -> None:
         try:

@@ -896,6 +896,19 @@ def test_a_slice_that_is_there_is_taken_out_at_once_though_its_last_write_was_re
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
 
 
+@pytest.mark.parametrize("code", [422, 500])
+def test_a_slice_of_an_earlier_sidecar_is_taken_out_though_its_service_is_refused(code: int) -> None:
+    cluster, _, registrar = setup()  # which has a slice of this Mac's for whoever asks
+    registrar.want(wanted(), {})
+    cluster.refuses = {"/services/tiny": code}
+    registrar._one_pass()
+    assert not cluster.refuses and "tiny-mac-a" not in cluster.bodies
+    cluster.refuses = {"/services/tiny": code}
+    registrar.want(asleep(), {})
+    registrar._one_pass()
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
+
+
 def test_a_heartbeat_that_is_not_accepted_is_not_tried_in_a_circle() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
