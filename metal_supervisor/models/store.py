@@ -134,7 +134,7 @@ class Store:
         """State of a wanted artifact; phase Checking if it is not wanted."""
         if artifact in self._beyond:
             text = f"{MOST_OF_NAMESPACE} other files of its namespace are looked after, which is the most; remove some"
-            return ModelFile("Checking", message=text)
+            return ModelFile("Pending", message=text)  # Checking is over in a moment: requests are held meanwhile
         task = self._tasks.get(artifact)
         return task.state if task else ModelFile("Checking")
 

@@ -311,7 +311,7 @@ class ModelFile:
     """State of a Model's file, or directory, on this Mac."""
 
     phase: str
-    """`Ready`, `Downloading`, `Failed` or `Checking`."""
+    """`Ready`, `Downloading`, `Pending`, `Failed`, or `Checking`, which is over in a moment."""
     path: str = ""
     """The real path for a directory: MLX engines do not recognize a model behind a symbolic link."""
     size_bytes: int = 0
