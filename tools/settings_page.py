@@ -1,4 +1,7 @@
-"""Writes docs/settings.md from the settings as they are declared; `--check` only says whether it is as it should be."""
+"""Writes docs/settings.md and conf/metal-supervisor.toml from the settings as they are declared.
+
+`--check` only says whether they are as they should be.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from metal_supervisor.runtimes import setting_checks  # noqa: F401 - completes t
 from metal_supervisor.settings import loader as config
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+SAMPLE = PAGE.parents[1] / "conf" / "metal-supervisor.toml"
 NEVER: dict[type, Any] = {str: "\x00", int: float("nan"), float: float("nan")}
 """A value of each type that no check lets pass: it answers with what it would."""
 AT_ENGINES_START = frozenset({
@@ -86,15 +90,26 @@ def page() -> str:
     return HEAD + "".join(rows())
 
 
+def sample() -> str:
+    """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
+    lines = ["# Every setting with its default. Generated from settings/schema.py; a test keeps it true.", ""]
+    for name, item in config.FIELDS.items():
+        lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Writes the page, or says what to do if it is another."""
+    """Writes both files, or says what to do if one is another."""
+    made = ((PAGE, page()), (SAMPLE, sample()))
     if "--check" not in sys.argv:
-        PAGE.write_text(page(), "utf-8")
+        for path, text in made:
+            path.write_text(text, "utf-8")
         return 0
-    if PAGE.read_text("utf-8") == page():
-        return 0
-    sys.stderr.write("docs/settings.md is not what the settings are; run: .venv/bin/python tools/settings_page.py\n")
-    return 1
+    for path, text in made:
+        if path.read_text("utf-8") != text:
+            sys.stderr.write(f"{path} is not what the settings are; run: .venv/bin/python tools/settings_page.py\n")
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -324,14 +324,6 @@ def _last_good(kept: Path, state: Path, problem: ConfigError) -> Settings:
     return dataclasses.replace(Settings(**values), state_dir=str(state))
 
 
-def sample() -> str:
-    """The text of conf/metal-supervisor.toml: every setting with its default, commented out."""
-    lines = ["# Every setting with its default. Generated from settings/schema.py; a test keeps it true.", ""]
-    for name, item in FIELDS.items():
-        lines += [f"# {item.metadata['help']}", f"# {name} = {json.dumps(item.default)}", ""]
-    return "\n".join(lines)
-
-
 def _shipped(name: str) -> Path:
     package = Path(__file__).parents[1]
     return next(path for path in (package / f"_{name}", package.parent / name) if path.is_dir())

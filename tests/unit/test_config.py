@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_page import sample
 
 from metal_supervisor.cli import changes, chat, main
 from metal_supervisor.settings import loader
@@ -30,7 +31,6 @@ from metal_supervisor.settings.loader import (
     overrides_from,
     read_env,
     read_toml,
-    sample,
     save_overrides,
 )
 

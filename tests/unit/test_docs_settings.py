@@ -23,6 +23,7 @@ def test_the_page_is_that_of_the_settings_as_they_are() -> None:
 
 def test_a_page_that_is_not_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_page, "PAGE", tmp_path / "settings.md")
+    monkeypatch.setattr(settings_page, "SAMPLE", tmp_path / "sample.toml")
     monkeypatch.setattr(sys, "argv", ["settings_page.py"])
     assert settings_page.main() == 0
     settings_page.PAGE.write_text(settings_page.PAGE.read_text() + "\n")
