@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -24,11 +25,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from metal_supervisor.host import root_file
-from metal_supervisor.host.power_meter import FRAGMENT, sudoers
+from metal_supervisor.host.power_meter import FRAGMENT, POWERMETRICS
 from metal_supervisor.install.steps import shown_as_root
 
 UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"
 VISUDO_TIMEOUT_S = 20.0
+# A macOS account may have dots. Nothing here means anything to sudoers, which a capital letter (ALL) might.
+USER = re.compile(r"[a-z_][a-z0-9_.-]*")
 
 
 class Refused(Exception):
@@ -45,6 +48,21 @@ def user_of(named: str | None) -> str:
     if user == "root" and not named:
         raise Refused("root needs no permission; say which user runs metal_supervisor, with --user")
     return user
+
+
+def sudoers(user: str) -> str:
+    """The sudoers file that lets a user run exactly this powermetrics as root. Raises ValueError for a strange name."""
+    if not USER.fullmatch(user):
+        raise ValueError(
+            f"{user!r:.80} is no user name that can be put into sudoers: it takes small letters, digits, _, - and ., "
+            "and no digit, - or . at the beginning"
+        )
+    words = " ".join(word.replace(",", r"\,") for word in POWERMETRICS)
+    return (
+        "# metal_supervisor: lets its user measure the power of the chip, and nothing else. Every argument is\n"
+        "# literal: a wildcard would also match -o FILE, which writes any file as root.\n"
+        f"{user} ALL=(root) NOPASSWD: NOSETENV: {words}\n"
+    )
 
 
 def check(text: str) -> None:

@@ -1,14 +1,14 @@
 """Meter of the chip's power: powermetrics, through sudo.
 
-powermetrics needs root, and as root can write any file (`-o`). So the rule for sudo allows one command line, every
-argument of it literal, and both the rule and the command that runs come from the constants below.
+powermetrics needs root, and as root can write any file (`-o`). So the rule for sudo, which `tools/powermetrics_sudo.py`
+installs, allows one command line, every argument of it literal: the rule and the command that runs come from the same
+constants.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import subprocess
 import time
@@ -32,8 +32,6 @@ ALLOW = "make install-powermetrics-sudo"
 SILENT_S = 30.0
 END_WAIT_S = 2.0
 CHUNK_BYTES, ERROR_BYTES, SHOWN = 1 << 16, 2048, 200
-# A macOS account may have dots. Nothing here means anything to sudoers, which a capital letter (ALL) might.
-USER = re.compile(r"[a-z_][a-z0-9_.-]*")
 
 
 class PowerError(Exception):
@@ -42,21 +40,6 @@ class PowerError(Exception):
 
 class NoMeter(PowerError):
     """sudo does not allow powermetrics here; the message says what to do."""
-
-
-def sudoers(user: str) -> str:
-    """The sudoers file that lets a user run exactly this powermetrics as root. Raises ValueError for a strange name."""
-    if not USER.fullmatch(user):
-        raise ValueError(
-            f"{user!r:.80} is no user name that can be put into sudoers: it takes small letters, digits, _, - and ., "
-            "and no digit, - or . at the beginning"
-        )
-    words = " ".join(word.replace(",", r"\,") for word in POWERMETRICS)
-    return (
-        "# metal_supervisor: lets its user measure the power of the chip, and nothing else. Every argument is\n"
-        "# literal: a wildcard would also match -o FILE, which writes any file as root.\n"
-        f"{user} ALL=(root) NOPASSWD: NOSETENV: {words}\n"
-    )
 
 
 def open_meter(runner: Runner = run) -> Powermetrics:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metal_supervisor.host.power_meter import EVERY_S, NoMeter, PowerError, Powermetrics, open_meter
-from metal_supervisor.host.powermetrics import FORMAT, Power
+from metal_supervisor.host.powermetrics import FORMAT
 from metal_supervisor.state.directory import POWER_FILE
 from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.kept_files import write_atomic
@@ -86,7 +86,8 @@ class PowerProgram:
                 if self._told or count == 1:
                     log.info("power is measured", extra={"source": SOURCE, "seconds": EVERY_S})
                     self._told = ""
-                self._write(source=SOURCE, every_s=EVERY_S, watts=_shown(power))
+                watts = {domain: round(value, 3) for domain, value in power.items()}
+                self._write(source=SOURCE, every_s=EVERY_S, watts=watts)
         finally:
             meter.close()
 
@@ -102,8 +103,3 @@ class PowerProgram:
         stamp = {"format": FORMAT, "at": round(time.time(), 3), "monotonic_s": time.monotonic()}
         with contextlib.suppress(OSError):  # on a full disk the figures age until they count no more
             write_atomic(self._path, json.dumps({**stamp, **content}) + "\n", durable=False)
-
-
-def _shown(power: Power) -> dict[str, float]:
-    """Watts by domain, to the milliwatt, without those that are not known."""
-    return {domain: round(value, 3) for domain, value in power.watts().items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import plistlib
-from dataclasses import dataclass
+from typing import TypeAlias
 from xml.parsers.expat import ExpatError
 
 END = b"</plist>"
@@ -18,25 +18,11 @@ BEGINNINGS = b"<?xml", b"<plist"
 MOST_BYTES = 1 << 20
 """Size limit of one list; those of a 24-core chip have 65 KB."""
 DOMAINS = "combined", "gpu", "cpu", "ane"
+"""The first is CPU, GPU and ANE together, not the whole Mac; the ANE is the Neural Engine."""
 FORMAT = 1
 """Format of the file that passes a reading on."""
-
-
-@dataclass(frozen=True)
-class Power:
-    """Average power of the chip over one sample, in watts; None where it is not known."""
-
-    combined_w: float | None = None
-    """CPU, GPU and ANE together, not the whole Mac."""
-    gpu_w: float | None = None
-    cpu_w: float | None = None
-    ane_w: float | None = None
-    """The Neural Engine."""
-
-    def watts(self) -> dict[str, float]:
-        """The known values, by domain."""
-        values = self.combined_w, self.gpu_w, self.cpu_w, self.ane_w
-        return {name: value for name, value in zip(DOMAINS, values, strict=True) if value is not None}
+Power: TypeAlias = dict[str, float]
+"""Average power over one sample, in watts, of each domain that is known."""
 
 
 class Frames:
@@ -88,20 +74,15 @@ def reading(frame: bytes) -> Power | None:
     if not isinstance(sample, dict) or not isinstance(sample.get("processor"), dict):
         return None
     processor, elapsed_s = sample["processor"], _amount(sample.get("elapsed_ns"), 1e9)
-    found = Power(*(_watts(processor, name, elapsed_s) for name in DOMAINS))
-    return found if found.watts() else None
+    found = {name: _watts(processor, name, elapsed_s) for name in DOMAINS}
+    return {name: value for name, value in found.items() if value is not None} or None
 
 
 def _watts(processor: dict[str, object], domain: str, elapsed_s: float | None) -> float | None:
     """Watts of one domain: from its milliwatts, or where there is no such key from its millijoules."""
     if f"{domain}_power" in processor:
         return _amount(processor[f"{domain}_power"], 1000)
-    return average_w(processor.get(f"{domain}_energy"), elapsed_s)
-
-
-def average_w(energy_mj: object, elapsed_s: float | None) -> float | None:
-    """Watts, from millijoules spent in so many seconds; None if either is no sensible number."""
-    joules = _amount(energy_mj, 1000)
+    joules = _amount(processor.get(f"{domain}_energy"), 1000)
     return _amount(joules, elapsed_s) if elapsed_s else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from powermetrics_sudo import sudoers
 
 from metal_supervisor.host import power_meter as boundary
 from metal_supervisor.host import power_program
@@ -26,9 +27,7 @@ from metal_supervisor.host.power_meter import (
     PowerError,
     Powermetrics,
     open_meter,
-    sudoers,
 )
-from metal_supervisor.host.powermetrics import Power
 from metal_supervisor.sidecar.board import Board, status
 from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
@@ -37,8 +36,6 @@ from metal_supervisor.state.doorbell import Doorbell
 from tests.support.power import WATTS, pids, printing
 from tests.support.sudo import Room, visudo
 from tests.support.system import ROOT, eventually
-
-POWER = Power(WATTS["combined"], WATTS["gpu"], WATTS["cpu"], WATTS["ane"])
 
 
 @pytest.fixture
@@ -58,14 +55,14 @@ def gone(pid: int) -> bool:
 
 def test_it_is_read_as_it_prints_and_ends_when_it_is_closed(tmp_path: Path, bell: Doorbell) -> None:
     meter = Powermetrics(printing(tmp_path))
-    assert [meter.next(bell) for _ in range(3)] == [POWER] * 3
+    assert [meter.next(bell) for _ in range(3)] == [WATTS] * 3
     meter.close()
     assert meter.left() == "" and gone(*pids(tmp_path)) and meter.unreadable == 0
 
 
 def test_a_ring_ends_the_wait_before_it_and_in_it(tmp_path: Path, bell: Doorbell) -> None:
     meter = Powermetrics(printing(tmp_path, "time.sleep(60)"))
-    assert meter.next(bell) == POWER
+    assert meter.next(bell) == WATTS
     bell.ring()
     assert meter.next(bell) is None
     threading.Timer(0.05, bell.ring).start()
@@ -76,7 +73,7 @@ def test_a_ring_ends_the_wait_before_it_and_in_it(tmp_path: Path, bell: Doorbell
 def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, bell: Doorbell) -> None:
     last = "sys.stderr.write('first\\n\\x1b[2Jsudo: a password is required\\n'); sys.exit(1)"
     meter = Powermetrics(printing(tmp_path, last))
-    assert meter.next(bell) == POWER
+    assert meter.next(bell) == WATTS
     with pytest.raises(PowerError) as caught:
         meter.next(bell)
     assert str(caught.value) == "powermetrics ended with exit code 1: [2Jsudo: a password is required"
@@ -89,7 +86,7 @@ def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, be
 )
 def test_one_that_is_killed_or_just_ends_says_so(tmp_path: Path, bell: Doorbell, end: str, said: str) -> None:
     meter = Powermetrics(printing(tmp_path, end or "pass"))
-    assert meter.next(bell) == POWER
+    assert meter.next(bell) == WATTS
     with pytest.raises(PowerError, match=f"powermetrics {said}"):
         meter.next(bell)
     meter.close()
@@ -98,7 +95,7 @@ def test_one_that_is_killed_or_just_ends_says_so(tmp_path: Path, bell: Doorbell,
 @pytest.mark.parametrize("noise", ["", "while True: out.write(b'<plist></plist>'); out.flush(); time.sleep(0.01)"])
 def test_one_that_is_silent_or_babbles_counts_as_hung(tmp_path: Path, bell: Doorbell, noise: str) -> None:
     meter = Powermetrics(printing(tmp_path, noise or "time.sleep(60)"), silent_s=0.2)
-    eventually(lambda: meter.next(bell) == POWER)
+    eventually(lambda: meter.next(bell) == WATTS)
     with pytest.raises(PowerError, match=r"has given no reading for 0\.2 s"):
         meter.next(bell)
     assert bool(meter.unreadable) is bool(noise)
@@ -109,8 +106,8 @@ def test_one_that_is_silent_or_babbles_counts_as_hung(tmp_path: Path, bell: Door
 def test_warnings_of_its_own_neither_fill_a_pipe_nor_spoil_a_sample(tmp_path: Path, bell: Doorbell) -> None:
     loud = "for n in range(50):\n    os.write(2, b'x' * 65536)\n    out.write(b'\\0' + data); out.flush()\n"
     meter = Powermetrics(printing(tmp_path, loud + "time.sleep(60)"))
-    assert meter.next(bell) == POWER
-    eventually(lambda: meter.next(bell) == POWER and len(meter._said) == boundary.ERROR_BYTES)
+    assert meter.next(bell) == WATTS
+    eventually(lambda: meter.next(bell) == WATTS and len(meter._said) == boundary.ERROR_BYTES)
     assert meter.unreadable == 0
     meter.close()
 
@@ -119,7 +116,7 @@ def test_one_that_heeds_no_term_is_killed(tmp_path: Path, bell: Doorbell, monkey
     monkeypatch.setattr(boundary, "END_WAIT_S", 0.3)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nout.write(b'\\0' + data); out.flush()\ntime.sleep(60)"
     meter = Powermetrics(printing(tmp_path, deaf))
-    assert meter.next(bell) == POWER
+    assert meter.next(bell) == WATTS
     meter.close()
     assert meter.left() == "" and gone(*pids(tmp_path))
 
@@ -252,11 +249,11 @@ class Scripted(Powermetrics):
     def unreadable(self) -> int:
         return 0
 
-    def next(self, bell: Doorbell) -> Power | None:
+    def next(self, bell: Doorbell) -> dict[str, float] | None:
         if not self._readings:
             raise PowerError("it is silent")
         self._readings -= 1
-        return POWER
+        return WATTS
 
     def close(self) -> None:
         """Ended or not."""

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from powermetrics_sudo import sudoers
 
 from metal_supervisor.host import root_file
-from metal_supervisor.host.power_meter import sudoers
 from tests.support.sudo import Room
 
 SUDO = ("/usr/bin/sudo", "-n")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.host.powermetrics import DOMAINS, END, MOST_BYTES, Frames, Power, average_w, reading
+from metal_supervisor.host.powermetrics import DOMAINS, END, MOST_BYTES, Frames, reading
 from tests.support.power import (
     FIGURES,
     HEADER,
@@ -45,8 +45,7 @@ def capture(name: str) -> bytes:
 def watts(*chunks: bytes) -> list[dict[str, float] | None]:
     """What each list in these chunks tells."""
     frames = Frames()
-    found = [reading(frame) for chunk in chunks for frame in frames.feed(chunk)]
-    return [None if each is None else each.watts() for each in found]
+    return [reading(frame) for chunk in chunks for frame in frames.feed(chunk)]
 
 
 def only(found: list[dict[str, float] | None]) -> dict[str, float]:
@@ -126,7 +125,7 @@ def test_one_that_is_too_long_is_dropped_and_told_and_the_next_is_read(size: int
     text = HEADER.encode() + b"<plist>" + b" " * MOST_BYTES + END + sample()
     frames = Frames()
     found = [frame for at in range(0, len(text), size) for frame in frames.feed(text[at : at + size])]
-    assert [reading(frame) for frame in found] == [Power(*(WATTS[name] for name in DOMAINS))]
+    assert [reading(frame) for frame in found] == [WATTS]
     assert frames.dropped == 1
 
 
@@ -151,8 +150,7 @@ def test_the_longest_that_is_read_does_not_depend_on_the_chunks(over: int, chunk
 
 
 def figures(elapsed_ns: Any = 2_000_000_000, **keys: Any) -> dict[str, float] | None:
-    found = reading(sample(processor(**keys), elapsed_ns))
-    return None if found is None else found.watts()
+    return reading(sample(processor(**keys), elapsed_ns))
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -181,7 +179,7 @@ def test_without_a_sensible_time_energy_says_nothing(elapsed: Any) -> None:
 
 
 def test_energy_over_next_to_no_time_is_no_figure() -> None:
-    assert average_w(1e300, 1e-300) is None and average_w(1, None) is None and average_w(1, 0.0) is None
+    assert figures(1e-300, cpu_energy=1e300, gpu_power=5) == {"gpu": 0.005}
 
 
 def test_unknown_keys_are_passed_over() -> None:
@@ -241,7 +239,7 @@ def test_values_of_any_type_give_sensible_watts_or_none(found: dict[str, Any], e
     except (TypeError, OverflowError):
         return  # no property list can hold that
     power = reading(frame)
-    assert power is None or all(0 <= value < float("inf") for value in power.watts().values())
+    assert power is None or all(0 <= value < float("inf") for value in power.values())
 
 
 @given(st.binary(max_size=400))
