@@ -258,17 +258,14 @@ class Renewal:
             return None
         return (path, token) if token else None
 
-    def due_s(self, now: float) -> float:
+    def _due_s(self, found: tuple[Path, Token] | None) -> float:
         """Seconds until the token is due, 0.0 if it is; at most an hour, because the files may be replaced."""
-        return self._left_s(self._current(), now)
-
-    def _left_s(self, found: tuple[Path, Token] | None, now: float) -> float:
         if found is None:
             return LOOK_AGAIN_S
-        return min(LOOK_AGAIN_S, max(0.0, found[1].due - self._server_time(now)))
+        return min(LOOK_AGAIN_S, max(0.0, found[1].due - self._server_time()))
 
-    def _server_time(self, now: float) -> float:
-        return now + self._kube.clock_offset_s
+    def _server_time(self) -> float:
+        return self._clock() + self._kube.clock_offset_s
 
     def step(self) -> float:
         """Renew the token if it is due; return the seconds until the next call. May take seconds."""
@@ -276,11 +273,11 @@ class Renewal:
         if pause_s > 0:
             return min(pause_s, LONGEST_RETRY_S)
         found = self._current()
-        wait_s = self._left_s(found, self._clock())
+        wait_s = self._due_s(found)
         if found is not None and wait_s <= 0:
             if error := self._renewed(*found):
                 return self._failed(found[1], error)
-            wait_s = max(1.0, self.due_s(self._clock()))
+            wait_s = max(1.0, self._due_s(self._current()))
         self._failures, self.problem = 0, ""
         return wait_s
 
@@ -302,7 +299,7 @@ class Renewal:
         pause_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(self._failures, 8))
         self._failures += 1
         self._not_before = time.monotonic() + pause_s
-        over = old.expires <= self._server_time(self._clock())
+        over = old.expires <= self._server_time()
         until = f"expired at {utc(old.expires)}; make a new one with `metal-supervisor kubeconfig`" if over else (
             f"stays, and expires at {utc(old.expires)}"
         )

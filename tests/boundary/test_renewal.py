@@ -85,10 +85,10 @@ def test_a_token_is_renewed_when_two_thirds_of_its_life_are_over(mac: Mac, caplo
 
 
 def test_the_next_step_is_due_when_the_token_is_or_within_the_hour(mac: Mac) -> None:
-    now = T0 - mac.kube.clock_offset_s
-    assert mac.renewal.due_s(now) == 3600.0
-    assert mac.renewal.due_s(now + 20 * DAY - 60) == pytest.approx(60, abs=0.01)
-    assert mac.renewal.due_s(now + 21 * DAY) == 0.0
+    assert mac.renewal.step() == 3600.0
+    mac.now = T0 + 20 * DAY - 60
+    assert mac.renewal.step() == pytest.approx(60, abs=0.01)
+    assert mac.api.asked == []
 
 
 @pytest.mark.parametrize("code", [403, 404, 500])
