@@ -25,13 +25,12 @@ class NetworkWatcher(threading.Thread):
     def __init__(
         self,
         kube: Kube,
-        on_change: Callable[[], None] = lambda: None,
         clocks: Clocks | None = None,
         route: Callable[[str, int], str | None] = machine.route_to,
     ) -> None:
         """`route`: returns the local address that a numeric address and port are reached from, None without a route."""
         super().__init__(name="roam", daemon=True)
-        self._kube, self._on_change, self._wake, self._route = kube, on_change, Wake(clocks), route
+        self._kube, self._wake, self._route = kube, Wake(clocks), route
         self._peer: tuple[str, int] | None = None
         self._local: str | None = None
         self._lost = False
@@ -47,10 +46,13 @@ class NetworkWatcher(threading.Thread):
         """Make the thread check at once."""
         self._pause.set()
 
-    def look(self) -> None:
-        """Check once; call `on_change` if connections were dropped."""
-        if self._dropped():
-            self._on_change()
+    def look(self) -> bool:
+        """Check once, and drop the connections if they are dead. Returns True if so."""
+        why = self.check()
+        if why:
+            log.info("connections dropped", extra={"why": why})
+            self._kube.kick()
+        return bool(why)
 
     def check(self) -> str:
         """Reason why `kube.kick()` is due now, or "" if it is not. Sends nothing, and resolves no name."""
@@ -73,22 +75,14 @@ class NetworkWatcher(threading.Thread):
             return f"local address changed from {before} to {local}"
         return "the network is back" if lost else ""
 
-    def _dropped(self) -> bool:
-        """Drop the connections if they are dead. Returns True if so."""
-        why = self.check()
-        if why:
-            log.info("connections dropped", extra={"why": why})
-            self._kube.kick()
-        return bool(why)
-
 
 class AddressBook(NetworkWatcher):
     """NetworkWatcher that also keeps the advertised address. Only its own thread waits for a name lookup."""
 
     def __init__(self, kube: Kube, asked: str, embedded: bool, on_change: Callable[[], None]) -> None:
         """`asked`: the address from the user's settings, "" to detect one."""
-        super().__init__(kube, on_change)
-        self._asked, self._embedded = asked, embedded
+        super().__init__(kube)
+        self._asked, self._embedded, self._on_change = asked, embedded, on_change
         self.choice = addresses.AddressChoice("", "")
         """The address with its origin, and any problem or doubt about it."""
         self._known = threading.Event()
@@ -106,9 +100,9 @@ class AddressBook(NetworkWatcher):
         """Wait for the first check."""
         self._known.wait(timeout_s)
 
-    def look(self) -> None:
-        """Check once; call `on_change` if connections were dropped, or the address changed."""
-        dropped = self._dropped()
+    def look(self) -> bool:
+        """As of a NetworkWatcher; calls `on_change` if connections were dropped, or the address changed."""
+        dropped = super().look()
         try:
             found = addresses.advertised(self._asked, self._kube.server, self._embedded)
         except OSError:  # the interfaces cannot be read, as with too many open files
@@ -123,3 +117,4 @@ class AddressBook(NetworkWatcher):
                 log.warning("address", extra={"doubt": found.note})
         if changed or dropped:  # last: objects written after a sleep need the new address
             self._on_change()
+        return dropped
