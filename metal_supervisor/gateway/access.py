@@ -11,7 +11,7 @@ import ipaddress
 import re
 import secrets
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metal_supervisor.gateway.errors import GatewayError
@@ -137,10 +137,10 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((found, 64), strict=False) if found.version == 6 else found)
 
 
-def sent_key(authorization: str, api_key: str) -> str:
+def sent_key(headers: Mapping[str, str]) -> str:
     """The key in a request's headers, "" without one."""
-    scheme, _, value = authorization.partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else api_key.strip()
+    scheme, _, value = headers.get("Authorization", "").partition(" ")
+    return (value if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
 def check_engine_key(sent: str, backend: Backend) -> None:

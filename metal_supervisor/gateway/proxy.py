@@ -104,7 +104,7 @@ class Proxy:
             self._check_origin(request.headers)
             if exchange.path == "/healthz" and request.method in ("GET", "HEAD"):
                 return self._health(exchange)
-            exchange.key = self._doorman.known(_sent_key(request))
+            exchange.key = self._doorman.known(sent_key(request.headers))
             goal = routing.target(exchange.path)
             if request.method in ("GET", "HEAD"):
                 return self._models(exchange, goal)
@@ -322,11 +322,7 @@ def _client(request: web.BaseRequest, exchange: Exchange) -> str:
 def _check_key(request: web.BaseRequest, exchange: Exchange, backend: Backend) -> None:
     """Refuse a caller without a key of the gateway who lacks the engine's own. Raises GatewayError."""
     if not exchange.key.name and backend.key:
-        check_engine_key(_sent_key(request), backend)
-
-
-def _sent_key(request: web.BaseRequest) -> str:
-    return sent_key(request.headers.get("Authorization", ""), request.headers.get("x-api-key", ""))
+        check_engine_key(sent_key(request.headers), backend)
 
 
 def _of_a_page(text: str) -> GatewayError:

@@ -318,8 +318,8 @@ def test_a_mistake_that_a_client_repeats_costs_one_search_for_names_like_it() ->
 
 
 def test_sent_keys_are_those_of_both_apis() -> None:
-    assert access.sent_key("Bearer one", "") == "one" == access.sent_key("", "one")
-    assert access.sent_key("Basic one", "two") == "two"
+    assert access.sent_key({"Authorization": "Bearer one"}) == "one" == access.sent_key({"x-api-key": "one"})
+    assert access.sent_key({"Authorization": "Basic one", "x-api-key": "two"}) == "two"
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────
