@@ -204,9 +204,8 @@ def port_holder(port: int) -> str:
     """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
     for process in _processes():  # the list of all connections needs root on a Mac; one's own do not
         with contextlib.suppress(Exception):  # as above
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                    return f"{process.name()} (pid {process.pid})"
+            if _listening(process, port):
+                return f"{process.name()} (pid {process.pid})"
     return "another process"
 
 

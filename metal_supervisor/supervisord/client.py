@@ -105,8 +105,6 @@ class Supervisord:
         self._lock = threading.Lock()
         self._transport = _Transport(socket_path)
         self._proxy: xmlrpc.client.ServerProxy | None = None
-        self._plain = False
-        """This supervisord has no `rpc_plugin`, or that of an earlier release, which started it."""
         self._reading = threading.Lock()
         self._table: dict[str, ProgramState] = {}
         self._edition = ""
@@ -119,7 +117,6 @@ class Supervisord:
         with self._lock:
             try:
                 if self._proxy is None:
-                    self._plain = False
                     self._transport = _Transport(self._path)
                     self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=self._transport)
                 self._transport.timeout_s = timeout_s or TIMEOUT_S
@@ -164,15 +161,16 @@ class Supervisord:
             return self._table
 
     def _ours(self, method: str, *arguments: Any) -> Any:
-        """Result of a method of `rpc_plugin`; None if this supervisord has none. Raises Unavailable or Refused."""
-        if not self._plain:
-            try:
-                return self.call(f"metal.{method}", *arguments)
-            except Refused as error:
-                if error.code != UNKNOWN_METHOD:
-                    raise
-                self._plain = True
-        return None
+        """Result of a method of `rpc_plugin`; None if this supervisord, of an earlier release, has none.
+
+        Raises Unavailable or Refused.
+        """
+        try:
+            return self.call(f"metal.{method}", *arguments)
+        except Refused as error:
+            if error.code != UNKNOWN_METHOD:
+                raise
+            return None
 
     def poke(self) -> None:
         """Wake supervisord's loop, so that it reaps dead processes now rather than within two seconds.
