@@ -15,6 +15,7 @@ from metal_supervisor.host import chip, darwin_memory, machine
 from metal_supervisor.placement import placement
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, builds
 from metal_supervisor.runtimes.setting_checks import offered
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import limits, resources
 from metal_supervisor.spec.fields import Bad
@@ -62,9 +63,9 @@ class ResourceFilter:
         self._policy = resources.Policy(
             default_runtime=settings.runtime,
             runtimes={name: RUNTIMES[name].formats for name in offered(settings)},
-            allowlist=settings.allowlist,
-            allowed_args=settings.allowed_args,
-            allowed_env=settings.allowed_env,
+            allowlist=frozenset(listed(settings.inference_service_allowlist)),
+            allowed_args=frozenset(listed(settings.allow_extra_args)),
+            allowed_env=frozenset(listed(settings.allow_env)),
             vocabularies=VOCABULARIES,
             on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
         )

@@ -13,6 +13,7 @@ from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places, places_of
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import STALL_S
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import HUB, Settings
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import Artifact
@@ -39,7 +40,8 @@ def terms_of(settings: Settings) -> Terms:
     # A mirror that is configured is trusted, whatever its address.
     parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
     own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
-    rules, disk = SourcePolicy(settings.hosts, settings.private, own), settings.limits.disk
+    rules = SourcePolicy(listed(settings.allowed_hosts), listed(settings.private_hosts), own)
+    disk = settings.limits.disk
     return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
 
 

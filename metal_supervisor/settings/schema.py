@@ -269,11 +269,6 @@ class Settings:
         checks.one_of(*FORMATS),
     )
 
-    @property
-    def allowed_args(self) -> frozenset[str]:
-        """Flags that `spec.extraArgs` may hold although they are refused elsewhere."""
-        return frozenset(checks.listed(self.allow_extra_args))
-
     @cached_property
     def limits(self) -> limits.Limits:
         """Limits of the namespaces: memory, disk, priority, protection and service types."""
@@ -286,11 +281,6 @@ class Settings:
         )
 
     @property
-    def allowed_env(self) -> frozenset[str]:
-        """Variables that `spec.env` may hold although they are refused elsewhere."""
-        return frozenset(checks.listed(self.allow_env))
-
-    @property
     def uses_claims(self) -> bool:
         """True if claims on Leases decide what runs here; never with the embedded API, which serves one Mac only."""
         return self.claims == "auto" and not self.embedded
@@ -300,11 +290,6 @@ class Settings:
         """The configured labels of this Mac."""
         pairs = (each.partition("=") for each in checks.listed(self.node_labels))
         return {name: value for name, _, value in pairs}
-
-    @property
-    def allowlist(self) -> frozenset[str]:
-        """InferenceServices that this Mac is limited to, by name; empty means no limit."""
-        return frozenset(checks.listed(self.inference_service_allowlist))
 
     @property
     def port_range(self) -> range:
@@ -392,16 +377,6 @@ class Settings:
         """Base URL of Hugging Face or of a mirror, or the absolute path of a local one."""
         said = self.hf_endpoint or os.environ.get("HF_ENDPOINT", "")
         return (said if said and checks.hub(said) is None else HUB).rstrip("/")
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts that models may be fetched from; empty: any."""
-        return checks.listed(self.allowed_hosts)
-
-    @property
-    def private(self) -> tuple[str, ...]:
-        """Hosts and networks whose addresses need not be public."""
-        return checks.listed(self.private_hosts)
 
     @property
     def state_path(self) -> Path:

@@ -19,6 +19,7 @@ from settings_page import sample
 
 from metal_supervisor.cli import changes, chat, main
 from metal_supervisor.settings import loader
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import (
     FIELDS,
     ConfigError,
@@ -392,7 +393,7 @@ def test_no_text_in_any_setting_raises_anything_but_a_config_error(name: str, va
         return
     made = Settings(**given_values)
     assert len(made.port_range) >= 1
-    assert isinstance(made.allowlist, frozenset) and "" not in made.allowlist
+    assert "" not in listed(made.inference_service_allowlist)
 
 
 # ── what follows from settings ───────────────────────────────────────────────────────────────────
@@ -416,9 +417,10 @@ def test_ports_from_1024_to_65535_may_be_given_and_none_beyond() -> None:
             read_env({"METAL_SUPERVISOR_PORTS": bad})
 
 
-def test_the_allowlist_is_split_at_commas_and_empty_means_no_limit() -> None:
-    assert Settings().allowlist == frozenset()
-    assert Settings(inference_service_allowlist=" a, b ,,").allowlist == {"a", "b"}
+def test_lists_are_split_at_commas_and_an_empty_text_has_nothing() -> None:
+    assert listed(Settings().inference_service_allowlist) == listed(Settings().allow_extra_args) == ()
+    assert listed(" a, b ,,") == ("a", "b")
+    assert listed(" --tools, -lcd,,") == ("--tools", "-lcd")
 
 
 def test_engines_listen_on_loopback_without_a_cluster_and_everywhere_with_one() -> None:
@@ -441,11 +443,6 @@ def test_paths_begin_at_home_and_the_store_is_in_the_state_unless_said(monkeypat
 def test_no_flag_of_ours_can_be_allowed_and_nothing_that_is_none(value: str) -> None:
     with pytest.raises(ConfigError, match="allow_extra_args must"):
         read_env({"METAL_SUPERVISOR_ALLOW_EXTRA_ARGS": value})
-
-
-def test_flags_that_are_allowed_are_separated_by_commas() -> None:
-    assert Settings(allow_extra_args=" --tools, -lcd,,").allowed_args == {"--tools", "-lcd"}
-    assert Settings().allowed_args == frozenset()
 
 
 # ── the sample file ──────────────────────────────────────────────────────────────────────────────
