@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Mapping
 
 from metal_supervisor.cluster.report import report
 from metal_supervisor.gateway.routing import Backend, ServiceTable
@@ -13,6 +13,7 @@ from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import first_request
+from metal_supervisor.spec.document import items
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
@@ -23,7 +24,6 @@ from metal_supervisor.state.throttle import Throttle
 LLAMA = "llama-server"
 """It serves one model under any name. Other runtimes want their own name for it."""
 CONTEXT_FLAGS = ("--context", "--max-model-len")
-MOST_KNOWN = 1024
 MOST_DIGITS = 18
 """Of a context."""
 SHARE, LONGEST_PAUSE_S = 0.2, 0.5
@@ -37,7 +37,6 @@ class BackendReader:
 
     def __init__(self, settings: Settings, directory: StateDir) -> None:
         self._bind, self._state = settings.bind_address, directory
-        self._contexts: dict[str, int] = {}
         self._throttle = Throttle(SHARE, LONGEST_PAUSE_S)
         self.services = ServiceTable()
         self.read_at = 0.0
@@ -64,8 +63,7 @@ class BackendReader:
     def _backend(self, record: Record, observed: Observed | None) -> Backend:
         told = report(record, observed)
         note = self._state.run_note(record.program)
-        spec_file = (note.spec_file if note else "") or record.spec_file or ""
-        spec = self._state.read_spec(spec_file)
+        spec = self._state.read_spec((note.spec_file if note else "") or record.spec_file or "")
         on_demand = record.idle_s is not None
         # What was seen last of an engine that is being unloaded may still say that it is ready.
         gone = observed is not None and (record.stop_sent or processes.started_at(observed.pid) is None)
@@ -87,34 +85,18 @@ class BackendReader:
             key=first_request.key_of(spec.get("env"))[1] if key_known else "",
             checks_model=record.runtime != LLAMA,
             names_itself=record.probe.names_itself,
-            context=self._context(record.runtime, spec_file, spec),
+            context=context_of(record.runtime, tuple(map(str, items(spec, "argv")))),
             created=int(record.admitted_at),
             aliases=record.aliases,
             on_demand=on_demand,
             held=not ready and (told.ready or (on_demand and told.reason == CHECKING)),
             withdraw=record.withdraw,
-            front=_front(record, self._bind),
+            front=f"{in_url(self._bind)}:{record.front_port}" if on_demand and record.front_port is not None else "",
         )
 
-    def _context(self, runtime: str, spec_file: str, spec: Mapping[str, object]) -> int:
-        """Tokens of one request by the engine's command line, 0 if it does not tell."""
-        if spec_file not in self._contexts:
-            if len(self._contexts) > MOST_KNOWN:
-                self._contexts.clear()
-            argv = spec.get("argv")
-            words = [str(each) for each in argv] if isinstance(argv, list) else []
-            self._contexts[spec_file] = context_of(runtime, words)
-        return self._contexts[spec_file]
 
-
-def _front(record: Record, bind: str) -> str:
-    """Address of a service's own listener, "" without one."""
-    if record.front_port is None or record.idle_s is None:
-        return ""
-    return f"{in_url(bind)}:{record.front_port}"
-
-
-def context_of(runtime: str, argv: list[str]) -> int:
+@functools.lru_cache(maxsize=1024)
+def context_of(runtime: str, argv: tuple[str, ...]) -> int:
     """Tokens of one request by an engine's command line, 0 if it does not tell."""
     if runtime == LLAMA:
         cache = demands(argv[1:]).settings

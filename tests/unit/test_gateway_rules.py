@@ -139,10 +139,10 @@ def test_the_page_lists_the_paths_that_are_passed_on() -> None:
 
 
 def test_the_context_is_that_of_one_request() -> None:
-    assert context_of("llama-server", ["x", "--ctx-size", "4096", "--parallel", "2"]) == 2048
-    assert context_of("mlx-server", ["x", "--context", "100", "--context", "200"]) == 200
-    assert context_of("ollama", ["x"]) == 0
-    assert context_of("vllm-swift", ["x", "--max-model-len", "1" * 5000]) == 0, "as of a spec that is damaged"
+    assert context_of("llama-server", ("x", "--ctx-size", "4096", "--parallel", "2")) == 2048
+    assert context_of("mlx-server", ("x", "--context", "100", "--context", "200")) == 200
+    assert context_of("ollama", ("x",)) == 0
+    assert context_of("vllm-swift", ("x", "--max-model-len", "1" * 5000)) == 0, "as of a spec that is damaged"
     assert first_id({"data": [{"id": "m"}]}) == "m" and first_id({"data": []}) == "" == first_id([])  # type: ignore[arg-type]
 
 
