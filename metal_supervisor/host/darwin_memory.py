@@ -14,6 +14,7 @@ import ctypes
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -119,14 +120,11 @@ class Mac:
 
     def wired_limit_mib(self) -> int:
         """The administrator's limit on memory that Metal may wire, 0 if it is left to the system."""
-        try:
-            return max(self.number("iogpu.wired_limit_mb"), 0)
-        except OSError:
-            pass
-        try:
-            return max(self.number("debug.iogpu.wired_limit"), 0) // MIB  # macOS 13 and before: bytes
-        except OSError:
-            return 0
+        # Of macOS 13 and before in bytes.
+        for name, unit in (("iogpu.wired_limit_mb", 1), ("debug.iogpu.wired_limit", MIB)):
+            with suppress(OSError):
+                return max(self.number(name), 0) // unit
+        return 0
 
     def macos_major(self) -> int | None:
         """26 of macOS 26.1, None if the system does not tell."""

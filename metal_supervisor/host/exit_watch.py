@@ -24,7 +24,7 @@ class ExitWatch:
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[int, int] = {}
-        self._waiter = waiter or _waiter()
+        self._waiter = waiter or (_Kqueue() if sys.platform == "darwin" else _Pidfds())
         threading.Thread(target=self._run, name="exits", daemon=True).start()
 
     def watch_only(self, pids: Iterable[int]) -> None:
@@ -126,7 +126,3 @@ class _Pidfds:
         if pid:
             again.register(handle, select.POLLIN)
         return pid if pid and again.poll(0) else 0
-
-
-def _waiter() -> _Kqueue | _Pidfds:
-    return _Kqueue() if sys.platform == "darwin" else _Pidfds()

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from metal_supervisor.host import commands, darwin_memory
-from metal_supervisor.host.chip import Chip
+from metal_supervisor.host import chip, commands, darwin_memory
 from metal_supervisor.spec.hosts import parsed_address
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -91,23 +90,18 @@ def performance_cores() -> int | None:
 
     Asked once: an answer that came and went would change every engine's arguments.
     """
-    mac = darwin_memory.mac()
-    if mac is None:
-        return None
-    try:
-        return mac.number("hw.perflevel0.physicalcpu") or None
-    except OSError:
-        return None
+    levels = chip.quick(darwin_memory.mac()).cores
+    return levels[0][1] if levels else None
 
 
 @lru_cache(maxsize=4)
-def capabilities(chip: Chip) -> dict[str, str]:
+def capabilities(found: chip.Chip) -> dict[str, str]:
     """Facts for the node Lease: `chip`, `memory` in bytes, and for a Mac the other facts known."""
-    cores = ", ".join(f"{count} {level}" for level, count in chip.cores)
-    gpu = str(chip.gpu_cores or "")
-    further = {"model": chip.model, "macos": chip.macos, "cores": cores, "gpu-cores": gpu, "metal": chip.metal}
+    cores = ", ".join(f"{count} {level}" for level, count in found.cores)
+    gpu = str(found.gpu_cores or "")
+    further = {"model": found.model, "macos": found.macos, "cores": cores, "gpu-cores": gpu, "metal": found.metal}
     told = {name: text for name, text in further.items() if text}
-    return {"chip": chip.name or platform.machine(), "memory": str(memory_bytes()), **told}
+    return {"chip": found.name or platform.machine(), "memory": str(memory_bytes()), **told}
 
 
 def memory_bytes() -> int:

@@ -105,8 +105,7 @@ def port_range(value: str) -> str | None:
 
 def host(value: str) -> str | None:
     """Check of a host's name or address."""
-    with suppress(ValueError):
-        ipaddress.ip_address(value)
+    if value and address(value) is None:
         return None
     return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
                 "name hosts, without scheme or port, separated by commas")(value)
