@@ -56,7 +56,6 @@ def digest_of(key: str) -> str:
 
 
 def new_key() -> str:
-    """A fresh random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -172,7 +171,6 @@ class LastMinute:
         return 0
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Forget all but these names."""
         self._times = {name: times for name, times in self._times.items() if name in names}
 
 

@@ -82,7 +82,6 @@ class EngineClient:
         """(program, pid) -> the engine's own model name."""
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._pooled.close()
         await self._fresh.close()
 

@@ -85,7 +85,6 @@ class Proxy:
         await self._engines.close()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
         connection = request.protocol
         self.busy.add(connection)
         try:

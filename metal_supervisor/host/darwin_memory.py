@@ -94,7 +94,6 @@ class Mac:
         return int(usage.used)
 
     def total_bytes(self) -> int:
-        """The memory of the machine."""
         found = self.number("hw.memsize")
         if found <= 0:
             raise OSError(0, "sysctl hw.memsize: no size")

@@ -90,14 +90,13 @@ class _Kqueue:
 
 
 class _Pidfds:
-    """epoll over pidfds, as Linux has them: readable when the process has ended."""
+    """epoll over pidfds, as Linux has them: readable when the process has ended. Methods as above."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._pids: dict[int, int] = {}
 
     def add(self, pid: int) -> int | None:
-        """A handle for `drop`; None if there is no such process."""
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:
@@ -109,14 +108,12 @@ class _Pidfds:
         return handle
 
     def drop(self, _pid: int, handle: int) -> None:
-        """Forget a process."""
         with contextlib.suppress(OSError):
             self._epoll.unregister(handle)
         self._pids.pop(handle, None)
         os.close(handle)
 
     def wait(self) -> list[int]:
-        """Handles of which there is news."""
         return [handle for handle, _ in self._epoll.poll()]
 
     def ended(self, handle: int) -> int:

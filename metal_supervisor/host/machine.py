@@ -105,7 +105,6 @@ def capabilities(found: chip.Chip) -> dict[str, str]:
 
 
 def memory_bytes() -> int:
-    """Size of this machine's memory."""
     mac = darwin_memory.mac()
     return mac.total_bytes() if mac else int(psutil.virtual_memory().total)  # which raises on macOS 27
 

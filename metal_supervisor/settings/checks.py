@@ -16,12 +16,10 @@ SettingCheck: TypeAlias = Callable[[Any], str | None]
 
 
 def one_of(*words: str) -> SettingCheck:
-    """Check of one of several words."""
     return lambda value: None if value in words else f"must be one of {', '.join(words)}"
 
 
 def between(low: float, high: float) -> SettingCheck:
-    """Check of a number from `low` to `high`."""
     return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
 
 
@@ -65,7 +63,6 @@ def address_and_port(value: str) -> str | None:
 
 
 def gateway_address(value: str) -> str | None:
-    """Check of where the gateway listens."""
     if value == "off" or address_and_port(value) is None:
         return None
     return "must be off, or look like 127.0.0.1:9100, or [::1]:9100: an IP address of this Mac and a port"
@@ -97,14 +94,12 @@ def node_name(value: str) -> str | None:
 
 
 def port_range(value: str) -> str | None:
-    """Check of the first and the last port of a range."""
     found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", value, re.ASCII)
     good = found is not None and 1024 <= int(found[1]) <= int(found[2]) <= 65535
     return None if good else "must look like 18100-18999, within 1024-65535"
 
 
 def host(value: str) -> str | None:
-    """Check of a host's name or address."""
     if value and address(value) is None:
         return None
     return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
@@ -112,7 +107,6 @@ def host(value: str) -> str | None:
 
 
 def host_or_network(value: str) -> str | None:
-    """Check of a host's name or address, or of a network."""
     with suppress(ValueError):
         ipaddress.ip_network(value, strict=False)
         return None

@@ -153,15 +153,11 @@ def _plain(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text."""
-
     def format(self, record: logging.LogRecord) -> str:
         return text_lines(entry_of(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as JSON."""
-
     def format(self, record: logging.LogRecord) -> str:
         return json_line(entry_of(record))
 

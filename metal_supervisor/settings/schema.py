@@ -287,7 +287,6 @@ class Settings:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The configured labels of this Mac."""
         pairs = (each.partition("=") for each in checks.listed(self.node_labels))
         return {name: value for name, _, value in pairs}
 
@@ -312,7 +311,6 @@ class Settings:
 
     @property
     def gateway_on(self) -> bool:
-        """True if the gateway is to run."""
         return self.gateway != "off" and (bool(self.gateway) or self.embedded)
 
     @property

@@ -226,7 +226,6 @@ class Supervisord:
         self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.stopProcess", program, False)
 
     def signal(self, program: str, name: str) -> None:
-        """Send a signal by name."""
         self._tolerating((NOT_RUNNING, BAD_NAME), "supervisor.signalProcess", program, name)
 
     def shutdown(self) -> None:

@@ -131,7 +131,6 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
             super().do_help(arg)
 
     def help_models(self) -> None:
-        """Print the help of `models`."""
         for line in HELP:
             self._say(line)
 

@@ -113,7 +113,6 @@ class LogFile:
             self._take(following)
 
     def close(self) -> None:
-        """Close the open file."""
         if self._part is not None:
             self._part.file.close()
         self._part = None
