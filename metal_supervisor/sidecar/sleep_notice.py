@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metal_supervisor.host import sleep_note
 from metal_supervisor.sidecar.registrar import Registrar
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state.doorbell import ring
 
 LOOK_EVERY_S = 1.0
@@ -21,8 +22,8 @@ class SleepNotice:
     def __init__(self, state: Path, registrar: Registrar) -> None:
         self._state, self._registrar = state, registrar
         self._reader = sleep_note.SleepNoteReader(state)
-        self.coming: sleep_note.Nap | None = None
-        self._answered: sleep_note.Nap | None = None
+        self.coming: Json | None = None
+        self._answered: Json | None = None
 
     @property
     def again_in_s(self) -> float:
