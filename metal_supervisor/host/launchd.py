@@ -46,7 +46,7 @@ class Job:
 
 
 def rendered(template: bytes, job: Job) -> bytes:
-    """The property list for one Mac. Raises ValueError for an unknown placeholder."""
+    """The property list for one Mac. Raises KeyError for an unknown placeholder."""
     known = {"@USER@": job.user, "@GROUP@": job.group, "@HOME@": job.home, "@STATE@": job.state}
     known["@PATH@"] = path_of(job.home)
     content = {key: _filled(value, known) for key, value in plistlib.loads(template).items()}
@@ -59,15 +59,9 @@ def rendered(template: bytes, job: Job) -> bytes:
 
 def _filled(value: Any, known: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return re.sub(r"@[A-Z]+@", lambda found: _known(found[0], known), value)
+        return re.sub(r"@[A-Z]+@", lambda found: known[found[0]], value)
     if isinstance(value, list):
         return [_filled(each, known) for each in value]
     if isinstance(value, dict):
         return {key: _filled(each, known) for key, each in value.items()}
     return value
-
-
-def _known(place: str, known: Mapping[str, str]) -> str:
-    if place not in known:
-        raise ValueError(f"the template has {place}, which is not known")
-    return known[place]

@@ -144,13 +144,11 @@ class Supervisord:
         with self._reading:
             told = self._ours("changes", self._edition if time.monotonic() < self._whole_at else "")
             if told is None:
-                return {row["group"]: _row(row) for row in self.call("supervisor.getAllProcessInfo")}
+                every = self.call("supervisor.getAllProcessInfo")
+                return _states((row["group"], row["statename"], row["pid"], row["start"], row["stop"]) for row in every)
             try:
                 edition, whole, rows, gone = json.loads(told)
-                changed = {
-                    name: ProgramState(name, State(state), pid, float(start), float(stop))
-                    for name, state, pid, start, stop in rows
-                }
+                changed = _states(rows)
             except (TypeError, ValueError) as error:
                 raise Unavailable(f"supervisord at {self._path}: {error!r:.200}") from None
             if whole:
@@ -263,14 +261,10 @@ class Supervisord:
                 raise
 
 
-def _row(row: Mapping[str, Any]) -> ProgramState:
-    return ProgramState(
-        name=row["group"],
-        state=State(row["statename"]),
-        pid=row["pid"],
-        start=float(row["start"]),
-        stop=float(row["stop"]),
-    )
+def _states(rows: Iterable[Any]) -> dict[str, ProgramState]:
+    return {
+        name: ProgramState(name, State(state), pid, float(start), float(stop)) for name, state, pid, start, stop in rows
+    }
 
 
 def daemon() -> None:

@@ -48,7 +48,7 @@ def test_names_are_text_whatever_is_in_them(name: str) -> None:
 
 
 def test_a_template_with_a_place_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="@NOBODY@"):
+    with pytest.raises(KeyError, match="@NOBODY@"):
         rendered(TEMPLATE.read_bytes().replace(b"@USER@", b"@NOBODY@"), job())
 
 
