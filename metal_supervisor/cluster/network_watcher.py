@@ -84,17 +84,8 @@ class AddressBook(NetworkWatcher):
         super().__init__(kube)
         self._asked, self._embedded, self._on_change = asked, embedded, on_change
         self.choice = addresses.AddressChoice("", "")
-        """The address with its origin, and any problem or doubt about it."""
+        """The address with its origin, and any problem or doubt about it; neither before the first check."""
         self._known = threading.Event()
-
-    @property
-    def address(self) -> str:
-        return self.choice.address
-
-    @property
-    def problem(self) -> str:
-        """`NoRoutableAddress: …`, "" if all is well or nothing is known yet."""
-        return self.choice.problem
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the first check."""

@@ -235,8 +235,8 @@ class Sidecar:
         records, notes = self._read
         told = self._controller()
         self._gateway = self.state.report(gateway_note.FILE) if self.settings.gateway_on else {}
-        address, coming = self.addresses.address, self._slumber.coming is not None
-        mac = MacView(address, self.addresses.problem, self._fronts(), coming, self._leaving.is_set())
+        choice, coming = self.addresses.choice, self._slumber.coming is not None
+        mac = MacView(choice.address, choice.problem, self._fronts(), coming, self._leaving.is_set())
         self._rows.look(PassView(records, self._table, notes, mac))
         found = [row for row in self._rows.all if not row.record.is_daemon]
         if self.settings.engine_metrics:
@@ -338,7 +338,7 @@ class Sidecar:
         self._happenings.append(Recent(time.time(), "/".join(record.key), what))
 
     def _register(self, found: list[Row], told: Json) -> None:
-        self._tell_of_move(self.addresses.address)
+        self._tell_of_move(self.addresses.choice.address)
         models = mapping(told, "models")
         if models != self._models_told[0]:
             self._models_told = models, models_of(models)
@@ -356,7 +356,7 @@ class Sidecar:
     def _cluster_context(self, rows: list[Row], told: Json) -> ClusterContext:
         if self.settings.embedded:
             return ALONE
-        notes = node_notes(self._inventory, self.addresses.address, told, self.state.cordoned())
+        notes = node_notes(self._inventory, self.addresses.choice.address, told, self.state.cordoned())
         found = cluster_context(self.settings.namespace, rows, told, notes)
         return found if self._is_news(told) else replace(found, silent=())
 

@@ -47,7 +47,7 @@ def route(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def book(asked: str = "") -> tuple[AddressBook, list[str]]:
     cluster: Any = Cluster()
     seen: list[str] = []
-    kept = AddressBook(cluster, asked, False, lambda: seen.append(kept.address))
+    kept = AddressBook(cluster, asked, False, lambda: seen.append(kept.choice.address))
     return kept, seen
 
 
@@ -56,7 +56,7 @@ def test_the_address_follows_the_route_and_stays_while_there_is_none(route: list
     for address in ("192.0.2.10", "192.0.2.10", None, "198.51.100.7"):
         route[0] = address
         kept.look()
-    assert seen == ["192.0.2.10", "198.51.100.7"] and kept.problem == ""
+    assert seen == ["192.0.2.10", "198.51.100.7"] and kept.choice.problem == ""
 
 
 def test_after_a_sleep_somewhere_else_nobody_is_told_the_old_address_again(
@@ -99,7 +99,7 @@ def test_interfaces_that_cannot_be_read_leave_the_address(
 ) -> None:
     kept, seen = book()
     kept.look()
-    before = kept.address
+    before = kept.choice.address
 
     def unreadable() -> dict[str, Any]:
         raise error
@@ -107,7 +107,7 @@ def test_interfaces_that_cannot_be_read_leave_the_address(
     with monkeypatch.context() as patched:
         patched.setattr(psutil, "net_if_addrs", unreadable)
         kept.look()
-    assert before and kept.address == before and seen == [before]
+    assert before and kept.choice.address == before and seen == [before]
 
 
 def test_a_server_whose_name_no_resolver_takes_has_no_route() -> None:
