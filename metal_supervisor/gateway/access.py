@@ -142,12 +142,12 @@ def sent_key(headers: Mapping[str, str]) -> str:
     return (value if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
-def check_engine_key(sent: str, backend: Backend) -> None:
-    """Refuse a caller who lacks the key that the engine itself requires: a gateway without keys lends it to no one.
+def check_engine_key(key: AccessKey, headers: Mapping[str, str], backend: Backend) -> None:
+    """Refuse a caller who has shown no key of the gateway and lacks the engine's own. Raises GatewayError.
 
-    Raises GatewayError.
+    A gateway without keys lends that of an engine to no one.
     """
-    if not hmac.compare_digest(digest_of(sent), digest_of(backend.key)):
+    if not key.name and backend.key and not hmac.compare_digest(digest_of(sent_key(headers)), digest_of(backend.key)):
         text = f"{backend.name} has a key of its own, which this request does not have"
         raise GatewayError(401, "invalid_api_key", text, final=True)
 

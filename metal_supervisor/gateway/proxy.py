@@ -148,7 +148,8 @@ class Proxy:
         use the name of a Service, an Ingress any.
         """
         if from_foreign_page(request.headers.getall("origin", ())):
-            raise _of_a_page("web pages of other hosts may not use it")
+            text = "web pages of other hosts may not use it"
+            raise GatewayError(403, "origin_not_allowed", text, final=True, close=True)
         goal = routing.Target(exchange.path, (front.namespace, front.name))
         if request.method in ("GET", "HEAD"):
             if exchange.path == "/health":
@@ -163,7 +164,8 @@ class Proxy:
     def _check_origin(self, headers: CIMultiDictProxy[str]) -> None:
         """Refuse a web page, and a name that a stranger may have pointed at this Mac. Raises GatewayError."""
         if "Origin" in headers:
-            raise _of_a_page("web pages may not use this gateway")
+            text = "web pages may not use this gateway"
+            raise GatewayError(403, "origin_not_allowed", text, final=True, close=True)
         found = _HOST.fullmatch(headers.get("Host", ""))
         name = found[1].lower() if found else ""
         literal = name.startswith("[") or _IPV4.fullmatch(name)
@@ -217,7 +219,7 @@ class Proxy:
             exchange.streamed = asked.stream
             backend = exchange.backend = await self._ready(request, exchange, goal, asked)
             try:
-                _check_key(request, exchange, backend)
+                check_engine_key(exchange.key, request.headers, backend)
                 if backend.checks_model:
                     name = await self._engines.name_at(backend)
                     body = await _off_loop(size, bodies.renamed, body, asked, name)
@@ -252,7 +254,8 @@ class Proxy:
         began = time.monotonic()
         until, sign_at = (began + signs.HOLD_S, began + signs.FIRST_S) if sign else (began + HOLD_S, math.inf)
         while True:
-            _check_key(request, exchange, held)  # before it is loaded, and others are unloaded for it
+            # Before it is loaded, and others are unloaded for it.
+            check_engine_key(exchange.key, request.headers, held)
             program = held.program
             with self.room.wait_for(program, _client(request, exchange)):
                 while held is not None and held.program == program:
@@ -316,16 +319,6 @@ async def _off_loop(size: int, work: Callable[P, T], *arguments: P.args, **named
 def _client(request: web.BaseRequest, exchange: Exchange) -> str:
     """Whose request it is: its key's, or else that of an address."""
     return exchange.key.name or network_of(request.remote or "")
-
-
-def _check_key(request: web.BaseRequest, exchange: Exchange, backend: Backend) -> None:
-    """Refuse a caller without a key of the gateway who lacks the engine's own. Raises GatewayError."""
-    if not exchange.key.name and backend.key:
-        check_engine_key(sent_key(request.headers), backend)
-
-
-def _of_a_page(text: str) -> GatewayError:
-    return GatewayError(403, "origin_not_allowed", text, final=True, close=True)
 
 
 def _not_found(method: str, path: str) -> GatewayError:
