@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -18,24 +17,16 @@ CUT = b""
 """Marker among the blocks of a log: the next block begins a new line, whatever the previous one ended with."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One of the files, open."""
-
-    file: FileIO
-    identity: tuple[int, int]
-    changed_ns: int
-    current: bool
-    """True if it is the file that is written to."""
-
-
-def _opened(path: Path, current: bool) -> _Part | None:
+def _opened(path: Path) -> FileIO | None:
     try:
-        file = path.open("rb", buffering=0)
+        return path.open("rb", buffering=0)
     except OSError:
         return None
+
+
+def _identity(file: FileIO) -> tuple[int, int]:
     found = os.fstat(file.fileno())
-    return _Part(file, (found.st_dev, found.st_ino), found.st_mtime_ns, current)
+    return found.st_dev, found.st_ino
 
 
 def _numbers(path: Path) -> list[int]:
@@ -44,17 +35,12 @@ def _numbers(path: Path) -> list[int]:
     return sorted(int(end) for end in ends if end.isdecimal() and end.isascii())
 
 
-def _parts(path: Path) -> list[_Part]:
-    """All existing files, the newest first, each once even if they are renamed meanwhile."""
-    found: dict[tuple[int, int], _Part] = {}
+def _parts(path: Path) -> list[FileIO]:
+    """All existing files, open, the newest first, each once even if they are renamed meanwhile."""
+    found: dict[tuple[int, int], FileIO] = {}
     for each in (path, *(path.with_name(f"{path.name}.{number}") for number in _numbers(path))):
-        part = _opened(each, each == path)
-        if part is None:
-            continue
-        if part.identity in found:
-            part.file.close()
-        else:
-            found[part.identity] = part
+        if (file := _opened(each)) is not None and found.setdefault(_identity(file), file) is not file:
+            file.close()
     return list(found.values())
 
 
@@ -86,19 +72,19 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._part: _Part | None = None
+        self._file: FileIO | None = None
 
     def tail(self, lines: int | None) -> Iterator[bytes]:
         """The last lines, or all if None, from the older files too; `fresh` continues from there."""
         wanted, chosen = lines, []
-        for part in _parts(self._path):
-            offset, found = last_lines_at(part.file, wanted)
-            part.file.seek(offset)
-            chosen.append(part)
+        for file in _parts(self._path):
+            offset, found = last_lines_at(file, wanted)
+            file.seek(offset)
+            chosen.append(file)
             if wanted is not None:
                 wanted = max(0, wanted - found)
-        for part in reversed(chosen):
-            self._take(part)
+        for file in reversed(chosen):
+            self._take(file)
             yield from self._rest()
 
     def fresh(self) -> Iterator[bytes]:
@@ -108,46 +94,44 @@ class LogFile:
             yield from self._rest()
             if following is None:
                 return
-            if self._part is not None and os.fstat(self._part.file.fileno()).st_nlink == 0:  # removed, not renamed
+            if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:  # removed, not renamed
                 yield CUT
             self._take(following)
 
     def close(self) -> None:
-        if self._part is not None:
-            self._part.file.close()
-        self._part = None
+        self._take(None)
 
-    def _take(self, part: _Part) -> None:
-        if self._part is not None:
-            self._part.file.close()
-        self._part = part
+    def _take(self, file: FileIO | None) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = file
 
     def _rest(self) -> Iterator[bytes]:
-        if self._part is None:
+        if self._file is None:
             return
-        file = self._part.file
-        if os.fstat(file.fileno()).st_size < file.tell():  # truncated
-            file.seek(0)
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # truncated
+            self._file.seek(0)
             yield CUT
-        while block := file.read(BLOCK_BYTES):
+        while block := self._file.read(BLOCK_BYTES):
             yield block
 
-    def _following(self) -> _Part | None:
+    def _following(self) -> FileIO | None:
         """The file that was begun after the open one, None while there is none."""
-        if self._part is None:
-            return _opened(self._path, True)
+        if self._file is None:
+            return _opened(self._path)
+        own, changed_ns = _identity(self._file), os.fstat(self._file.fileno()).st_mtime_ns
         with contextlib.suppress(OSError):
             status = self._path.stat()
-            if (status.st_dev, status.st_ino) == self._part.identity:
+            if (status.st_dev, status.st_ino) == own:
                 return None
-        parts, following = _parts(self._path), None
-        changed_ns = os.fstat(self._part.file.fileno()).st_mtime_ns
-        for part in parts:
+        files, following = _parts(self._path), None
+        for file in files:
             # If the open one is not among them it was removed: files older than it have nothing new.
-            if part.identity == self._part.identity or not (part.current or part.changed_ns > changed_ns):
+            is_newer = file.name == str(self._path) or os.fstat(file.fileno()).st_mtime_ns > changed_ns
+            if _identity(file) == own or not is_newer:
                 break
-            following = part
-        for part in parts:
-            if part is not following:
-                part.file.close()
+            following = file
+        for file in files:
+            if file is not following:
+                file.close()
         return following
