@@ -77,7 +77,8 @@ class EngineClient:
     """Connections to the engines."""
 
     def __init__(self) -> None:
-        self._pooled, self._fresh = _session(pooled=True), _session(pooled=False)
+        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=POOLED_S))
+        self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True))
         self._names: dict[tuple[str, int], str] = {}
         """(program, pid) -> the engine's own model name."""
 
@@ -213,13 +214,8 @@ def _is_gone(request: web.BaseRequest) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _session(pooled: bool) -> aiohttp.ClientSession:
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     """A client that adds nothing of its own to a request, and waits for an answer as long as its client does."""
-    connector = (
-        aiohttp.TCPConnector(limit=0, keepalive_timeout=POOLED_S)
-        if pooled
-        else aiohttp.TCPConnector(limit=0, force_close=True)
-    )
     return aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -253,10 +249,10 @@ def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -
 
 def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDict[str]:
     kept = _end_to_end(headers, DROPPED)
-    for name in [each for each, value in kept.items() if _CONTROLS.search(value)]:
-        kept.popall(name, None)  # aiohttp reads such a value, and refuses to write it
-    for name in [each for each in kept if each.lower().startswith("access-control-")]:
-        kept.popall(name, None)
+    for name, value in list(kept.items()):
+        # aiohttp reads a value with control characters, and refuses to write it.
+        if name.lower().startswith("access-control-") or _CONTROLS.search(value):
+            kept.popall(name, None)
     kept["x-request-id"] = exchange.id
     kept["Server"] = SERVER
     return kept
