@@ -57,7 +57,12 @@ class BadSpec(Exception):
 def start_time(pid: int) -> str:
     """Identity of a process start: equal strings mean the same process. "" if there is no such process."""
     if sys.platform == "darwin":
-        return _start_time_darwin(pid)
+        import ctypes
+
+        info = ctypes.create_string_buffer(PROC_BSDINFO_BYTES)
+        if _darwin("proc_pidinfo", pid, PROC_PIDTBSDINFO, 0, info, len(info)) != len(info):
+            return ""
+        return "tv " + " ".join(str(int.from_bytes(info.raw[at : at + 8], "little")) for at in STARTED_AT)
     fields = _linux_stat(pid)
     return f"ticks {fields[19].decode()}" if fields else ""
 
@@ -92,16 +97,6 @@ def _darwin(name: str, *arguments: object) -> int:
     function = getattr(ctypes.CDLL(None), name)
     function.argtypes, function.restype = [getattr(ctypes, each) for each in DARWIN[name]], ctypes.c_int
     return int(function(*arguments))
-
-
-def _start_time_darwin(pid: int) -> str:
-    """Seconds and microseconds from libproc's `proc_bsdinfo`."""
-    import ctypes
-
-    info = ctypes.create_string_buffer(PROC_BSDINFO_BYTES)
-    if _darwin("proc_pidinfo", pid, PROC_PIDTBSDINFO, 0, info, len(info)) != len(info):
-        return ""
-    return "tv " + " ".join(str(int.from_bytes(info.raw[at : at + 8], "little")) for at in STARTED_AT)
 
 
 def read_spec(path: str) -> dict[str, object]:
