@@ -330,7 +330,7 @@ def text(age_s: float = 0.0, **content: Any) -> str:
 
 
 def gauges(reading: PowerReading | None) -> dict[str, float]:
-    body = Exposition().render(Board(power=reading), "")[0].decode()
+    body = Exposition().render(Board(power=reading))[0].decode()
     prefix = "llmkube_metal_agent_apple_power_"
     lines = [line.removeprefix(prefix).split() for line in body.splitlines() if line.startswith(prefix)]
     return {name: float(value) for name, value in lines}

@@ -27,7 +27,7 @@ COMING = ModelFile("Downloading", message="25 % of 400 B", got_bytes=100, total_
 
 
 def scrape(report: dict[str, Any]) -> list[str]:
-    text = Exposition().render(board.Board(controller=report), "")[0].decode()
+    text = Exposition().render(board.Board(controller=report))[0].decode()
     return [line for line in text.splitlines() if "model_download" in line and not line.startswith("#")]
 
 

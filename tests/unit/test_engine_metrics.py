@@ -70,10 +70,10 @@ def series(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 def valid(said: Told) -> str:
     """The page in the text format; it and the one in OpenMetrics have been read with everything of ours."""
     board = replace(full_board(), told=said)
-    body, _ = Exposition().render(board, OPENMETRICS)
+    body, _ = Exposition(OPENMETRICS).render(board)
     assert body.endswith(b"# EOF\n") and body.count(b"# EOF") == 1
     assert list(openmetrics(body.decode()))
-    assert list(plain(Exposition().render(board, "")[0].decode()))
+    assert list(plain(Exposition().render(board)[0].decode()))
     return said.text(False)
 
 

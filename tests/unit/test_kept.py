@@ -24,9 +24,9 @@ class World:
         idle = SimpleNamespace(start=lambda: None)
         monkeypatch.setattr(render_cache.threading, "Thread", lambda **_: idle)  # nobody renders but who asks
 
-    def _render(self, board: Board, kind: str) -> str:
-        self.rendered.append(f"{board.node}{kind}")
-        return self.rendered[-1]
+    def _render(self, board: Board) -> str:
+        self.rendered.append(board.node)
+        return board.node
 
 
 def test_the_same_board_is_rendered_once_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +45,6 @@ def test_another_board_is_rendered_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.kept.get() == "b"
 
 
-def test_another_form_is_rendered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, warm=True)
-    assert [world.kept.get("x"), world.kept.get("y")] == ["ax", "ay"]
-
-
 def test_what_is_long_to_render_may_be_a_little_old(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, warm=True)
     world.kept.get()
@@ -63,7 +58,7 @@ def test_who_asks_has_what_is_newer_unless_that_takes_long(monkeypatch: pytest.M
     monkeypatch.setattr(render_cache, "WAIT_S", 20.0)
     boards, slow = [Board(node="a")], threading.Event()
 
-    def render(board: Board, _kind: str) -> str:
+    def render(board: Board) -> str:
         if board.node == "c":
             slow.wait(20)
         return board.node
@@ -83,16 +78,16 @@ def test_while_somebody_looks_it_is_rendered_beside_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(render_cache, "WARM_EVERY_S", 0.01)
     boards, rendered, by = [Board(node="a")], list[str](), set[str]()
 
-    def render(board: Board, kind: str) -> str:
+    def render(board: Board) -> str:
         by.add(threading.current_thread().name)
-        rendered.append(board.node + kind)
-        return rendered[-1]
+        rendered.append(board.node)
+        return board.node
 
     made = RenderCache(lambda: boards[0], render, warm=True)
-    assert made.get("x") == "ax"
+    assert made.get() == "a"
     boards[0] = Board(node="b")
-    eventually(lambda: rendered == ["ax", "bx"], what="it to be rendered without being asked for")
-    assert made.get("x") == "bx" and by == {threading.current_thread().name, "rendering"}
+    eventually(lambda: rendered == ["a", "b"], what="it to be rendered without being asked for")
+    assert made.get() == "b" and by == {threading.current_thread().name, "rendering"}
     monkeypatch.setattr(render_cache, "LOOKED_AT_S", -1.0)
     eventually(lambda: not made._warms, what="an end of it once nobody looks")
 
@@ -101,7 +96,7 @@ def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatc
     monkeypatch.setattr(render_cache, "WARM_EVERY_S", 0.01)
     broken = [False]
 
-    def render(_board: Board, _kind: str) -> str:
+    def render(_board: Board) -> str:
         if broken[0]:
             raise ValueError("broken")
         return "whole"
@@ -110,10 +105,11 @@ def test_what_cannot_be_rendered_is_told_to_who_asks_and_ends_nothing(monkeypatc
     assert made.get() == "whole"
     broken[0] = True
     eventually(lambda: not made._warms, what="the thread to give up")
+    monkeypatch.setattr(render_cache, "FRESH_S", 0.0)
     with pytest.raises(ValueError, match="broken"):
-        made.get("another form")
+        made.get()
     broken[0] = False
-    assert made.get("another form") == "whole"
+    assert made.get() == "whole"
 
 
 def test_a_thread_that_cannot_be_started_fails_no_page_and_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ THEIRS = {
 
 def scraped(board: Board, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """(name of the sample, its labels) -> value."""
-    text, kind = Exposition().render(board, accept)
+    text, kind = Exposition(accept).render(board)
     families = (openmetrics if "openmetrics" in kind else plain)(text.decode())
     return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
 
@@ -63,8 +63,8 @@ def value(board: Board, name: str, /, **labels: str) -> float | None:
 
 
 def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> None:
-    """Also in another format, with services that come, change and go."""
-    kept, accepts = Exposition(), ("", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0")
+    """In each format, with services that come, change and go."""
+    accepts = "", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0"
     full = full_board()
     program = full.rows[0].record.program
     probes = histogram.empty(histogram.PROBE_S).with_value(0.2)
@@ -76,9 +76,10 @@ def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> No
         replace(full, counted=counted), replace(full, counted=more), replace(full, rows=()), full,
     )  # fmt: skip
     for accept in accepts:
+        kept = Exposition(accept)
         for board in boards:
-            assert kept.render(board, accept) == Exposition().render(board, accept)
-    assert b"process_restarts_total" in kept.render(full, "")[0] != kept.render(boards[4], "")[0]
+            assert kept.render(board) == Exposition(accept).render(board)
+        assert b"process_restarts_total" in kept.render(full)[0] != kept.render(boards[4])[0]
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +99,7 @@ def test_every_metric_of_llmkubes_agent_is_served_with_its_type_and_labels_or_ha
 
 
 def test_everything_in_the_table_is_scraped_with_its_type_and_labels_and_nothing_else_is() -> None:
-    text = Exposition().render(full_board(), "")[0].decode()
+    text = Exposition().render(full_board())[0].decode()
     assert "# HELP" in text
     found = {family.name: family for family in plain(text)}
     assert {name for name in found if ":" in name} == {"llamacpp:tokens_predicted", "llamacpp:prompt_tokens"}
@@ -206,10 +207,10 @@ def test_a_hostile_name_stays_in_its_label(name: str, accept: str) -> None:
 
 
 def test_a_scraper_gets_the_format_it_accepts() -> None:
-    body, kind = Exposition().render(full_board(), "application/openmetrics-text; version=1.0.0")
+    body, kind = Exposition("application/openmetrics-text; version=1.0.0").render(full_board())
     assert kind.startswith("application/openmetrics-text; version=1.0.0") and body.endswith(b"# EOF\n")
     assert b'\nmetal_supervisor_cluster_reachable 1.0\n' in body
-    body, kind = Exposition().render(full_board(), "*/*")
+    body, kind = Exposition("*/*").render(full_board())
     assert kind.startswith("text/plain; version=0.0.4") and b"# EOF" not in body
 
 

@@ -37,9 +37,9 @@ def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app)
-    status = RenderCache(board, lambda found, _: app.json.dumps(boards.status(found)) + "\n")
+    status = RenderCache(board, lambda found: app.json.dumps(boards.status(found)) + "\n")
     metrics = MetricsCache(board)
-    page = RenderCache(board, lambda found, _: render(found, time.monotonic(), log_of), warm=True)
+    page = RenderCache(board, lambda found: render(found, time.monotonic(), log_of), warm=True)
 
     @app.get("/")
     def show_page() -> flask.typing.ResponseReturnValue:

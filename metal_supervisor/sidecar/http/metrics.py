@@ -12,7 +12,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -81,31 +80,12 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
-@dataclass(frozen=True)
-class _Known:
-    """The rendered metrics of a service: metric -> its family, head included."""
-
-    row: Row
-    parts: Mapping[str, bytes]
-    histograms: Mapping[str, tuple[Histogram, bytes]]
-
-
-def _whose(row: Row) -> dict[str, str]:
-    return {"name": row.record.key[1], "namespace": row.record.namespace}
-
-
-def _histograms(board: Board, row: Row) -> dict[str, Histogram | None]:
-    """The histograms of one service."""
-    program = row.record.program
-    return {
-        INCUMBENT + "health_check_duration_seconds": board.counted.probes.get(program),
-        OURS + "time_to_ready_seconds": board.counted.starts.get(program),
-    }
-
-
-def _service(page: _Page, row: Row) -> None:
-    """Add one service, without its histograms, which change all the time."""
-    record, observed, service = row.record, row.observed, _whose(row)
+def _service(page: _Page, row: Row, probes: Histogram | None, starts: Histogram | None) -> None:
+    """Add one service."""
+    record, observed = row.record, row.observed
+    service = {"name": record.key[1], "namespace": record.namespace}
+    page.add(INCUMBENT + "health_check_duration_seconds", probes, **service)
+    page.add(OURS + "time_to_ready_seconds", starts, **service)
     page.add(INCUMBENT + "process_restarts_total", observed.restarts, **service)
     page.add(INCUMBENT + "memory_estimated_bytes", record.reserved_bytes or None, **service)
     if observed.pid:
@@ -259,56 +239,37 @@ def _samples(part: bytes) -> bytes:
 class Exposition:
     """Renders boards; not safe to use from two threads at once."""
 
-    def __init__(self) -> None:
-        self._content_type = ""
-        self._known: dict[str, _Known] = {}
-        """By program, in the latest format."""
+    def __init__(self, accept: str = "") -> None:
+        """`accept`: a scraper's Accept header, or one of FORMATS."""
+        self._encode, self._content_type = _encoder(accept)
+        self._known: dict[str, tuple[tuple[Row, Histogram | None, Histogram | None], Mapping[str, bytes]]] = {}
+        """Program -> (what was rendered of its service, metric -> its family, head included)."""
 
-    def render(self, board: Board, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of a scrape, in the format the scraper asks for."""
-        encode, content_type = _encoder(accept)
-        if content_type != self._content_type:
-            self._content_type, self._known = content_type, {}
-        rows = [self._row(board, row, encode) for row in board.rows]
+    def render(self, board: Board) -> tuple[bytes, str]:
+        """(body, content type) of a scrape."""
+        rows = [self._row(board, row) for row in board.rows]
         self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
-        found = _parts(_around(board), encode)
+        found = _parts(_around(board), self._encode)
         for name in TABLE:
             of_services = [parts[name] for parts in rows if name in parts]
             if of_services:
                 first = found.get(name, of_services.pop(0))
                 found[name] = first + b"".join(_samples(each) for each in of_services)
-        openmetrics = content_type.startswith("application/openmetrics-text")
+        openmetrics = self._content_type.startswith("application/openmetrics-text")
         told = board.told.text(openmetrics).encode("utf-8", "replace")
         body = b"".join(found[name] for name in TABLE if name in found)
-        return body + told + (END if openmetrics else b""), content_type
+        return body + told + (END if openmetrics else b""), self._content_type
 
-    def _row(self, board: Board, row: Row, encode: Encode) -> Mapping[str, bytes]:
+    def _row(self, board: Board, row: Row) -> Mapping[str, bytes]:
         """The families of one service, with their heads."""
-        known = self._known.get(row.record.program)
-        parts = known.parts if known is not None and known.row == row else _parts_of(row, encode)
-        before = known.histograms if known is not None else {}
-        counted = {
-            name: (now, _histogram(name, now, row, before.get(name), encode))
-            for name, now in _histograms(board, row).items()
-            if now is not None
-        }
-        self._known[row.record.program] = _Known(row, parts, counted)
-        return {**parts, **{name: part for name, (_, part) in counted.items()}}
-
-
-def _parts_of(row: Row, encode: Encode) -> dict[str, bytes]:
-    page = _Page()
-    _service(page, row)
-    return _parts(page, encode)
-
-
-def _histogram(name: str, now: Histogram, row: Row, before: tuple[Histogram, bytes] | None, encode: Encode) -> bytes:
-    """An encoded histogram of a service; `before`: one with its encoding, which is used again if it is the same."""
-    if before is not None and before[0] == now:
-        return before[1]
-    page = _Page()
-    page.add(name, now, **_whose(row))
-    return _parts(page, encode)[name]
+        program = row.record.program
+        now = row, board.counted.probes.get(program), board.counted.starts.get(program)
+        known = self._known.get(program)
+        if known is None or known[0] != now:
+            page = _Page()
+            _service(page, *now)
+            known = self._known[program] = now, _parts(page, self._encode)
+        return known[1]
 
 
 def _around(board: Board) -> _Page:
@@ -327,9 +288,8 @@ class MetricsCache:
     """The page in each of its formats, rendered once for all scrapers."""
 
     def __init__(self, board: Callable[[], Board]) -> None:
-        self._pages = {each: RenderCache(board, Exposition().render, warm=True) for each in FORMATS}
+        self._pages = {each: RenderCache(board, Exposition(each).render, warm=True) for each in FORMATS}
 
     def get(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) for an Accept header."""
-        wanted = format_of(accept)
-        return self._pages[wanted].get(wanted)
+        return self._pages[format_of(accept)].get()

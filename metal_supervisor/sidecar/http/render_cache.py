@@ -32,7 +32,6 @@ class _Rendered(Generic[T]):
     """A rendered answer."""
 
     board: Board
-    kind: str
     rendered_at: float
     of_s: float
     """Monotonic time at which its board was last found unchanged."""
@@ -42,42 +41,40 @@ class _Rendered(Generic[T]):
 class RenderCache(Generic[T]):
     """A rendered answer, kept until the board changes; thread-safe."""
 
-    def __init__(self, board: Callable[[], Board], render: Callable[[Board, str], T], warm: bool = False) -> None:
+    def __init__(self, board: Callable[[], Board], render: Callable[[Board], T], warm: bool = False) -> None:
         """`warm`: a thread keeps the answer fresh while there are requests; it may be of a slightly older board."""
         self._board, self._render, self._warm = board, render, warm
         self._lock, self._rendering = threading.Lock(), threading.Lock()
         self._wanted, self._news = threading.Event(), threading.Condition()
         self._known: _Rendered[T] | None = None
-        self._asked_at, self._kind = float("-inf"), ""
+        self._asked_at = float("-inf")
         self._warms = False
 
-    def get(self, kind: str = "") -> T:
-        """The board, rendered. `kind`: its form; only the latest one is kept."""
+    def get(self) -> T:
+        """The board, rendered."""
         now = time.monotonic()
         with self._lock:
-            self._asked_at, self._kind = now, kind
+            self._asked_at = now
             if self._warm and not self._warms:
                 with contextlib.suppress(RuntimeError):  # the system has no more: tried again on the next request
                     threading.Thread(target=self._keep_warm, name="rendering", daemon=True).start()
                     self._warms = True
         known = self._known
-        if not self._warm or known is None or known.kind != kind or now - known.of_s >= FRESH_S:
-            return self._made(kind).found
+        if not self._warm or known is None or now - known.of_s >= FRESH_S:
+            return self._made().found
         self._wanted.set()
         with self._news:
             self._news.wait_for(lambda: (self._known or known).of_s >= now, WAIT_S)
-        newest = self._known or known
-        return newest.found if newest.kind == kind else known.found
+        return (self._known or known).found
 
-    def _made(self, kind: str) -> _Rendered[T]:
+    def _made(self) -> _Rendered[T]:
         """Render now, unless nothing has changed."""
         with self._rendering:
             board, now, known = self._board(), time.monotonic(), self._known
-            holds = known is not None and known.kind == kind and now - known.rendered_at < HOLDS_S
-            if known is not None and holds and known.board == board:
+            if known is not None and now - known.rendered_at < HOLDS_S and known.board == board:
                 made = replace(known, of_s=now)
             else:
-                made = _Rendered(board, kind, now, now, self._render(board, kind))
+                made = _Rendered(board, now, now, self._render(board))
             self._known = made
         with self._news:
             self._news.notify_all()
@@ -92,8 +89,7 @@ class RenderCache(Generic[T]):
                 with self._lock:
                     if time.monotonic() - self._asked_at > LOOKED_AT_S:
                         return
-                    kind = self._kind
-                self._made(kind)
+                self._made()
         except Exception:  # noqa: BLE001 - a page that cannot be rendered must not end the heartbeat
             return
         finally:
