@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from metal_supervisor.memory import machine_memory
@@ -47,17 +47,17 @@ class MemorySampler(threading.Thread):
         self._known: dict[SampledEngine, _LastSample] = {}
         self._wake = threading.Event()
 
-    def measure_only(self, engines: Mapping[int, SampledEngine]) -> None:
-        """Measure exactly these engines from now on; keyed by pid."""
+    def measure_only(self, engines: Set[SampledEngine]) -> None:
+        """Measure exactly these engines from now on."""
         known = self._known
-        if set(engines.values()) == known.keys():
+        if engines == known.keys():
             return
-        self._known = {engine: known.get(engine) or _LastSample() for engine in engines.values()}
+        self._known = {engine: known.get(engine) or _LastSample() for engine in engines}
         self._wake.set()
 
-    def held(self, engine: SampledEngine | None) -> Held | None:
+    def held(self, engine: SampledEngine) -> Held | None:
         """The latest footprint of an engine with its children, None before the first."""
-        known = self._known.get(engine) if engine is not None else None
+        known = self._known.get(engine)
         return known.held if known else None
 
     def run(self) -> None:

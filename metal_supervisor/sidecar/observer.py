@@ -35,6 +35,21 @@ UNCONFIRMED_S = 1.0
 
 
 @dataclass(frozen=True)
+class EngineView:
+    """The engine of a service in one pass."""
+
+    pid: int
+    """0 if there is none."""
+    target: ProbeTarget
+    sampled: SampledEngine
+    """The process whose memory is measured."""
+    attachment: Attachment | None
+    """Of a model on a shared daemon: its attacher's note."""
+    probed: tuple[ProbeTarget, ProbeFinding] | None = None
+    """As for `Prober.ask_only`; None if it is not probed."""
+
+
+@dataclass(frozen=True)
 class ServiceView:
     """Inputs of an observation: what a pass of the sidecar has read about one service."""
 
@@ -43,14 +58,7 @@ class ServiceView:
     """Its program in supervisord's table."""
     note: RunNote | None
     """Its launcher's note."""
-    pid: int
-    """Pid of its engine, 0 if there is none."""
-    engine: SampledEngine
-    """The process whose memory is measured."""
-    target: ProbeTarget
-    """Where the engine is probed."""
-    attachment: Attachment | None
-    """Of a model on a shared daemon: its attacher's note."""
+    engine: EngineView
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class Observer:
 
     def see(self, look: ServiceView, records: Mapping[str, Record], leaving: bool) -> LastSeen:
         """Observe one service and keep the observation. `leaving`: the whole system stops."""
-        record, row, pid = look.record, look.row, look.pid
+        record, row, pid = look.record, look.row, look.engine.pid
         before = self._before.get(record.program)
         if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
             return self._just_died(before)
@@ -129,7 +137,7 @@ class Observer:
         crashed = died and not _planned(record, before, word, leaving)
         if crashed:
             self._state.keep_crash_log(record.program)
-        held = self._meter.held(look.engine) if pid else None
+        held = self._meter.held(look.engine.sampled) if pid else None
         held = sharing.share(record, held, records.values())
         last_exit = self._last_exit(record, before, died, word)
         ready = bool(pid) and finding.ready and word != State.STOPPING.value
@@ -192,24 +200,25 @@ class Observer:
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""
         record = look.record
-        finding = self._prober.finding(record.program) or self.known(record, look.pid)
+        finding = self._prober.finding(record.program) or self.known(record, look.engine.pid)
         if not record.daemon:
             return finding
         ours = record.daemon in records and records[record.daemon].spec_file is not None
         daemon = self._before.get(record.daemon) if ours else None
-        return sharing.judged(record, finding, look.attachment, look.pid, daemon)
+        return sharing.judged(record, finding, look.engine.attachment, look.engine.pid, daemon)
 
     def _confined(self, look: ServiceView) -> bool:
         """True if the process that holds the model runs confined; for a shared daemon's model, that is the daemon."""
+        pid, note = look.engine.pid, look.note
         if look.record.daemon:
             daemon = self._before.get(look.record.daemon)
-            return bool(look.pid and daemon is not None and daemon.confined)
-        return bool(look.pid and look.note and look.note.pid == look.pid and look.note.confined)
+            return bool(pid and daemon is not None and daemon.confined)
+        return bool(pid and note and note.pid == pid and note.confined)
 
     def _message(self, look: ServiceView, finding: ProbeFinding, word: str) -> str:
         """Reason why the service is not ready; meaningless if it is."""
         note = look.note
-        if note and note.refused not in ("", CRASH_LOOP) and not look.pid:
+        if note and note.refused not in ("", CRASH_LOOP) and not look.engine.pid:
             return note.refused_message
         if word in HELD:
             return exit_messages.why_down(self._state, look.record, note, self._exits.last(look.record.program))
@@ -224,11 +233,11 @@ class Observer:
         confirmed within UNCONFIRMED_S, as while the cluster is unreachable, requests in flight are waited for all the
         same.
         """
-        record = look.record
+        record, pid = look.record, look.engine.pid
         overdue = bool(record.withdraw) and time.time() - requested_at(record.withdraw) > UNCONFIRMED_S
         carried_out = record.withdraw if withdrawn == record.withdraw or overdue else NO_WITHDRAWAL
-        busy = self._prober.busy(record.program, carried_out, look.target if look.pid else None)
-        return bool(busy), carried_out if busy is False or not look.pid else NO_WITHDRAWAL
+        busy = self._prober.busy(record.program, carried_out, look.engine.target if pid else None)
+        return bool(busy), carried_out if busy is False or not pid else NO_WITHDRAWAL
 
     def _wakes(self, before: Observed | None, record: Record, served: bool, now: float) -> dict[str, float]:
         """The latest loads for a request. A start of an engine that did not rest before is none, as after a crash."""

@@ -19,11 +19,10 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import exit_messages, sharing
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
-from metal_supervisor.sidecar.observer import Observer, ServiceView
+from metal_supervisor.sidecar.observer import EngineView, Observer, ServiceView
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.sidecar.statuses import WantedStatus
-from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
@@ -61,26 +60,10 @@ class PassView:
 
 
 @dataclass(frozen=True)
-class _EngineView:
-    """The engine of a service in one pass."""
-
-    pid: int
-    target: ProbeTarget
-    sampled: SampledEngine
-    attachment: Attachment | None
-    probed: tuple[ProbeTarget, ProbeFinding] | None
-    """As for `Prober.ask_only`; None if it is not probed."""
-
-
-@dataclass(frozen=True)
 class _KeptRow:
     """A row, and all that it was made from besides `MacView`."""
 
-    record: Record
-    note: RunNote | None
-    process: tuple[State, int, float] | None
-    """(state, pid, start) of its program, None without one."""
-    engine: _EngineView
+    view: ServiceView
     news: tuple[ProbeFinding | None, Published, Held | None]
     row: Row
     want: WantedStatus
@@ -108,8 +91,6 @@ class Rows:
         self._observer, self._published, self._dead, self._tell = observer, published, dead, tell
         self.all: list[Row] = []
         """Rows of the latest pass, shared daemons included."""
-        self.pids: Mapping[str, int] = {}
-        """Pid of each program's engine, 0 if there is none."""
         self.wanted: dict[Key, WantedStatus] = {}
         """What the cluster is to be told."""
         self._kept: dict[str, _KeptRow] = {}
@@ -128,19 +109,19 @@ class Rows:
             for each in self._kept.values():
                 self._observer.keep(each.row.observed, news=True)  # its file may be gone, or another
         fresh = {name: record for name, record in view.records.items() if name not in self._kept}
-        engines = self._engines(fresh, view) | {name: each.engine for name, each in self._kept.items()}
+        engines = self._engines(fresh, view) | {name: each.view.engine for name, each in self._kept.items()}
         self._prober.ask_only(
             {name: each.probed for name, each in engines.items() if each.probed is not None},
             {name for name, each in fresh.items() if self._ends(each, view.table.get(name), view)},
         )
         made = {name: self._made(record, engines[name], view) for name, record in fresh.items()}
         made |= {name: (each.row, each.want) for name, each in self._kept.items() if name not in made}
-        self.all = [made[name][0] for name in view.records]
-        self.wanted = {made[name][1].record.key: made[name][1] for name in view.records if not _is_daemon(made[name])}
-        self.pids = {name: each.pid for name, each in engines.items()}
+        found = [made[name] for name in view.records]
+        self.all = [row for row, _ in found]
+        self.wanted = {row.record.key: want for row, want in found if not row.record.is_daemon}
         if gone := self._reports.keys() - {row.record.key for row in self.all}:
             self._reports = {key: told for key, told in self._reports.items() if key not in gone}
-        self._meter.measure_only({each.pid: each.sampled for each in engines.values() if each.pid})
+        self._meter.measure_only({each.sampled for each in engines.values() if each.pid})
 
     def target(self, record: Record, pid: int) -> ProbeTarget:
         """Where an engine is probed."""
@@ -153,33 +134,32 @@ class Rows:
 
     def _is_as_it_was(self, kept: _KeptRow, view: PassView) -> bool:
         """True if nothing that a row was made from has changed."""
-        name = kept.record.program
+        before, name = kept.view, kept.view.record.program
         row, note = view.table.get(name), view.notes.get(name)
-        if view.records.get(name) is not kept.record or note is not kept.note:
+        if view.records.get(name) is not before.record or note is not before.note or row != before.row:
             return False
         if row is None:
-            same = kept.process is None and not self._engine_pid(None, note)
+            same = not self._engine_pid(None, note)
         else:
-            same = (row.state, row.pid, row.start) == kept.process
-            same = same and row.pid not in self._dead and kept.engine.pid not in self._dead
-        return same and self._news_of(kept.record, kept.engine) == kept.news
+            same = row.pid not in self._dead and before.engine.pid not in self._dead
+        return same and self._news_of(before.record, before.engine) == kept.news
 
-    def _news_of(self, record: Record, engine: _EngineView) -> tuple[ProbeFinding | None, Published, Held | None]:
+    def _news_of(self, record: Record, engine: EngineView) -> tuple[ProbeFinding | None, Published, Held | None]:
         finding, published = self._prober.finding(record.program), self._published(record.key)
         return finding, published, self._meter.held(engine.sampled)
 
-    def _engines(self, records: Mapping[str, Record], view: PassView) -> dict[str, _EngineView]:
+    def _engines(self, records: Mapping[str, Record], view: PassView) -> dict[str, EngineView]:
         """The engines of some services: of shared daemons either all or none, and of their models too."""
         found = {name: self._engine_pid(view.table.get(name), view.notes.get(name)) for name in records}
         pids = sharing.pids_with_daemons(records, found)
         return {name: self._engine(record, pids[name], view) for name, record in records.items()}
 
-    def _engine(self, record: Record, pid: int, view: PassView) -> _EngineView:
+    def _engine(self, record: Record, pid: int, view: PassView) -> EngineView:
         target = self.target(record, pid)
         attachment = self._state.attachment(record.program) if record.daemon else None
         probed = pid and sharing.is_asked(record, attachment, pid)
         asked = (target, self._observer.known(record, pid)) if probed else None
-        return _EngineView(pid, target, self._sampled(record, pid, view.notes), attachment, asked)
+        return EngineView(pid, target, self._sampled(record, pid, view.notes), attachment, asked)
 
     def _engine_pid(self, row: ProgramState | None, note: RunNote | None) -> int:
         """Pid of the engine of a program, 0 if there is none.
@@ -206,11 +186,11 @@ class Rows:
         """True if the engine is to end: withdrawn, stopping, or the whole system stops."""
         return bool(record.withdraw) or view.mac.leaving or (row is not None and row.state is State.STOPPING)
 
-    def _made(self, record: Record, engine: _EngineView, view: PassView) -> tuple[Row, WantedStatus]:
+    def _made(self, record: Record, engine: EngineView, view: PassView) -> tuple[Row, WantedStatus]:
         name, mac = record.program, view.mac
         row, note = view.table.get(name), view.notes.get(name)
         news = self._news_of(record, engine)
-        look = ServiceView(record, row, note, engine.pid, engine.sampled, engine.target, engine.attachment)
+        look = ServiceView(record, row, note, engine)
         seen = self._observer.see(look, view.records, mac.leaving)
         told = report(record, seen.observed, mac.asleep, mac.fronts, mac.leaving)
         if seen.settled:
@@ -220,8 +200,7 @@ class Rows:
         direct = local_status.asked_at(record.host or self._settings.bind_address) if self._settings.embedded else ""
         want = WantedStatus(record, told, mac.address, mac.address_problem, direct)
         if seen.settled and seen.kept and self._may_stay(record, row, note, engine.pid):
-            process = None if row is None else (row.state, row.pid, row.start)
-            self._kept[name] = _KeptRow(record, note, process, engine, news, made, want)
+            self._kept[name] = _KeptRow(look, news, made, want)
         return made, want
 
     def _may_stay(self, record: Record, row: ProgramState | None, note: RunNote | None, pid: int) -> bool:
@@ -246,7 +225,3 @@ class Rows:
         what = happening(before, told, ended)
         if what and not record.is_daemon and not (before is None and what.type == "Normal"):
             self._tell(record, what)
-
-
-def _is_daemon(made: tuple[Row, WantedStatus]) -> bool:
-    return made[0].record.is_daemon

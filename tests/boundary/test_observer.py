@@ -16,7 +16,7 @@ from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
-from metal_supervisor.sidecar.observer import Observer, ServiceView
+from metal_supervisor.sidecar.observer import EngineView, Observer, ServiceView
 from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.spec.instants import utc
@@ -71,9 +71,8 @@ class Life:
         row = ProgramState(NAME, state, row_pid, self.began, 0.0)
         target = ProbeTarget(pid, "127.0.0.1", 18100, RECORD.probe)
         records: Mapping[str, Any] = {NAME: self.record}
-        return self.observer.see(
-            ServiceView(self.record, row, self.note, pid, SampledEngine(pid, "", 0), target, None), records, False
-        ).observed
+        engine = EngineView(pid, target, SampledEngine(pid, "", 0), None)
+        return self.observer.see(ServiceView(self.record, row, self.note, engine), records, False).observed
 
     def engine(self, pid: int, at: float) -> Observed:
         """An engine is started, and looked at."""

@@ -67,8 +67,8 @@ class Side:
     def busy(self, program: str, token: str, target: ProbeTarget | None) -> bool | None:
         return self._history.busy.get(program, False) if token and target is not None else None
 
-    def held(self, engine: SampledEngine | None) -> Held | None:
-        return self._history.held.get(engine.pid) if engine is not None else None
+    def held(self, engine: SampledEngine) -> Held | None:
+        return self._history.held.get(engine.pid)
 
     def measure_only(self, _engines: object) -> None:
         pass
@@ -78,7 +78,7 @@ class Side:
         self.rows.look(view)
         self.observer.forget_all_but(view.records.keys())
         seen = self.state.observations(), self.counters.counted().starts
-        return [self.rows.all, self.rows.wanted, self.rows.pids, [*self.told], self.asked, self.ending, *seen]
+        return [self.rows.all, self.rows.wanted, [*self.told], self.asked, self.ending, *seen]
 
 
 class History:
