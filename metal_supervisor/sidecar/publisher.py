@@ -146,9 +146,6 @@ class Publisher:
     def endpoints(self, want: WantedStatus) -> None:
         """Reconcile the Service and the EndpointSlice of a service; withdraw its endpoint if its record says so."""
         done, record = self._done_of(want.record), want.record
-        if done.want == want and not self._is_due(done):
-            done.want = want
-            return
         done.want = None
         self._take_out(want, done)
         if time.monotonic() < done.blocked_until and done.published.problem:
@@ -279,7 +276,7 @@ class Publisher:
         # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
         done.path = path
-        self._apply_slice(path, body, done)
+        self._apply_slice(path, body)
         done.slice, done.there, done.published = body, True, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record, endpoint.service, want.address)
@@ -299,22 +296,16 @@ class Publisher:
             return f"the Mac {node} (--node-name)"
         return "" if name == record.name else f"InferenceService {name}"
 
-    def _apply_slice(self, path: str, body: Json, done: _Done) -> None:
+    def _apply_slice(self, path: str, body: Json) -> None:
         """Write the slice; delete and recreate it if the address type changes, which is immutable."""
-        if done.slice is not None and done.slice["addressType"] != body["addressType"]:
-            self._delete(path)
         try:
             self._kube.apply(path, body, self._manager, force=True)
         except KubeError as error:
-            if error.code != 422 or done.slice is not None or not self._is_of_another_family(path, body):
+            found = find(self._kube, path) if error.code == 422 else None
+            if found is None or found.get("addressType", body["addressType"]) == body["addressType"]:
                 raise
             self._delete(path)
             self._kube.apply(path, body, self._manager, force=True)
-
-    def _is_of_another_family(self, path: str, body: Json) -> bool:
-        """True if the slice in the cluster, from an earlier run or from before a gap, has another address type."""
-        found = find(self._kube, path)
-        return found is not None and bool(found.get("addressType", body["addressType"]) != body["addressType"])
 
     def _reap_legacy(self, record: Record, service: str, told: str) -> None:
         """Remove what LLMKube's agent left of a service: mirrored or not, it would keep a dead address in use."""

@@ -63,13 +63,18 @@ class Cluster:
             raise KubeError(404, "NotFound", "none")
         if method == "DELETE":
             self.deleted.append(path)
-        return {"metadata": {"name": "tiny"}, "items": []}
+            self.bodies.pop(path.rpartition("/")[2], None)
+        kind = {"addressType": self.bodies["tiny-mac-a"]["addressType"]} if "tiny-mac-a" in self.bodies else {}
+        return {"metadata": {"name": "tiny"}, "items": [], **kind}
 
     def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
         for part in list(self.refuses):
             if part in path:
                 time.sleep(self.slow_s)
                 raise KubeError(self.refuses.pop(part), "Conflict", "try again")
+        known = self.bodies.get(path.rpartition("/")[2])
+        if known and known.get("addressType") != body.get("addressType"):
+            raise KubeError(422, "Invalid", "addressType: field is immutable")
         self.written.append(path)
         self.bodies[path.rpartition("/")[2]] = body
         return body
