@@ -39,7 +39,7 @@ A pass that takes less is over before a Lease matters.
 """
 END_S = 2.0
 """Seconds that the thread may take to end."""
-MOST_EVENTS = 50
+MOST_EVENTS = 100
 log = logging.getLogger("sidecar")
 
 
@@ -69,7 +69,7 @@ class Registrar(threading.Thread):
         self._wanted: Mapping[Key, WantedStatus] = {}
         self._models: Mapping[Key, WantedModel] = {}
         self._events: list[tuple[Record | str, Happening]] = []
-        """(service, or namespace for an Event about this Mac; Event)."""
+        """(service, or namespace for an Event about this Mac; Event), each until it is posted."""
         self._counters = counters or Counters()
         self._urgent = threading.Event()
         """Set while an endpoint is to be withdrawn that no pass has begun with yet."""
@@ -198,20 +198,22 @@ class Registrar(threading.Thread):
             log.warning("peers could not be told that this Mac stops", extra={"error": str(error)})
 
     def _one_pass(self) -> None:
-        """One pass: Leases and withdrawals first, and all else until one of these is due again."""
+        """One pass: Leases and withdrawals first, and all else until one of these is due again, in another pass."""
         self._urgent.clear()
         began = self._began = time.monotonic()
         with self._lock:
             wanted, models, context = self._wanted, self._models, self._context
-            events, self._events = self._events, []
+            events = list(self._events)
         self._pass_failed = self._refused = False
         self._lost_s = 0.0
         self._forgive(wanted)
         if context.cloned:
-            self._troubled(context.cloned)
-            return self._keep(events)
+            return self._troubled(context.cloned)
         publish, membership = self._publisher, self._membership
-        publish.statuses.operator, publish.statuses.silence = context.operator, context.silence
+        publish.statuses.silence = context.silence
+        if publish.statuses.operator is not context.operator:
+            publish.statuses.operator = context.operator
+            publish.statuses.look_anew()
         membership.describe(dict(context.notes))
         for namespace in sorted(context.namespaces):
             self._attempt("lease", namespace, partial(self._live, namespace))
@@ -220,7 +222,7 @@ class Registrar(threading.Thread):
         late = [key for key, want in wanted.items() if want.report.ready]
         for key in sorted(wanted.keys() - set(late)):
             if self._is_overtaken(began):
-                return self._begin_anew(events)
+                return self._wake.set()
             self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
             if publish.published(key).out:
                 self._is_out(key)
@@ -228,17 +230,16 @@ class Registrar(threading.Thread):
             self._look_whether_out(wanted)
         for what, on, action in self._after_withdrawals(wanted, models, context, late):
             if self._is_overtaken(began):
-                return self._begin_anew(events)
+                return self._wake.set()
             self._attempt(what, on, action)
-        kept: list[tuple[Record | str, Happening]] = []
-        for index, (about, happened) in enumerate(events):
+        for about, happened in events:
             if self._is_overtaken(began):
-                return self._begin_anew(kept + events[index:])
+                return self._wake.set()
             on = about if isinstance(about, str) else about.key
             posted = self._attempt("event", on, partial(publish.event, about, happened))
-            if not posted and (self._pass_failed or ("event", on) in self._backoffs):
-                kept.append((about, happened))
-        self._keep(kept)  # without a wake: they wait for their backoff
+            if posted or not (self._pass_failed or ("event", on) in self._backoffs):
+                with self._lock:
+                    self._events.remove((about, happened))
         if self._pass_failed:
             return None
         self._backoffs.prune()
@@ -261,16 +262,6 @@ class Registrar(threading.Thread):
         for key in before.keys() & wanted.keys():
             if before[key] is not wanted[key] and before[key] != wanted[key]:
                 self._backoffs.over(("endpoints", key))
-
-    def _begin_anew(self, events: list[tuple[Record | str, Happening]]) -> None:
-        """Leave the rest of a pass, its Events too, to the next one, which begins at once."""
-        self._keep(events)
-        self._wake.set()
-
-    def _keep(self, events: list[tuple[Record | str, Happening]]) -> None:
-        """Queue Events of a pass again, before those that came meanwhile."""
-        with self._lock:
-            self._events = (events + self._events)[:MOST_EVENTS]
 
     def _after_withdrawals(
         self,

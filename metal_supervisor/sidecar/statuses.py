@@ -135,23 +135,13 @@ class Statuses:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._operator: bool | None = None
+        self.operator: bool | None = None
+        """True if LLMKube's operator writes statuses here; None while unknown: nothing is written then."""
         self.silence = ""
         """Text that MetalReady adds while the operator seems to be gone, else ""."""
         self._services: dict[Key, _Written] = {}
         self._models: dict[tuple[str, str, str], tuple[Json, bool]] = {}
         """(Namespace, name, uid) of a Model -> its status as last written, True if `gguf` in it is the operator's."""
-
-    @property
-    def operator(self) -> bool | None:
-        """True if LLMKube's operator writes statuses here; None while unknown: nothing is written then."""
-        return self._operator
-
-    @operator.setter
-    def operator(self, present: bool | None) -> None:
-        if present != self._operator:
-            self._operator = present
-            self.look_anew()
 
     def look_anew(self) -> None:
         """Forget what was written, so that all of it is compared with the cluster again."""
@@ -177,7 +167,7 @@ class Statuses:
         if written is None:
             return False
         written.held_until = NEVER
-        if self._operator is not False or written.body is None or written.want is None:
+        if self.operator is not False or written.body is None or written.want is None:
             return False
         until = written.at + PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
         if written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until:
@@ -191,22 +181,19 @@ class Statuses:
         written = self._services.get(record.key)
         if written is None or written.uid != record.uid:
             written = self._services[record.key] = _Written(record.owner, record.uid)
-        if record.verdict.standing is Standing.REMOVING or not self._operator or record.slot or not record.claimed:
+        if record.verdict.standing is Standing.REMOVING or not self.operator or record.slot or not record.claimed:
             written.clear_at, written.nudge_at = [], []  # only with the operator, and for the first replica
         if record.verdict.standing is Standing.REMOVING:
             written.leaving = record.verdict.reason == "NotHere" and record.slot == 0
             written.body = None  # the next holder of its slot writes it, and this Mac may be that again
             return
-        if record.slot != 0 or not record.claimed or self._operator is None:
+        if record.slot != 0 or not record.claimed or self.operator is None:
             written.body = None
-            return
-        if not self._operator and written.body is not None and written.want == want:
-            written.want = want
             return
         if written.body is None:
             written.body = self._kube.request("GET", api_path("inferenceservices", *record.owner)).get("status") or {}
         now = now_seconds(self._kube)
-        if not self._operator:
+        if not self.operator:
             written.beside = False
             body = manifests.status(record, want.report, written.body, now, want.direct)
             if body != written.body:
