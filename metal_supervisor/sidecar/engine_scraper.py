@@ -134,15 +134,11 @@ class EngineScraper(threading.Thread):
             self.turn()
 
     def turn(self) -> None:
-        """Scrape all due engines in turn, merging answers every JOIN_S so that a slow engine does not delay them."""
-        asked: list[ScrapeTarget] = []
-        joined_at = self._clock()
-        while (source := self._due()) is not None:
+        """Scrape due engines for JOIN_S and merge their answers; the next turn follows at once if more are due."""
+        asked, until = list[ScrapeTarget](), self._clock() + JOIN_S
+        while self._clock() < until and (source := self._due()) is not None:
             self._ask(source)
             asked.append(source)
-            if self._clock() - joined_at >= JOIN_S:
-                self._join(asked)
-                asked, joined_at = [], self._clock()
         if asked:
             self._join(asked)
 
