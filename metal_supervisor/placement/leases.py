@@ -49,7 +49,6 @@ class NodeLease:
 
     namespace: str
     node: str
-    version: str
     released: bool
     duration_s: float
     unschedulable: str
@@ -145,12 +144,12 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     """A Lease that is a claim or a Mac's own; None for any other, and for a damaged one."""
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    namespace, version = metadata.get("namespace", ""), str(metadata.get("resourceVersion", ""))
+    namespace = metadata.get("namespace", "")
     if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
         duration, left = spec.get("leaseDurationSeconds"), notes.get(MEMORY_LEFT, "")
         engines = (each.split() for each in notes.get(ENGINES, "").split(","))
         return NodeLease(
-            namespace, labels[NODE], version, not spec.get("holderIdentity"),
+            namespace, labels[NODE], not spec.get("holderIdentity"),
             float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
             notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
             int(left) if left.isdecimal() and len(left) < 18 else 0, frozenset(each[0] for each in engines if each),
@@ -163,8 +162,8 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     if not (service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index))):
         return None
     return Claim(
-        (namespace, service, int(index)), spec.get("holderIdentity") or "", version, uid,
-        spec.get("acquireTime") or "", notes.get(READY) == "true", notes.get(CREATED, ""),
+        (namespace, service, int(index)), spec.get("holderIdentity") or "", str(metadata.get("resourceVersion", "")),
+        uid, spec.get("acquireTime") or "", notes.get(READY) == "true", notes.get(CREATED, ""),
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def is_renewal(before: Json, now: Json) -> bool:
     """True if a change of a Lease says only that its holder lives: no decision depends on it but by its time."""
     old, new = parse(before), parse(now)
     if isinstance(old, NodeLease) and isinstance(new, NodeLease):
-        return replace(old, version="", left_bytes=0) == replace(new, version="", left_bytes=0)
+        return replace(old, left_bytes=0) == replace(new, left_bytes=0)
     return old is None and new is None
 
 

@@ -242,7 +242,7 @@ def test_peers_that_live_and_serve_are_counted() -> None:
 
 
 def lease(node: str, **changes: Any) -> NodeLease:
-    return NodeLease(**{"namespace": NS, "node": node, "version": "1", "released": False, "duration_s": 40.0,
+    return NodeLease(**{"namespace": NS, "node": node, "released": False, "duration_s": 40.0,
                         "unschedulable": "", "session": "s", **changes})
 
 
@@ -378,7 +378,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
 def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
     body = leases.node_lease_object(NS, ME, 40.0, {leases.SESSION: "s1", leases.UNSCHEDULABLE: "drain"}, "t")
     assert body["spec"] == {"holderIdentity": ME, "leaseDurationSeconds": 40, "renewTime": "t"}
-    assert leases.read([body])[1][NS, ME] == NodeLease(NS, ME, "", False, 40.0, "drain", "s1")
+    assert leases.read([body])[1][NS, ME] == NodeLease(NS, ME, False, 40.0, "drain", "s1")
     gone = leases.node_lease_object(NS, ME, 0.0, {}, "t")
     assert gone["spec"]["holderIdentity"] == ""
     assert leases.read([gone])[1][NS, ME].released

@@ -17,7 +17,7 @@ from tests.unit.model_supervisord import asked_for
 from tests.unit.test_report import record
 
 ITEM = asked_for("a", 0, False)
-PEER = NodeLease("default", "peer", "1", False, 40.0, "", "", 100, frozenset({"llama-server"}))
+PEER = NodeLease("default", "peer", False, 40.0, "", "", 100, frozenset({"llama-server"}))
 
 
 def waiting(**changes: Any) -> Record:
