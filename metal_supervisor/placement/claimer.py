@@ -62,6 +62,7 @@ class Claimer(threading.Thread):
             for key in self.foreign.keys() - asked:  # gone, or claimed by another Mac since
                 self.foreign.pop(key, None)
             now = time.monotonic()
+            self._tried = {move.slot: self._tried[move.slot] for move in moves if move.slot in self._tried}
             fresh = [move for move in moves if not self._tried_lately(move, now)]
             self._moves = fresh
             self.busy = self.busy or bool(fresh)
@@ -117,7 +118,8 @@ class Claimer(threading.Thread):
         """Make one request; False if the API could not be reached, or if what answered is no API."""
         namespace, service, index = move.slot
         name = leases.claim_name(service, index)
-        self._remember(move)
+        with self._lock:
+            self._tried[move.slot] = move, time.monotonic()
         if self._in_vain(move, self._watched().get((namespace, name))):
             return True
         try:
@@ -162,12 +164,6 @@ class Claimer(threading.Thread):
         if lease is None or move.do not in (ClaimAction.CLAIM, ClaimAction.TAKE):
             return False
         return move.do is ClaimAction.CLAIM or not precedes(lease["metadata"]["resourceVersion"], move.version)
-
-    def _remember(self, move: Move) -> None:
-        with self._lock:
-            self._tried[move.slot] = move, time.monotonic()
-            if len(self._tried) > 10_000:
-                self._tried.clear()
 
     def _failed(self, error: KubeError) -> None:
         text = str(error)
