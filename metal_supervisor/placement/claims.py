@@ -77,11 +77,6 @@ def digest(me: str, *what: object) -> bytes:
     return hashlib.sha256("/".join((me, *map(str, what))).encode()).digest()
 
 
-def _jitter(me: str, slot: SlotId) -> float:
-    """Delay in seconds that depends on this Mac and the slot, so that equal Macs do not all claim at once."""
-    return JITTER_S * digest(me, *slot)[0] / 255
-
-
 def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me: str) -> bool:
     if not claim.holder or (claim.owner_uid != ask.uid and claim.edition < ask.edition):
         return True
@@ -113,8 +108,9 @@ def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list
 def _offer_s(ask: Ask, slot: SlotId, me: str, load: int, more: int) -> float:
     """Seconds for which a free slot is left to others. `load`: slots that this Mac has; `more`: of the service."""
     own_s = max(ask.delay_s, LEFT_S) if ask.leave else ask.delay_s
+    jitter_s = JITTER_S * digest(me, *slot)[0] / 255  # equal Macs do not all claim at once
     # One on each Mac is better than several on one.
-    return own_s + ANOTHER_S * more + LOAD_S * load + _jitter(me, slot)
+    return own_s + ANOTHER_S * more + LOAD_S * load + jitter_s
 
 
 def decide(

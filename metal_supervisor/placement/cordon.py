@@ -54,10 +54,14 @@ def drain(directory: StateDir, timeout_s: float, out: Callable[[str], None]) -> 
     until = time.monotonic() + timeout_s
     known, told_at = _here(directory), time.monotonic()
     out(f"draining: {', '.join(sorted(known)) or 'nothing runs here'}")
-    while left := _here(directory):
+    while True:
+        left = _here(directory)
         for program in sorted(known - left):
             out(f"{program} has moved")
         known = left
+        if not left:
+            out("drained; `metal-supervisor uncordon` lets it take part again")
+            return 0
         if time.monotonic() > until:
             out(f"still here: {', '.join(sorted(left))}; no other Mac has taken it over, and it keeps serving")
             return 1
@@ -65,7 +69,3 @@ def drain(directory: StateDir, timeout_s: float, out: Callable[[str], None]) -> 
             told_at = time.monotonic()
             out(f"waiting for {', '.join(sorted(left))}")
         time.sleep(LOOK_EVERY_S)
-    for program in sorted(known):
-        out(f"{program} has moved")
-    out("drained; `metal-supervisor uncordon` lets it take part again")
-    return 0

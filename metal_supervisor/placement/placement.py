@@ -219,8 +219,6 @@ class Placement:
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
         """Number of a service's replicas that peers serve."""
-        if not self.on:
-            return 0
         held = placed.by_service.get((item.namespace, item.name), ())
         return claims.peers_ready(held, placed.lives, self._node, item.replicas)
 
@@ -309,13 +307,14 @@ def namespaces_of(services: Collection[Service]) -> dict[Artifact, frozenset[str
 def node_labels(settings: Settings, node: str, system: str, machine: str, chip: str = "") -> dict[str, str]:
     """Labels that `spec.nodeSelector` is matched against: the well-known ones, the chip's, and the configured ones."""
     arch = {"arm64": "arm64", "aarch64": "arm64", "x86_64": "amd64", "amd64": "amd64"}.get(machine.lower(), machine)
-    found = {
+    return {
         "kubernetes.io/hostname": node,
         "kubernetes.io/os": system.lower(),
         "kubernetes.io/arch": arch,
         "metal-supervisor.io/node": node,
+        **({"metal-supervisor.io/chip": chip} if chip else {}),
+        **settings.labels,
     }
-    return {**found, **({"metal-supervisor.io/chip": chip} if chip else {}), **settings.labels}
 
 
 def unplaced(written: Json, labels: Mapping[str, str]) -> str:
