@@ -12,7 +12,6 @@ import hashlib
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,21 +48,6 @@ ORDER = ("bad", "busy", "good", "off")
 MOST_LOG, MOST_LOGS = 6, 5
 """Log lines shown of a service that needs a look, and the number of services whose log is shown."""
 LogTail: TypeAlias = Callable[[str], Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One service in the table."""
-
-    row: Row
-    tone: str
-    """`good`, `busy`, `bad` or `off`."""
-    advice: str
-    charged_bytes: int
-    chat: str = ""
-    """Address of llama-server's own chat, "" where a browser on this Mac cannot use it."""
-    log: tuple[str, ...] = ()
-    """The last lines of its log, if it needs a look."""
 
 
 def shown(value: Any) -> Any:
@@ -124,29 +108,20 @@ def advice(row: Row) -> str:
 
 
 def chat(row: Row) -> str:
-    """Address of the chat that llama-server serves itself, where it is on: at loopback, and not on demand."""
+    """Address of the chat that llama-server serves itself, where it is on: at loopback, and not on demand; else ""."""
     record = row.record
     alone = record.runtime == "llama-server" and record.idle_s is None and row.report.engine_ready
     here = row.address.rpartition(":")[0]
     return f"http://{row.address}/" if alone and here in ("127.0.0.1", "[::1]") else ""
 
 
-def lines(rows: Sequence[Row], log_of: LogTail = lambda _program: ()) -> list[Line]:
-    """The table's lines: by tone, those that need attention first, then by name."""
-    result = []
-    for index, row in enumerate(sorted(rows, key=lambda row: (ORDER.index(tone(row)), row.record.key))):
-        told = tuple(log_of(row.record.program))[-MOST_LOG:] if tone(row) == "bad" and index < MOST_LOGS else ()
-        result.append(Line(row, tone(row), advice(row), charge_bytes(row), chat(row), told))
-    return result
-
-
-def summary(found: Sequence[Line]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """E.g. `3 of 5 services serve, 1 needs a look`; what is stopped on purpose is not counted as missing."""
-    wanted = [line for line in found if line.tone != "off"]
-    bad = sum(line.tone == "bad" for line in found)
+    tones = [tone(row) for row in rows]
+    wanted, bad = len(tones) - tones.count("off"), tones.count("bad")
     if not wanted:
-        return "no service is wanted" if not found else "all services are stopped"
-    text = f"{sum(line.tone == 'good' for line in wanted)} of {len(wanted)} services serve"
+        return "no service is wanted" if not rows else "all services are stopped"
+    text = f"{tones.count('good')} of {wanted} services serve"
     return f"{text}, {bad} {'needs' if bad == 1 else 'need'} a look" if bad else text
 
 
@@ -191,7 +166,8 @@ def shown_programs(programs: Mapping[str, str]) -> dict[str, str]:
 
 def render(board: Board, now: float, log_of: LogTail = lambda _program: ()) -> bytes:
     """The page, UTF-8; `now`: monotonic, `log_of`: the last lines of a program's log."""
-    found = lines(board.rows, log_of)
+    rows = sorted(board.rows, key=lambda row: (ORDER.index(tone(row)), row.record.key))
+    ill = [row.record.program for row in rows[:MOST_LOGS] if tone(row) == "bad"]
     text = ENVIRONMENT.get_template("page.html").render(
         style=STYLE,
         script=SCRIPT,
@@ -200,9 +176,14 @@ def render(board: Board, now: float, log_of: LogTail = lambda _program: ()) -> b
         version=__version__,
         board=board,
         programs=shown_programs(board.programs),
-        summary=summary(found),
+        summary=summary(rows),
         troubles=troubles(board, now),
-        lines=found,
+        rows=rows,
+        logs={program: log_of(program)[-MOST_LOG:] for program in ill},
+        tone=tone,
+        advice=advice,
+        chat=chat,
+        charge_bytes=charge_bytes,
         picture=picture(board),
         memory=mapping(board.controller, "memory"),
         downloads=[each for each in downloads(board.controller) if not each.failed],
