@@ -25,11 +25,11 @@ from metal_supervisor.sidecar.http.render_cache import RenderCache
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
-from metal_supervisor.spec.types import Json
 from metal_supervisor.state.downloads import downloads
 
 END = b"# EOF\n"
 HEAD_LINES = 2
+"""Of an encoded family, before its samples."""
 _FAMILY = re.compile(rb"(?m)^(?=# HELP )")
 PRESSURES = ("Normal", "Warning", "Critical")
 
@@ -168,8 +168,9 @@ def _loops(page: _Page, board: Board) -> None:
     page.add(OURS + "loop_last_success_timestamp_seconds", board.at or None, loop="sidecar")
 
 
-def _memory(page: _Page, told: Json) -> None:
+def _memory(page: _Page, board: Board) -> None:
     """Add the budget, its charges and the memory pressure, from the controller's report."""
+    told = mapping(board.controller, "memory")
     for name, key in (
         (INCUMBENT + "memory_budget_bytes", "budget"),
         (INCUMBENT + "system_memory_available_bytes", "available"),
@@ -185,9 +186,9 @@ def _memory(page: _Page, told: Json) -> None:
         page.add(INCUMBENT + "evictions_skipped_total", count, reason=reason)
 
 
-def _downloads(page: _Page, told: Json) -> None:
+def _downloads(page: _Page, board: Board) -> None:
     """Add the Models whose files are incomplete here; a series ends with its download."""
-    for each in downloads(told):
+    for each in downloads(board.controller):
         model = {"namespace": each.namespace, "model": each.model}
         if each.under_way:
             page.add(OURS + "model_download_bytes", each.got_bytes, **model)
@@ -231,11 +232,6 @@ def _parts(page: _Page, encode: Encode) -> dict[str, bytes]:
     return dict(zip(page.names, parts, strict=True))
 
 
-def _samples(part: bytes) -> bytes:
-    """An encoded family without its head."""
-    return part.split(b"\n", HEAD_LINES)[HEAD_LINES]
-
-
 class Exposition:
     """Renders boards; not safe to use from two threads at once."""
 
@@ -249,12 +245,14 @@ class Exposition:
         """(body, content type) of a scrape."""
         rows = [self._row(board, row) for row in board.rows]
         self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
-        found = _parts(_around(board), self._encode)
+        around = _Page()
+        for add in (_engines, _system, _gateway, _loops, _memory, _downloads):
+            add(around, board)
+        found = _parts(around, self._encode)
         for name in TABLE:
-            of_services = [parts[name] for parts in rows if name in parts]
-            if of_services:
-                first = found.get(name, of_services.pop(0))
-                found[name] = first + b"".join(_samples(each) for each in of_services)
+            if of_services := [parts[name] for parts in rows if name in parts]:
+                more = (each.split(b"\n", HEAD_LINES)[HEAD_LINES] for each in of_services[1:])
+                found[name] = of_services[0] + b"".join(more)
         openmetrics = self._content_type.startswith("application/openmetrics-text")
         told = board.told.text(openmetrics).encode("utf-8", "replace")
         body = b"".join(found[name] for name in TABLE if name in found)
@@ -270,18 +268,6 @@ class Exposition:
             _service(page, *now)
             known = self._known[program] = now, _parts(page, self._encode)
         return known[1]
-
-
-def _around(board: Board) -> _Page:
-    """The metrics that do not belong to a single service."""
-    page = _Page()
-    _engines(page, board)
-    _system(page, board)
-    _gateway(page, board)
-    _loops(page, board)
-    _memory(page, mapping(board.controller, "memory"))
-    _downloads(page, board.controller)
-    return page
 
 
 class MetricsCache:
