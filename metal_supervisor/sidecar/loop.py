@@ -120,10 +120,7 @@ class Sidecar:
         self._observer = Observer(
             directory, self.prober, self._meter, self._counters, self.registrar.published, self._dead
         )
-        published, dead = self.registrar.published, self._dead
-        self._rows = Rows(
-            settings, directory, self.prober, self._meter, self._observer, published, dead, self._tell
-        )  # fmt: skip
+        self._rows = Rows(settings, self._observer, self._tell)
         self._slumber = SleepNotice(directory.path, self.registrar)
         self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
@@ -197,7 +194,7 @@ class Sidecar:
         except ShuttingDown:
             return True
         except (Unavailable, Refused):
-            return False
+            pass
         return False
 
     def _leave(self) -> None:
@@ -233,7 +230,7 @@ class Sidecar:
         if self._read is None or error is not None:  # else its endpoint goes out before anything is read anew
             self._read = self._read_records(), self.state.run_notes()
         records, notes = self._read
-        told = self._controller()
+        told = self.state.report(CONTROLLER_REPORT) or self.board.controller  # the same object until there is another
         self._gateway = self.state.report(gateway_note.FILE) if self.settings.gateway_on else {}
         choice, coming = self.addresses.choice, self._slumber.coming is not None
         mac = MacView(choice.address, choice.problem, self._fronts(), coming, self._leaving.is_set())
@@ -297,10 +294,6 @@ class Sidecar:
         self._dead &= {row.pid for row in self._table.values()} | observed
         self.exits.watch_only({row.pid for row in self._table.values() if row.state in LIVE} | (observed - self._dead))
         return ""
-
-    def _controller(self) -> Json:
-        """The controller's report, the very same object until there is another."""
-        return self.state.report(CONTROLLER_REPORT) or self.board.controller
 
     def _heard_of(self, told: Json) -> float:
         """Monotonic time at which the controller last reported a pass, 0 if it never did."""

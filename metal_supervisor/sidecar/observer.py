@@ -87,8 +87,8 @@ class Observer:
         dead: Collection[int],
     ) -> None:
         """`published`: a service's publication; `dead`: pids that have ended, maintained by the loop."""
-        self._state, self._prober, self._meter, self._counters = state, prober, meter, counters
-        self._published, self._dead = published, dead
+        self.state, self.prober, self.meter, self._counters = state, prober, meter, counters
+        self.published, self.dead = published, dead
         self._exits = Exits(state.path / "log" / "supervisord.log")
         now = time.time()  # an earlier release kept no counted_start; older starts must not be counted again
         self._before = {
@@ -114,7 +114,7 @@ class Observer:
             self._engines.pop(program, None)
             self._unkept.discard(program)
             self._rested.discard(program)
-            self._state.forget_observed(program)
+            self.state.forget_observed(program)
 
     def known(self, record: Record, pid: int) -> ProbeFinding:
         """Last finding about this very process, even by an earlier sidecar: a restart must not withdraw what serves."""
@@ -126,7 +126,7 @@ class Observer:
         """Observe one service and keep the observation. `leaving`: the whole system stops."""
         record, row, pid = look.record, look.row, look.engine.pid
         before = self._before.get(record.program)
-        if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self._dead:
+        if row is not None and row.state in LIVE and not pid and before is not None and before.pid in self.dead:
             return self._just_died(before)
         word = row.state.value if row else ""
         word = State.STOPPING.value if leaving and pid else word
@@ -136,13 +136,13 @@ class Observer:
         died = before is not None and before.pid not in (0, pid) and self._was_engine(before)
         crashed = died and not _planned(record, before, word, leaving)
         if crashed:
-            self._state.keep_crash_log(record.program)
-        held = self._meter.held(look.engine.sampled) if pid else None
+            self.state.keep_crash_log(record.program)
+        held = self.meter.held(look.engine.sampled) if pid else None
         held = sharing.share(record, held, records.values())
         last_exit = self._last_exit(record, before, died, word)
         ready = bool(pid) and finding.ready and word != State.STOPPING.value
         now, message = time.time(), self._message(look, finding, word)
-        published = self._published(record.key)
+        published = self.published(record.key)
         told = message if message.startswith(sharing.UNREACHABLE) else published.problem
         withdrawn = record.withdraw if published.fronted else published.withdrawn
         busy, drained = self._drained(look, withdrawn)
@@ -178,14 +178,14 @@ class Observer:
 
     def keep(self, observed: Observed, news: bool) -> bool:
         """Write an observation, and wake its readers; False if it cannot be written. `news`: for the controller too."""
-        changed, program = self._state.write_observed(observed), observed.program
+        changed, program = self.state.write_observed(observed), observed.program
         if changed is None:
             self._unkept.add(program)
             return False
         if changed:
             if news or program in self._unkept:
-                ring(self._state.path, "controller")
-            ring(self._state.path, "gateway")
+                ring(self.state.path, "controller")
+            ring(self.state.path, "gateway")
         self._unkept.discard(program)
         return True
 
@@ -200,7 +200,7 @@ class Observer:
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""
         record = look.record
-        finding = self._prober.finding(record.program) or self.known(record, look.engine.pid)
+        finding = self.prober.finding(record.program) or self.known(record, look.engine.pid)
         if not record.daemon:
             return finding
         ours = record.daemon in records and records[record.daemon].spec_file is not None
@@ -221,7 +221,7 @@ class Observer:
         if note and note.refused not in ("", CRASH_LOOP) and not look.engine.pid:
             return note.refused_message
         if word in HELD:
-            return exit_messages.why_down(self._state, look.record, note, self._exits.last(look.record.program))
+            return exit_messages.why_down(self.state, look.record, note, self._exits.last(look.record.program))
         return finding.message
 
     def _drained(self, look: ServiceView, withdrawn: WithdrawalToken) -> tuple[bool, WithdrawalToken]:
@@ -236,7 +236,7 @@ class Observer:
         record, pid = look.record, look.engine.pid
         overdue = bool(record.withdraw) and time.time() - requested_at(record.withdraw) > UNCONFIRMED_S
         carried_out = record.withdraw if withdrawn == record.withdraw or overdue else NO_WITHDRAWAL
-        busy = self._prober.busy(record.program, carried_out, look.engine.target if pid else None)
+        busy = self.prober.busy(record.program, carried_out, look.engine.target if pid else None)
         return bool(busy), carried_out if busy is False or not pid else NO_WITHDRAWAL
 
     def _wakes(self, before: Observed | None, record: Record, served: bool, now: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from metal_supervisor import launch
@@ -18,16 +18,15 @@ from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import exit_messages, sharing
 from metal_supervisor.sidecar.board import Row
-from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
+from metal_supervisor.sidecar.memory_sampler import SampledEngine
 from metal_supervisor.sidecar.observer import EngineView, Observer, ServiceView
-from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
+from metal_supervisor.sidecar.probes import ProbeFinding, ProbeTarget
 from metal_supervisor.sidecar.publisher import Published
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
-from metal_supervisor.state.directory import StateDir
 
 ANEW_S, RESTORE_S = 60.0, 1.0
 """Seconds after which every row is made anew, and after which the observations of kept rows are looked for on file."""
@@ -72,23 +71,11 @@ class _KeptRow:
 class Rows:
     """Makes the rows, and keeps those that nothing has changed."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        state: StateDir,
-        prober: Prober,
-        meter: MemorySampler,
-        observer: Observer,
-        published: Callable[[Key], Published],
-        dead: Collection[int],
-        tell: Callable[[Record, Happening], None],
-    ) -> None:
-        """`published`: a service's publication; `dead`: pids that have ended, maintained by the loop.
-
-        `tell`: called with each Event about a service.
-        """
-        self._settings, self._state, self._prober, self._meter = settings, state, prober, meter
-        self._observer, self._published, self._dead, self._tell = observer, published, dead, tell
+    def __init__(self, settings: Settings, observer: Observer, tell: Callable[[Record, Happening], None]) -> None:
+        """`tell`: called with each Event about a service."""
+        self._settings, self._observer, self._tell = settings, observer, tell
+        self._state, self._prober, self._meter = observer.state, observer.prober, observer.meter
+        self._published, self._dead = observer.published, observer.dead
         self.all: list[Row] = []
         """Rows of the latest pass, shared daemons included."""
         self.wanted: dict[Key, WantedStatus] = {}

@@ -52,8 +52,7 @@ class Side:
         self.told: list[Any] = []
         self.counters = Counters()
         observer = Observer(self.state, ours, ours, self.counters, history.of, history.dead)
-        self.rows = Rows(Settings(state_dir=str(base)), self.state, ours, ours, observer, history.of, history.dead,
-                         lambda *told: self.told.append(told))  # fmt: skip
+        self.rows = Rows(Settings(state_dir=str(base)), observer, lambda *told: self.told.append(told))
         self.observer = observer
 
     def ask_only(self, targets: Mapping[str, Any], ending: Collection[str] = ()) -> None:
