@@ -29,12 +29,7 @@ class Life(str, Enum):
     DRAINING = "draining"
     """Live, and wants others to take its slots over."""
     SILENT = "silent"
-    """Has not renewed its Lease within the Lease's own duration."""
-    GONE = "gone"
-    """Has released its Lease itself before it stopped."""
-
-
-ALIVE = frozenset({Life.LIVE, Life.DRAINING})
+    """Has released its Lease before it stopped, or has not renewed it within the Lease's own duration."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +181,11 @@ def peers_ready(held: Iterable[Claim], lives: Mapping[tuple[str, str], Life], me
     """Number of a service's replicas that live peers report to serve. `held`: the claims on it."""
     return sum(
         claim.ready and claim.holder not in ("", me) and claim.slot[2] < slots
-        and lives.get((claim.slot[0], claim.holder), Life.LIVE) in ALIVE
+        and lives.get((claim.slot[0], claim.holder)) is not Life.SILENT
         for claim in held
     )
 
 
 def shared_namespaces(lives: Mapping[tuple[str, str], Life], me: str) -> frozenset[str]:
     """Namespaces in which another Mac is live."""
-    return frozenset(space for (space, node), life in lives.items() if node != me and life in ALIVE)
+    return frozenset(space for (space, node), life in lives.items() if node != me and life is not Life.SILENT)

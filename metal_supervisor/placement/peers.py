@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.manifests import node_lease_name
-from metal_supervisor.placement.claims import ALIVE, Life, digest
+from metal_supervisor.placement.claims import Life, digest
 from metal_supervisor.placement.leases import Claim, NodeLease, SlotId, parse
 from metal_supervisor.spec.types import Json, Key
 
@@ -124,9 +124,7 @@ def judge(
 
     for (namespace, node), lease in nodes.items():
         life = Life.DRAINING if lease.unschedulable == "drain" else Life.LIVE
-        if lease.released:
-            life = Life.GONE
-        elif age(namespace, node_lease_name(node), node) >= lease.duration_s:
+        if lease.released or age(namespace, node_lease_name(node), node) >= lease.duration_s:
             life = Life.SILENT
         result[namespace, node] = life
     for namespace, node in without_lease(claims, nodes):  # its claims may be old, and a deleted Lease is renewed soon
@@ -147,7 +145,7 @@ def next_silence_s(
     left = (
         max(sightings[where[0], node_lease_name(where[1])].at, connected_at) + lease.duration_s - now
         for where, lease in nodes.items()
-        if where[1] != me and lives[where] in ALIVE
+        if where[1] != me and lives[where] is not Life.SILENT
     )
     return max(OVERDUE_AGAIN_S, found) if (found := min(left, default=None)) is not None else None
 
@@ -157,5 +155,5 @@ def turn(lives: Mapping[tuple[str, str], Life], me: str, peer: tuple[str, str]) 
     mine = digest(me, *peer)
     return sum(
         digest(node, *peer) < mine for (space, node), life in lives.items()
-        if space == peer[0] and node != me and life in ALIVE
+        if space == peer[0] and node != me and life is not Life.SILENT
     )  # fmt: skip

@@ -193,7 +193,7 @@ class Placement:
         """
         self._silent = {
             peer: self._silent.get(peer, now)
-            for peer, life in lives.items() if life not in claims.ALIVE and peer[1] != self._node
+            for peer, life in lives.items() if life is Life.SILENT and peer[1] != self._node
         }  # fmt: skip
         left_s = {
             peer: since + min(LAST_TURN_S, TURN_S * peers.turn(lives, self._node, peer)) - now
@@ -240,7 +240,7 @@ class Placement:
         claim = placed.claims.get((*record.owner, record.slot))
         return (
             claim is not None and claim.ready and claim.holder != self._node
-            and placed.lives.get((record.namespace, claim.holder)) in claims.ALIVE
+            and placed.lives.get((record.namespace, claim.holder), Life.SILENT) is not Life.SILENT
         )  # fmt: skip
 
     def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], NodeLease], now: float) -> None:

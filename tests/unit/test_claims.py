@@ -101,7 +101,7 @@ def test_a_slot_of_a_live_mac_is_left_alone() -> None:
     assert (found.mine, found.moves, found.again_in_s) == ({}, (), None)
 
 
-@pytest.mark.parametrize("life", [Life.SILENT, Life.GONE, Life.DRAINING])
+@pytest.mark.parametrize("life", [Life.SILENT, Life.DRAINING])
 def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life: Life) -> None:
     lives = {(NS, ME): Life.LIVE, (NS, PEER): life}
     found = decide(claim(PEER), lives=lives, waiting={(*KEY, 0): NOW - 1})
@@ -121,10 +121,9 @@ def test_a_mac_takes_back_what_it_serves_and_its_holder_does_not() -> None:
     assert kinds(decide(claim(PEER), asked=serving, lives=dead)) == [(ClaimAction.TAKE, 0)]
 
 
-@pytest.mark.parametrize("mine", [Life.SILENT, Life.GONE])
-def test_a_mac_that_its_peers_take_for_dead_takes_nothing_back(mine: Life) -> None:
+def test_a_mac_that_its_peers_take_for_dead_takes_nothing_back() -> None:
     """They would take it over again at once: with its sidecar stopped, a slot went to and fro every five seconds."""
-    serving, lives = ask(ready=frozenset({0})), {(NS, ME): mine, (NS, PEER): Life.LIVE}
+    serving, lives = ask(ready=frozenset({0})), {(NS, ME): Life.SILENT, (NS, PEER): Life.LIVE}
     decision = decide(claim(PEER), asked=serving, lives=lives, waiting={(*KEY, 0): NOW - 60.0})
     assert decision.moves == () and decision.again_in_s == claims.BACK_S
     again = decide(claim(PEER), asked=serving, waiting=dict(decision.waiting), now=NOW + claims.BACK_S)
@@ -283,7 +282,7 @@ def test_a_new_connection_gives_everybody_a_whole_term() -> None:
 
 
 def test_who_says_so_is_gone_at_once_or_draining() -> None:
-    assert judge(peer_at=100, own_at=None, released=True) is Life.GONE
+    assert judge(peer_at=100, own_at=None, released=True) is Life.SILENT
     assert judge(peer_at=100, own_at=101, unschedulable="drain") is Life.DRAINING
     assert judge(peer_at=100, own_at=101, unschedulable="cordon") is Life.LIVE
     assert judge(peer_at=100, own_at=141, unschedulable="drain") is Life.SILENT
