@@ -142,6 +142,7 @@ class Observer:
         last_exit = self._last_exit(record, before, died, word)
         ready = bool(pid) and finding.ready and word != State.STOPPING.value
         now, message = time.time(), self._message(look, finding, word)
+        unplanned, counted_start = _starts(look.note, before, crashed, now)
         published = self.published(record.key)
         told = message if message.startswith(sharing.UNREACHABLE) else published.problem
         withdrawn = record.withdraw if published.fronted else published.withdrawn
@@ -158,8 +159,8 @@ class Observer:
             withdrawn=withdrawn,
             busy=busy,
             drained=drained,
-            restarts=(before.restarts if before else 0) + _unplanned_starts(look.note, before, crashed, now),
-            counted_start=_latest_start(look.note, before),
+            restarts=(before.restarts if before else 0) + unplanned,
+            counted_start=counted_start,
             exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
             wakes=self._wakes(before, record, bool(pid) and finding.served, now),
             served=bool(pid) and finding.served,
@@ -272,22 +273,17 @@ def _is_news(before: Observed | None, now: Observed, reserved_bytes: int) -> boo
     return before.to_decide_by(reserved_bytes) != now.to_decide_by(reserved_bytes)
 
 
-def _unplanned_starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> int:
-    """Unplanned starts since the last observation. The launcher notes the starts that followed a crash.
+def _starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> tuple[int, float]:
+    """(unplanned starts since the last observation, Unix time of the latest start that is counted, 0 without one).
 
-    A crash after a run so long that the launcher has forgotten its start is counted here.
+    The launcher notes the starts that followed a crash. A crash after a run so long that the launcher has forgotten its
+    start is counted here.
     """
     known, starts = before.counted_start if before is not None else 0.0, note.starts if note is not None else ()
     # By their order where that is known, because the clock may have been set back since.
     new = starts[starts.index(known) + 1 :] if known in starts else [at for at in starts[1:] if at > known]
-    return len(new) + int(crashed and 0 < known < now - launch.FORGET_AFTER_S and not new)
-
-
-def _latest_start(note: RunNote | None, before: Observed | None) -> float:
-    """Unix time of the latest start that is counted by now, 0 if there was none."""
-    if note is not None and note.starts:
-        return note.starts[-1]
-    return before.counted_start if before is not None else 0.0
+    forgotten = crashed and 0 < known < now - launch.FORGET_AFTER_S and not new
+    return len(new) + int(forgotten), starts[-1] if starts else known
 
 
 def _planned(record: Record, before: Observed | None, word: str, leaving: bool) -> bool:

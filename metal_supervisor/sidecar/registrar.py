@@ -24,7 +24,7 @@ from metal_supervisor.sidecar.cluster_context import ALONE, ClusterContext
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.membership import Membership
-from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Published, Publisher
+from metal_supervisor.sidecar.publisher import CONFLICT_RETRY_S, Publisher
 from metal_supervisor.sidecar.statuses import WantedModel, WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
@@ -60,6 +60,7 @@ class Registrar(threading.Thread):
         """`namespace`: the only one that is served, "" for all."""
         super().__init__(name="registrar", daemon=True)
         self._publisher = Publisher(kube, node, on_change, not embedded, namespace)
+        self.published = self._publisher.published
         self._fleet_node = fleet_node
         self._membership = membership
         self._context = ALONE
@@ -141,10 +142,6 @@ class Registrar(threading.Thread):
     def look_now(self) -> None:
         """Wake the thread to write what is due: after a sleep, more is due than it waits for."""
         self._wake.set()
-
-    def published(self, key: Key) -> Published:
-        """Progress of the publication of a service."""
-        return self._publisher.published(key)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything wanted is written, but for messages that `Statuses.rests` holds back.
