@@ -7,7 +7,6 @@ from a hung one. Once per process, health is not enough: it has to answer the sm
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -71,20 +70,10 @@ def rest_s(engines: int) -> float:
 
 
 class _Asker:
-    """Probes one target until `end` is called. One thread at a time calls it."""
+    """Probes one target until it is `over`. One thread at a time calls it."""
 
-    def __init__(
-        self,
-        target: ProbeTarget,
-        known: ProbeFinding,
-        limits: HangLimits,
-        on_change: Callable[[], None],
-        on_message: Callable[[], None],
-        key: Callable[[], tuple[str, str]],
-        on_probe: Callable[[float], None],
-    ) -> None:
-        self.target, self._limits, self._key, self._on_probe = target, limits, key, on_probe
-        self._on_change, self._on_message = on_change, on_message
+    def __init__(self, prober: Prober, program: str, target: ProbeTarget, known: ProbeFinding) -> None:
+        self._prober, self._program, self.target, self._limits = prober, program, target, prober.limits
         self.ending = False
         """The engine is to end; a first request of the probe would only delay it."""
         self.rest_s = READY_EVERY_S
@@ -100,23 +89,19 @@ class _Asker:
         """
         self._asks_one = False
         """The next look at it is at its work loop alone: each second one, while all is well."""
-        self._over = False
-
-    def end(self) -> None:
-        """Make the current probe the last one."""
-        self._over = True
+        self.over = False
 
     def once(self) -> float | None:
         """Probe once; returns the seconds until the next probe, None if there is to be none."""
-        if not self._over:
+        if not self.over:
             was = self.finding
             self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
             self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung)
             self.answered = True
-            if self.finding != was and not self._over:
+            if self.finding != was and not self.over:
                 same = replace(self.finding, message=was.message) == was
-                (self._on_message if same else self._on_change)()
-        if self._over:
+                (self._prober.on_message if same else self._prober.on_change)()
+        if self.over:
             self._give_up_first()
             return None
         return self._pause_s()
@@ -131,20 +116,19 @@ class _Asker:
             works = probing.works(target.port, target.probe, target.host)
             self._asks_one = False
             if works:
-                self._on_probe(time.monotonic() - asked_at)
+                self._prober.on_probe(self._program, time.monotonic() - asked_at)
                 return self._seen(True, True, "")
         wait_s = patience_s if works is None else SILENT_S
         answer = probing.probe(target.port, target.probe, not self._pulse.ready, target.host, wait_s)
-        self._on_probe(time.monotonic() - asked_at)
+        self._prober.on_probe(self._program, time.monotonic() - asked_at)
         before, self._seen_loading = self._seen_loading, None
         if answer.loading and not self._pulse.ready and not target.reached_at:
             self._seen_loading = before or self._ours()
         elif answer.ready and not self._pulse.ready:
             answer = before if before is not None and before.ready else self._ours()
             if answer.ready and target.probe.first_path and not self._pulse.served:
-                self._first = FirstRequest(
-                    target.port, target.probe, self._key(), self._limits.loading_s, target.host
-                )
+                key = self._prober.key_of(self._program)
+                self._first = FirstRequest(target.port, target.probe, key, self._limits.loading_s, target.host)
                 return self._first_looked_at(self._first)
         elif answer.refused:
             answer = ProbeAnswer(False, self._misplaced() or answer.message)
@@ -258,8 +242,8 @@ class Prober:
         `key_of`: program -> result of `first_request.key_of` for its engine. `on_probe`: called with the program and
         the seconds of each probe. Several threads call them all.
         """
-        self._on_change, self._on_message = on_change, on_message
-        self._limits, self._key_of, self._on_probe = limits, key_of, on_probe
+        self.on_change, self.on_message = on_change, on_message
+        self.limits, self.key_of, self.on_probe = limits, key_of, on_probe
         self._askers: dict[str, _Asker] = {}
         self._threads = ProbeThreads()
         self._drains: dict[str, tuple[str, _Drain]] = {}
@@ -271,12 +255,10 @@ class Prober:
         """
         for program, asker in list(self._askers.items()):
             if program not in targets or targets[program][0] != asker.target:
-                asker.end()
+                asker.over = True
                 del self._askers[program]
         for program in targets.keys() - self._askers.keys():
-            key = functools.partial(self._key_of, program)
-            told = functools.partial(self._on_probe, program)
-            asker = _Asker(*targets[program], self._limits, self._on_change, self._on_message, key, told)
+            asker = _Asker(self, program, *targets[program])
             asker.ending = program in ending
             self._threads.add(asker.once)
             self._askers[program] = asker
@@ -297,7 +279,7 @@ class Prober:
         if not token or target is None:
             return None
         if known is None:
-            known = token, _Drain(target, self._on_change)
+            known = token, _Drain(target, self.on_change)
             known[1].start()
             self._drains[program] = known
         return known[1].busy

@@ -171,10 +171,8 @@ def test_one_that_closed_its_port_after_it_loaded_is_looked_up_again(monkeypatch
     monkeypatch.setattr(probing, "probe", lambda *_, **__: next(answers))
     monkeypatch.setattr(processes, "listens", lambda *_: next(holders))
     monkeypatch.setattr(processes, "port_holder", lambda _: "a stranger")
-    asker = _Asker(
-        ProbeTarget(1, "127.0.0.1", 18100, Probe()), UNKNOWN, HangLimits(60, 60), lambda: None, lambda: None,
-        lambda: ("", ""), lambda _: None,
-    )  # fmt: skip
+    prober = Prober(lambda: None, lambda: None, HangLimits(60, 60))
+    asker = _Asker(prober, "tiny", ProbeTarget(1, "127.0.0.1", 18100, Probe()), UNKNOWN)
     found = [(asker.once(), asker.finding)[1] for _ in range(3)]
     assert found[2] == ProbeFinding(False, "port 18100 is answered by a stranger, not by the engine")
 
