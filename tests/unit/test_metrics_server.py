@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.sidecar.http import render_cache
-from metal_supervisor.sidecar.http.metrics import FORMATS, Exposition, MetricsCache
+from metal_supervisor.sidecar.http.metrics import FORMATS, Exposition, format_of, metrics_pages
 from metal_supervisor.sidecar.http.metrics_server import create_app
 from tests.support.boards import full_board
 
@@ -43,10 +43,10 @@ def test_what_is_accepted_has_nothing_rendered_anew(monkeypatch: pytest.MonkeyPa
     board, rendered, render = full_board(), [], Exposition.render
     monkeypatch.setattr(Exposition, "render", lambda page, board: rendered.append(page) or render(page, board))
     monkeypatch.setattr(render_cache, "HOLDS_S", math.inf)
-    pages = MetricsCache(lambda: board)
+    pages = metrics_pages(lambda: board)
     for number in range(300):
         accept = ("text/plain;version=1.0.0", "application/openmetrics-text", "text/plain")[number % 3]
-        assert pages.get(f"{accept};x={number}")[0]
+        assert pages[format_of(f"{accept};x={number}")].get()[0]
     assert len({*rendered}) == len(rendered) == len(FORMATS)
 
 

@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.http.metrics import MetricsCache
+from metal_supervisor.sidecar.http.metrics import format_of, metrics_pages
 from metal_supervisor.sidecar.http.page import POLICY, LogTail, render
 from metal_supervisor.sidecar.http.render_cache import RenderCache
 from metal_supervisor.sidecar.http.server import HEADERS
@@ -38,7 +38,7 @@ def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app)
     status = RenderCache(board, lambda found: app.json.dumps(boards.status(found)) + "\n")
-    metrics = MetricsCache(board)
+    metrics = metrics_pages(board)
     page = RenderCache(board, lambda found: render(found, time.monotonic(), log_of), warm=True)
 
     @app.get("/")
@@ -48,7 +48,7 @@ def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()
 
     @app.get("/metrics")
     def show_metrics() -> flask.typing.ResponseReturnValue:
-        body, content_type = metrics.get(flask.request.headers.get("Accept", ""))
+        body, content_type = metrics[format_of(flask.request.headers.get("Accept", ""))].get()
         return flask.Response(body, content_type=content_type)
 
     @app.get("/status")

@@ -264,12 +264,6 @@ class Exposition:
         return known[1]
 
 
-class MetricsCache:
-    """The page in each of its formats, rendered once for all scrapers."""
-
-    def __init__(self, board: Callable[[], Board]) -> None:
-        self._pages = {each: RenderCache(board, Exposition(each).render, warm=True) for each in FORMATS}
-
-    def get(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) for an Accept header."""
-        return self._pages[format_of(accept)].get()
+def metrics_pages(board: Callable[[], Board]) -> dict[str, RenderCache[tuple[bytes, str]]]:
+    """Format of `format_of` -> (body, content type) of the page in it, rendered once for all scrapers."""
+    return {each: RenderCache(board, Exposition(each).render, warm=True) for each in FORMATS}

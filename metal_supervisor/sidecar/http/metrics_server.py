@@ -14,14 +14,14 @@ from werkzeug.wrappers import Request, Response
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.http.metrics import MetricsCache
+from metal_supervisor.sidecar.http.metrics import format_of, metrics_pages
 
 TAKEN = "metrics cannot be served to the cluster; free the port, or set --metrics-listen to an address of this Mac"
 
 
 def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
     """The WSGI application; `board` returns the latest snapshot."""
-    metrics = MetricsCache(board)
+    metrics = metrics_pages(board)
 
     @Request.application
     def app(request: Request) -> Response:
@@ -33,7 +33,7 @@ def create_app(board: Callable[[], Board]) -> Callable[..., Iterable[bytes]]:
             answer.headers["Allow"] = "GET, HEAD"
             return answer
         if path == "/metrics":
-            return _answer(200, *metrics.get(request.headers.get("Accept", "")))
+            return _answer(200, *metrics[format_of(request.headers.get("Accept", ""))].get())
         status, body = boards.health(board(), time.monotonic())
         return _answer(status, json.dumps(body).encode(), "application/json")
 
