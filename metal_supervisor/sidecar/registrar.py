@@ -220,7 +220,8 @@ class Registrar(threading.Thread):
         for key in sorted(wanted.keys() - set(late)):
             if self._is_overtaken(began):
                 return self._wake.set()
-            self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
+            if not publish.rests(wanted[key]):
+                self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
             if publish.published(key).out:
                 self._is_out(key)
         if not late:

@@ -17,7 +17,7 @@ from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
 from metal_supervisor.sidecar.http.metrics import format_of, metrics_pages
 from metal_supervisor.sidecar.http.page import POLICY, LogTail, render
-from metal_supervisor.sidecar.http.render_cache import RenderCache
+from metal_supervisor.sidecar.http.render_cache import LAG_S, RenderCache
 from metal_supervisor.sidecar.http.server import HEADERS
 from metal_supervisor.spec.terminal_text import printable
 
@@ -39,7 +39,7 @@ def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()
     _guard(app)
     status = RenderCache(board, lambda found: app.json.dumps(boards.status(found)) + "\n")
     metrics = metrics_pages(board)
-    page = RenderCache(board, lambda found: render(found, time.monotonic(), log_of), warm=True)
+    page = RenderCache(board, lambda found: render(found, time.monotonic(), log_of), LAG_S)
 
     @app.get("/")
     def show_page() -> flask.typing.ResponseReturnValue:

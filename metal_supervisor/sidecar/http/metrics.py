@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.http.metric_table import HISTOGRAM, INCUMBENT, OURS, PHASES, TABLE, MetricEntry
-from metal_supervisor.sidecar.http.render_cache import RenderCache
+from metal_supervisor.sidecar.http.render_cache import LAG_S, RenderCache
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
@@ -266,4 +266,4 @@ class Exposition:
 
 def metrics_pages(board: Callable[[], Board]) -> dict[str, RenderCache[tuple[bytes, str]]]:
     """Format of `format_of` -> (body, content type) of the page in it, rendered once for all scrapers."""
-    return {each: RenderCache(board, Exposition(each).render, warm=True) for each in FORMATS}
+    return {each: RenderCache(board, Exposition(each).render, LAG_S) for each in FORMATS}
