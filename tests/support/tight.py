@@ -68,7 +68,7 @@ class Tight:
         before = self.system.own_pid("controller")
         kill(before)
         eventually(lambda: is_gone(before), 30, "the old controller to be gone")
-        killed_at = time.time()  # the sidecar is told of the first report at once, and of no later one that says the same
+        killed_at = time.time()  # the sidecar is told of the first report at once, of one that says no more much later
         eventually(lambda: (told := self._told())[0] > killed_at and told[1], 30, "the next one's report")
 
     def _told(self) -> tuple[float, bool]:
