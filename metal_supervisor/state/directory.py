@@ -238,7 +238,7 @@ class StateDir:
     def write_attached(self, attachment: Attachment) -> None:
         """Write an attacher's note, without a sync: it is made anew with every start."""
         with contextlib.suppress(OSError):
-            text = programs.attached_text(attachment)
+            text = programs.text_of(attachment)
             write_atomic(self.attached_path(attachment.program), text, durable=False)
 
     def observations(self) -> dict[str, Observed]:
@@ -274,7 +274,7 @@ class StateDir:
 
     def write_record(self, record: Record) -> bool:
         """Write a record; False if the file held that already."""
-        return self._files.write(self.record_path(record.program), record, programs.record_text)
+        return self._files.write(self.record_path(record.program), record, programs.text_of)
 
     def write_observed(self, observed: Observed) -> bool | None:
         """Write an observation; False if the file held that already, None if it cannot be written.
@@ -283,7 +283,7 @@ class StateDir:
         """
         path = self._files.path_of("observed", f"{observed.program}.json")
         try:
-            return self._files.write(path, observed, programs.observed_text, durable=False)
+            return self._files.write(path, observed, programs.text_of, durable=False)
         except OSError:
             return None
 

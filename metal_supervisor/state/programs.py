@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from types import UnionType
@@ -24,10 +23,9 @@ from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Engine, Json, Key, Program
 
 T = TypeVar("T")
-RECORD_FORMAT = 1
+FORMAT = 1
+"""Of records, observations and attachers' notes."""
 SPEC_FORMAT = 1
-OBSERVED_FORMAT = 1
-ATTACHED_FORMAT = 1
 ANY_FORMAT = 1 << 30
 STOP_WAIT_S = 30
 DAEMONS = {"omlx": 90, "ollama": 60}
@@ -192,54 +190,45 @@ def _checked(text: str, known: int, what: str) -> Json:
     return data
 
 
-def _dump(format_number: int, value: Any) -> str:
-    return json.dumps({"format": format_number, **dataclasses.asdict(value)}, indent=1, sort_keys=True) + "\n"
+def text_of(value: Any) -> str:
+    """Text of a record's file, of an observation's, and of an attacher's note."""
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(value)}, indent=1, sort_keys=True) + "\n"
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """True if a value from JSON is of the type that a field declares."""
+_types = lru_cache(maxsize=16)(get_type_hints)
+"""Field -> its type; to find them out takes longer than to read the values."""
+
+
+def _value(given: Any, hint: Any, what: str) -> Any:
+    """A value from JSON as the type that a field declares. Raises ValueError if it is of another, UnreadableRecord."""
+    hint = getattr(hint, "__supertype__", hint)  # that of a NewType
+    if hint in (str, bool):
+        fits = isinstance(given, hint)
+    elif hint is float:
+        fits = isinstance(given, (int, float)) and not isinstance(given, bool) and abs(given) <= sys.float_info.max
+    elif hint is int:  # beyond 64 bits it is no size and no count, and raises where it meets a float
+        fits = isinstance(given, int) and not isinstance(given, bool) and abs(given) < 1 << 63
+    else:
+        return _compound(given, hint, what)
+    if not fits:
+        raise ValueError
+    return given
+
+
+def _compound(given: Any, hint: Any, what: str) -> Any:
+    """As `_value`, of a type that is made of others. A union is one of a type and None."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in arguments)
-    if origin is tuple:
-        several = arguments[-1] is Ellipsis
-        fits = isinstance(value, list) and (several or len(value) == len(arguments))
-        return fits and all(_fits(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if hint is int:  # beyond 64 bits it is no size and no count, and raises where it meets a float
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, dict)
-    return isinstance(value, getattr(hint, "__supertype__", hint))  # that of a NewType
-
-
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """How the value of one field is read from JSON."""
-
-    name: str
-    hint: Any
-    plain: type | None
-    """str or bool, which need no further look; None for any other type."""
-    members: Mapping[Any, Enum] | None
-    """Of an enumeration."""
-    inner: Any
-    """The dataclass that it is, or may be."""
-
-
-@lru_cache(maxsize=16)
-def _fields(kind: Any) -> tuple[_Field, ...]:
-    """The fields of a dataclass; to find their types out takes longer than to read their values."""
-    found, hints = [], get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        hint = hints[item.name]
-        members = {each.value: each for each in hint} if isinstance(hint, type) and issubclass(hint, Enum) else None
-        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
-        found.append(_Field(item.name, hint, hint if hint in (str, bool) else None, members, inner))
-    return tuple(found)
+        return None if given is None else _value(given, arguments[0], what)
+    if origin is tuple and isinstance(given, list) and (arguments[-1] is Ellipsis or len(given) == len(arguments)):
+        return tuple(_value(each, arguments[0], what) for each in given)
+    if origin is dict and isinstance(given, dict):
+        return {name: _value(each, arguments[1], what) for name, each in given.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(given, dict):
+        return built(hint, given, what)  # type: ignore[arg-type]  # to mypy, it may be an instance
+    if origin is None and issubclass(hint, Enum):
+        return hint(given)
+    raise ValueError
 
 
 def built(kind: type[T], data: Json, what: str) -> T:
@@ -249,35 +238,21 @@ def built(kind: type[T], data: Json, what: str) -> T:
     version is still a record.
     """
     values: dict[str, Any] = {}
-    for item in _fields(kind):  # type: ignore[arg-type]  # to mypy, a type is not hashable
-        if item.name not in data:
-            continue
-        value: Any = data[item.name]
-        if item.members is not None:
-            fits = isinstance(value, str) and value in item.members
-        else:
-            fits = type(value) is item.plain or _fits(value, item.hint)
-        if not fits:
-            raise UnreadableRecord(f"{what} is damaged: {item.name} is {value!r:.80}")
-        if item.members is not None:
-            value = item.members[value]
-        elif item.inner is not None and value is not None:
-            value = built(item.inner, value, what)
-        values[item.name] = tuple(value) if isinstance(value, list) else value
+    for name, hint in _types(kind).items():  # type: ignore[arg-type]  # to mypy, a type is not hashable
+        if name in data:
+            try:
+                values[name] = _value(data[name], hint, what)
+            except ValueError:
+                raise UnreadableRecord(f"{what} is damaged: {name} is {data[name]!r:.80}") from None
     try:
         return kind(**values)
     except TypeError as error:
         raise UnreadableRecord(f"{what} is damaged: {error!s:.200}") from None
 
 
-def record_text(record: Record) -> str:
-    """Text of a record's file."""
-    return _dump(RECORD_FORMAT, record)
-
-
 def read_record(text: str) -> Record:
     """Record from the text of its file. Raises UnreadableRecord."""
-    record = built(Record, _checked(text, RECORD_FORMAT, "record"), "record")
+    record = built(Record, _checked(text, FORMAT, "record"), "record")
     try:
         own = program_name(record.key)
     except ValueError as error:
@@ -289,24 +264,14 @@ def read_record(text: str) -> Record:
     return record
 
 
-def observed_text(observed: Observed) -> str:
-    """Text of an observation's file."""
-    return _dump(OBSERVED_FORMAT, observed)
-
-
 def read_observed(text: str) -> Observed:
     """The sidecar's observation from the text of its file. Raises UnreadableRecord."""
-    return built(Observed, _checked(text, OBSERVED_FORMAT, "observation"), "observation")
-
-
-def attached_text(attachment: Attachment) -> str:
-    """Text of an attacher's note."""
-    return _dump(ATTACHED_FORMAT, attachment)
+    return built(Observed, _checked(text, FORMAT, "observation"), "observation")
 
 
 def read_attached(text: str) -> Attachment:
     """Attacher's note from the text of its file. Raises UnreadableRecord."""
-    return built(Attachment, _checked(text, ATTACHED_FORMAT, "attachment"), "attachment")
+    return built(Attachment, _checked(text, FORMAT, "attachment"), "attachment")
 
 
 def read_run(text: str) -> RunNote:

@@ -23,7 +23,7 @@ from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.sources import Artifact, canonical, shown
 from metal_supervisor.spec.types import ModelFile, Standing
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.state.programs import record_text
+from metal_supervisor.state.programs import text_of
 from tests.support.records import a_record
 from tests.support.typed import typed
 
@@ -82,7 +82,7 @@ class Mac:
             self.state.spec_path(spec_file).write_text(json.dumps({"argv": list(argv)}))
             record = replace(record, spec_file=spec_file)
         record = replace(record, files=(str(path),) if path else ())
-        self.state.record_path(record.program).write_text(record_text(record))
+        self.state.record_path(record.program).write_text(text_of(record))
 
     def reports(self, source: str, file: ModelFile) -> None:
         """What the controller tells of a Model."""

@@ -22,9 +22,8 @@ NEXT = "9.9.9"
 CHANGES = {
     "__init__.py": [(f'"{metal_supervisor.__version__}"', f'"{NEXT}"')],
     "state/programs.py": [
-        ("RECORD_FORMAT = 1", "RECORD_FORMAT = 2"),
-        ("SPEC_FORMAT = 1", "SPEC_FORMAT = 2"),
-        ("OBSERVED_FORMAT = 1", "OBSERVED_FORMAT = 2"),
+        ("\nFORMAT = 1", "\nFORMAT = 2"),
+        ("\nSPEC_FORMAT = 1", "\nSPEC_FORMAT = 2"),
         ("startretries=3", "startretries=4"),
         ("-I -S {home}/current/launch.py ", "-I -S -B {home}/current/launch.py "),
     ],

@@ -228,13 +228,13 @@ def test_ends_are_counted_by_reason_and_outlive_the_sidecar(last_exit: str, cras
     assert exit_messages.manner(last_exit, crashed) == reason
     once = Observed("default.tiny", 0, False, 1.0, "EXITED", exits=exit_messages.exits(None, reason))
     twice = replace(once, exits=exit_messages.exits(once, reason))
-    again = programs.read_observed(programs.observed_text(twice))
+    again = programs.read_observed(programs.text_of(twice))
     assert again == twice and again.exits == {reason: 2}
     assert exit_messages.exits(again, "") == {reason: 2}
 
 
 def test_an_observation_with_damaged_counts_is_refused() -> None:
-    text = programs.observed_text(Observed("default.tiny", 0, False, 1.0, "EXITED", exits={"stopped": 1}))
+    text = programs.text_of(Observed("default.tiny", 0, False, 1.0, "EXITED", exits={"stopped": 1}))
     with pytest.raises(programs.UnreadableRecord, match="exits"):
         programs.read_observed(text.replace('"stopped": 1', '"stopped": "x"'))
 

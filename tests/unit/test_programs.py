@@ -29,15 +29,14 @@ from metal_supervisor.state.programs import (
     UnreadableRecord,
     compose,
     is_unedited,
-    observed_text,
     program_name,
     read_observed,
     read_record,
     read_run,
-    record_text,
     scratch_name,
     section,
     section_spec,
+    text_of,
 )
 from tests.support.records import a_record
 
@@ -83,7 +82,7 @@ NOTE = {
     "starts": [1.0, 2.5], "not_before": 0.0, "refused": "", "refused_message": "",
 }
 READERS: list[tuple[Callable[[str], Any], str]] = [
-    (read_record, record_text(RECORD)), (read_observed, observed_text(OBSERVATION)), (read_run, json.dumps(NOTE)),
+    (read_record, text_of(RECORD)), (read_observed, text_of(OBSERVATION)), (read_run, json.dumps(NOTE)),
 ]
 EACH_READER = pytest.mark.parametrize(("read", "good"), READERS, ids=["record", "observed", "run"])
 
@@ -94,15 +93,15 @@ EACH_READER = pytest.mark.parametrize(("read", "good"), READERS, ids=["record", 
 @PROPERTY
 @given(RECORDS)
 def test_a_record_is_read_back_as_it_was_written(record: Record) -> None:
-    text = record_text(record)
+    text = text_of(record)
     assert read_record(text) == record
-    assert record_text(read_record(text)) == text
+    assert text_of(read_record(text)) == text
 
 
 @PROPERTY
 @given(OBSERVED)
 def test_an_observation_is_read_back_as_it_was_written(observed: Observed) -> None:
-    assert read_observed(observed_text(observed)) == observed
+    assert read_observed(text_of(observed)) == observed
 
 
 @PROPERTY
@@ -129,7 +128,7 @@ def test_a_note_that_the_launcher_writes_is_one_that_the_controller_reads(tmp_pa
 
 
 def test_a_record_with_a_field_of_the_future_but_the_same_format_is_read() -> None:
-    text = json.dumps({**json.loads(record_text(RECORD)), "colour": "blue"})
+    text = json.dumps({**json.loads(text_of(RECORD)), "colour": "blue"})
     assert read_record(text) == RECORD
 
 
@@ -208,13 +207,13 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
 )
 def test_a_record_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
     with pytest.raises(UnreadableRecord):
-        read_record(json.dumps({**json.loads(record_text(RECORD)), field: value}))
+        read_record(json.dumps({**json.loads(text_of(RECORD)), field: value}))
 
 
 @given(st.floats(0, 4e9, allow_nan=False))
 def test_a_withdrawal_token_tells_its_time_and_is_the_text_that_older_releases_wrote(now: float) -> None:
     token = withdrawal_token(now)
-    older = json.dumps({**json.loads(record_text(RECORD)), "withdraw": f"{now:.6f}"})
+    older = json.dumps({**json.loads(text_of(RECORD)), "withdraw": f"{now:.6f}"})
     assert read_record(older) == dataclasses.replace(RECORD, withdraw=token)
     assert requested_at(token) == pytest.approx(now, abs=1e-6)
 
@@ -226,19 +225,19 @@ def test_no_token_and_one_that_is_no_time_are_requests_of_long_ago() -> None:
 @pytest.mark.parametrize(("field", "value"), [("pid", "7"), ("ready", "no"), ("since", None), ("withdrawn", 5)])
 def test_an_observation_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
     with pytest.raises(UnreadableRecord):
-        read_observed(json.dumps({**json.loads(observed_text(OBSERVATION)), field: value}))
+        read_observed(json.dumps({**json.loads(text_of(OBSERVATION)), field: value}))
 
 
 @pytest.mark.parametrize("change", [{"namespace": "other"}, {"name": "x"}, {"program": "default.evil"}])
 def test_a_record_whose_program_is_not_its_own_is_damaged(change: dict[str, str]) -> None:
     with pytest.raises(UnreadableRecord, match=r"does not belong|damaged"):
-        read_record(json.dumps({**json.loads(record_text(RECORD)), **change}))
+        read_record(json.dumps({**json.loads(text_of(RECORD)), **change}))
 
 
 def test_a_record_that_names_a_spec_outside_the_specs_is_damaged() -> None:
     for name in ("../../etc/passwd", "x.json\n[program:evil]", "a b", "/abs.json"):
         with pytest.raises(UnreadableRecord):
-            read_record(json.dumps({**json.loads(record_text(RECORD)), "spec_file": name}))
+            read_record(json.dumps({**json.loads(text_of(RECORD)), "spec_file": name}))
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
