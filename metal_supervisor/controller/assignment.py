@@ -285,7 +285,7 @@ class Assignment:
         if known is not None and known[0] == basis:
             result[key] = known[1]
             self.at_rest.add(key)
-            self._prerequisites.readings.still_wanted(ours[0].files)
+            self._prerequisites.headers.still_wanted(ours[0].files)
             return
         if isinstance(item, Service) and item.references:
             item = references.filled(item, self._references.look)

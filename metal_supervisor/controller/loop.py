@@ -117,7 +117,7 @@ class Controller:
         headers, builds = Headers(self._tell), Builds(settings, self._tell)
         self.metal = Metal(metal or question_of(settings), self._tell)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
-        self.model_files = ModelFiles(self.store, self.prerequisites.readings.latest)
+        self.model_files = ModelFiles(self.store, headers.latest)
         complete_specs(directory, settings.confinement)  # again: the controller before it wrote its own until it ended
         # While an edit waits for memory, that of its engine cannot be composed anew.
         self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())

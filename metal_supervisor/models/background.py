@@ -22,6 +22,8 @@ class _Look(Generic[T]):
     """Monotonic time of the answer."""
     busy: bool = True
     """True while a thread asks."""
+    wanted: bool = True
+    """True if it was looked for since `forget_others` was called."""
     quiet: bool = True
     """True while the first caller still waits, so that `on_change` need not be called."""
     done: threading.Event = field(default_factory=threading.Event)
@@ -36,13 +38,13 @@ class BackgroundLooks(Generic[T]):
         self._lock = threading.Lock()
         self._looks: dict[str, _Look[T]] = {}
         self._waited_s = 0.0
-        """Time for which first answers have been waited for since `keep` was called."""
+        """Time for which first answers have been waited for since `forget_others` was called."""
 
     def look(self, name: str, ask: Callable[[T | None], T], wait_s: float, again_s: float) -> T | None:
         """Return the latest answer; None until there is one. Raises RuntimeError if no thread can be had for the first.
 
         `ask`: called in a thread, with the answer so far; it must not raise. Once an answer is `again_s` old, the next
-        call asks again. `wait_s`: how long the first calls for names may wait, all together, until `keep` is called.
+        call asks again. `wait_s`: how long the first calls for names may wait, all together, until `forget_others` is.
         """
         with self._lock:
             look = self._looks.get(name)
@@ -50,7 +52,7 @@ class BackgroundLooks(Generic[T]):
             if look is None:
                 look = self._looks[name] = _Look()
             start = not known or (not look.busy and time.monotonic() - look.at >= again_s)
-            look.busy = look.busy or start
+            look.busy, look.wanted = look.busy or start, True
         if start:
             try:
                 threading.Thread(target=self._ask, args=(name, look, ask), name=self._kind, daemon=True).start()
@@ -74,11 +76,19 @@ class BackgroundLooks(Generic[T]):
             look = self._looks.get(name)
             return None if look is None else look.answer
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Forget all answers but these; what is asked for later is asked anew."""
-        wanted, self._waited_s = set(names), 0.0
+    def still_wanted(self, names: Iterable[str]) -> None:
+        """Keep the answers to these, as if they had been looked for."""
         with self._lock:
-            self._looks = {name: look for name, look in self._looks.items() if name in wanted}
+            for name in self._looks.keys() & names:
+                self._looks[name].wanted = True
+
+    def forget_others(self) -> None:
+        """Forget the answers not looked for since the last call; what is looked for later is asked anew."""
+        self._waited_s = 0.0
+        with self._lock:
+            self._looks = {name: look for name, look in self._looks.items() if look.wanted}
+            for look in self._looks.values():
+                look.wanted = False
 
     def _ask(self, name: str, look: _Look[T], ask: Callable[[T | None], T]) -> None:
         found = ask(look.answer)

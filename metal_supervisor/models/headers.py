@@ -113,19 +113,17 @@ class Headers:
 
     def latest(self, path: str) -> Reading | None:
         """As `look`; what is known is not read again, however old it is."""
+        self.still_wanted((path,))
         return _reading(self._looks.latest(path)) or self.look(path)
 
     def judged(self, path: str, is_here: Callable[[], bool]) -> Reading | None:
-        """As `look`, for a path that has not been judged: MISSING unless `is_here`, which the thread asks first.
-
-        For `keep`, its name is `judged_name`.
-        """
-        return self._local(judged_name(path), path, lambda: read_file(Path(path)) if is_here() else MISSING)
+        """As `look`, for a path that has not been judged: MISSING unless `is_here`, which the thread asks first."""
+        return self._local(_judged_name(path), path, lambda: read_file(Path(path)) if is_here() else MISSING)
 
     def _local(self, name: str, path: str, read: Callable[[], Reading]) -> Reading | None:
         def ask(known: _KnownHeader | None) -> _KnownHeader:
             state = state_of(path)
-            known = known or self._looks.latest(judged_name(path))
+            known = known or self._looks.latest(_judged_name(path))
             if known is not None and state is not None and state == known.state and not known.reading.problem:
                 return known
             return _KnownHeader(read(), state)
@@ -142,12 +140,19 @@ class Headers:
 
         return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
 
-    def keep(self, sources: Iterable[str]) -> None:
-        """Forget all paths and URLs but these; one that is asked for later is read again."""
-        self._looks.keep(sources)
+    def still_wanted(self, paths: Iterable[str]) -> None:
+        """Keep what is known of these files, without a look at them."""
+        self._looks.still_wanted(paths)
+
+    def forget_others(self) -> None:
+        """Forget the headers not asked for since the last call.
+
+        What comes anew is read anew: a file may have been put back in the meantime.
+        """
+        self._looks.forget_others()
 
 
-def judged_name(path: str) -> str:
+def _judged_name(path: str) -> str:
     """Name of the reading of a path that has not been judged."""
     return f"judged {path}"
 

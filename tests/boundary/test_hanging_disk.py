@@ -96,7 +96,8 @@ def test_many_paths_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> 
         for number in range(20):
             assert looks.look(f"{asked} {number}", lambda _: answers.wait(), LOOK_WAIT_S, 1.0) is None
         assert now[0] == pytest.approx(LOOK_WAIT_S * asked)
-        looks.keep(())
+        looks.forget_others()
+        looks.forget_others()
     answers.set()
 
 
@@ -139,7 +140,7 @@ def test_the_spec_of_an_engine_that_runs_keeps_its_policy_meanwhile(
     def looked() -> Outlook:
         return found.outlook(opened, kept, Ports([kept]), snapshot)
 
-    eventually(lambda: found.readings.look(str(model)) is not None, WITHIN_S, "the model's header")
+    eventually(lambda: found.headers.look(str(model)) is not None, WITHIN_S, "the model's header")
     waits = looked()
     assert not found.specs and accept(opened, kept, waits, 1.0) == kept
     disk.answers.set()
@@ -192,7 +193,7 @@ def test_the_directory_of_the_models_that_ollama_pulls(disk: Disk, tmp_path: Pat
 def test_a_file_in_an_engines_arguments(disk: Disk, tmp_path: Path) -> None:
     rang = threading.Event()
     store = Store(tmp_path / "store", lambda: None, Terms(places=Places((disk.path,))))
-    readings = Readings(Headers(rang.set), store, str(tmp_path), "")
+    readings = Readings(Headers(rang.set), store, str(tmp_path))
     tiny_gguf.write_tiny_gguf(disk.path / "m.gguf")
     disk.hang()
     assert readings.look_from_home(str(disk.path / "m.gguf")) is None
@@ -215,7 +216,7 @@ def test_a_model_in_the_store(disk: Disk, tmp_path: Path) -> None:
         eventually(lambda: store.state(artifact).phase == "Ready", WITHIN_S, "the model")
     used = disk.path / artifact.slot / USED
     os.utime(used, (0, 0))
-    readings = Readings(Headers(rang.set), store, str(tmp_path), "")
+    readings = Readings(Headers(rang.set), store, str(tmp_path))
     binary = Binary("/bin/engine", frozenset())
     offers = Offers(store, cast(Any, None), readings, cast(Any, None), lambda *_: (binary, None), rang.set)
     asked = replace(SERVICE, model=replace(SERVICE.model, artifact=artifact))

@@ -420,9 +420,14 @@ def test_a_local_file_is_known_at_once_and_read_once(asker: Asker, tiny: Path, t
     assert known is not None and known.header == header_of(tiny)
     path.write_bytes(b"something else")
     assert asker.headers.look(str(path)) is known
-    asker.headers.keep([str(path)])
+    asker.headers.forget_others()
     assert asker.headers.look(str(path)) is known
-    asker.headers.keep([])
+    asker.headers.forget_others()
+    asker.headers.still_wanted([str(path)])
+    asker.headers.forget_others()
+    assert asker.headers.latest(str(path)) is known
+    asker.headers.forget_others()
+    asker.headers.forget_others()
     found = asker.headers.look(str(path))
     assert found is not None and "not a GGUF" in found.problem
     assert asker.rings == 0
@@ -462,7 +467,7 @@ def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path:
     """Whether this Mac has a model that is named by its path is asked in each pass, before it claims the service."""
     places = HangingDisk()
     store = Store(tmp_path, lambda: None, Terms(places=places))
-    readings = Readings(asker.headers, store, str(tmp_path), "")
+    readings = Readings(asker.headers, store, str(tmp_path))
     binary = Binary("/bin/engine", frozenset())
     offers = Offers(
         store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None), lambda: None
@@ -491,7 +496,9 @@ def test_a_file_that_was_judged_is_not_read_a_second_time(
     assert refused == headers_module.MISSING and not read
     judged = until_read(lambda: asker.headers.judged(str(tiny), lambda: True))
     assert until_read(lambda: asker.headers.look(str(tiny))) is judged and read == [tiny]
-    asker.headers.keep([str(tiny)])
+    asker.headers.forget_others()
+    assert asker.headers.look(str(tiny)) is judged
+    asker.headers.forget_others()
     assert asker.headers.look(str(tiny)) is judged
 
 
@@ -507,7 +514,8 @@ def test_what_is_forgotten_while_it_is_read_rings_no_bell(
 
     monkeypatch.setattr(headers_module, "read_file", slow)
     assert asker.headers.look(str(tiny)) is None
-    asker.headers.keep([])
+    asker.headers.forget_others()
+    asker.headers.forget_others()
     hang.set()
     assert done.wait(WITHIN_S)
     eventually(lambda: not any(t.name == "headers" for t in threading.enumerate()), WITHIN_S, "the thread to end")

@@ -454,7 +454,7 @@ class Lookout(prerequisites.Prerequisites):
     """What this Mac can do: everything, at once."""
 
     def __init__(self, mac: Mac) -> None:
-        headers: Any = SimpleNamespace(keep=lambda _: None)
+        headers: Any = SimpleNamespace(forget_others=lambda: None, still_wanted=lambda _: None)
         nobody: Any = SimpleNamespace()
         super().__init__(SETTINGS, mac.files, nobody, headers, nobody)  # type: ignore[arg-type]
         self._mac = mac

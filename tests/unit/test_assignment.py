@@ -46,8 +46,8 @@ class Sharing(Assignment):
     """Shares one service out among the slots of this Mac; its engines run as they should."""
 
     def __init__(self, slots: tuple[int, ...]) -> None:
-        readings = SimpleNamespace(still_wanted=lambda _: None)
-        self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], readings=readings)
+        headers = SimpleNamespace(still_wanted=lambda _: None)
+        self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], headers=headers)
         self._placement: Any = peers(0)
         self._steady, self._settled, self._unsure_until, self.at_rest = {}, {}, 0.0, set()
         self.placed = Placed({ITEM.key: slots})

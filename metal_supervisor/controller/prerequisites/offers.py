@@ -35,16 +35,13 @@ class Offers:
         self._binary = binary
         self._fetched: BackgroundLooks[str] = BackgroundLooks("fetched", wake)
         """Name of a slot -> path of the model in it, "" for none."""
-        self._slots: set[str] = set()
-        """Slots that were asked for in this pass."""
         self._offered_bytes = 0
         """Memory of the services that this Mac has offered to run in this pass."""
 
     def begin(self) -> None:
         """Forget the offers of the last pass."""
         self._offered_bytes = 0
-        self._fetched.keep(self._slots)
-        self._slots = set()
+        self._fetched.forget_others()
 
     def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
         """Seconds to leave a free slot to Macs that could serve it sooner."""
@@ -55,7 +52,7 @@ class Offers:
         parts = item.model.artifact, *(each.artifact for each in item.companions)
         paths = [each.source if each.local else self._path_of(each) for each in parts]
         readings = {
-            path: self._readings.judged(each) if each.local else self._readings.look(path)
+            path: self._readings.judged(each) if each.local else self._readings.headers.look(path)
             for each, path in zip(parts, paths, strict=True) if path
         }  # fmt: skip
         missing = MISSING in readings.values()
@@ -71,7 +68,6 @@ class Offers:
 
     def _path_of(self, artifact: Artifact) -> str:
         """Path of a model that has been fetched; "" if it has not been, or until that is known."""
-        self._slots.add(artifact.slot)
         found = self._fetched.look(
             artifact.slot, lambda _: str(self._store.here(artifact) or ""), LOOK_WAIT_S, LOCAL_AGAIN_S
         )

@@ -30,16 +30,14 @@ class PathLook:
 
 
 class PathLooks:
-    """Looks paths up, and forgets those that a pass has not asked for."""
+    """Looks paths up."""
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
         self._settings = settings
         self._looks: BackgroundLooks[PathLook] = BackgroundLooks("paths", on_change)
-        self._wanted: set[str] = set()
 
     def look(self, path: str) -> PathLook | None:
         """The latest look at a path; None until there is one."""
-        self._wanted.add(path)
         return self._looks.look(path, lambda _: self._look(path), LOOK_WAIT_S, AGAIN_S)
 
     def all_of(self, paths: Iterable[str]) -> list[PathLook] | None:
@@ -50,8 +48,7 @@ class PathLooks:
 
     def forget_others(self) -> None:
         """Drop the paths that this pass has not asked for; the next one begins."""
-        self._looks.keep(self._wanted)
-        self._wanted = set()
+        self._looks.forget_others()
 
     @cached_property
     def _places(self) -> Places:

@@ -62,7 +62,7 @@ class Prerequisites:
     ) -> None:
         self._settings, self._state = settings, directory
         self._store, self._builds = store, builds
-        self.readings = Readings(headers, store, directory.home, settings.ollama_registry)
+        self.headers, self._readings = headers, Readings(headers, store, directory.home)
         self._builds_seen: dict[str, tuple[Binary | None, tuple[str, str] | None]] = {}
         """Runtime -> its build, as this pass found it."""
         self._builds_before: Mapping[str, tuple[Binary | None, tuple[str, str] | None]] = {}
@@ -79,8 +79,8 @@ class Prerequisites:
         self._programs: Remembered[Program, str, None] = Remembered()
         self._confinement = Confinement(settings, directory, wake)
         self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
-        self._missing = MissingFiles(store, self._composer, self.readings)
-        self.offers = Offers(store, self._composer, self.readings, self.daemons, self._binary, wake)
+        self._missing = MissingFiles(store, self._composer, self._readings)
+        self.offers = Offers(store, self._composer, self._readings, self.daemons, self._binary, wake)
 
     def _keep_spec(self, name: str, text: str) -> None:
         self.specs[name] = text
@@ -100,7 +100,7 @@ class Prerequisites:
         keys = {record.key for record in records}
         for remembered in (self._composed, self._advised, self._lacks, self._programs):
             remembered.forget_all_but(keys)
-        for each in (self.readings, self._confinement.paths, self.daemons.paths):
+        for each in (self.headers, self._confinement.paths, self.daemons.paths):
             each.forget_others()
         self.offers.begin()
         self._builds_before, self._builds_seen, self._confined_seen = self._builds_seen, {}, {}
@@ -160,7 +160,7 @@ class Prerequisites:
         front = record.front_port and ports.holder(record.front_port, front_key(service.key))
         taken = record.front_port in snapshot.taken
         room = snapshot.room.total, snapshot.room.budget
-        return file, self.readings.look(file.path), build, snapshot.metal.problem, confined, held, front, taken, room
+        return file, self.headers.look(file.path), build, snapshot.metal.problem, confined, held, front, taken, room
 
     def _found(
         self,
@@ -202,11 +202,14 @@ class Prerequisites:
         room, new = snapshot.room, _is_new(record, up)
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
-        reading = self.readings.library(service.model.source) if library else self.readings.look(file.path)
+        if library:
+            reading = self.headers.library(service.model.source, self._settings.ollama_registry)
+        else:
+            reading = self.headers.look(file.path)
         parts = EngineParts(service, binary, file.path, port, reading, further, file.real)
         contexts = self._composer.contexts(context_choice.known(service, record), parts)
         compositions = self._composed.of(
-            service.key, (contexts, parts), self.readings.look_from_home,
+            service.key, (contexts, parts), self._readings.look_from_home,
             lambda look: self._composer.alternatives(contexts, parts, look),
         )  # fmt: skip
         if compositions is None:
@@ -243,7 +246,7 @@ class Prerequisites:
         if demand.bytes is None or demand.bytes <= budget_bytes:
             return demand
         return self._advised.of(
-            parts.service.key, (parts, demand, budget_bytes), self.readings.look_from_home,
+            parts.service.key, (parts, demand, budget_bytes), self._readings.look_from_home,
             lambda look: replace(demand, advice=self._composer.advice(parts, demand, budget_bytes, look)),
         )  # fmt: skip
 
