@@ -65,16 +65,6 @@ TELLING = frozenset({Action.WITHDRAW, Action.ADD, Action.START})
 log = logging.getLogger("controller")
 
 
-def _own(records: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of InferenceServices."""
-    return {key: record for key, record in records.items() if not record.is_daemon}
-
-
-def _daemons(records: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of shared daemons. No memory is reserved for a daemon itself, only for the models on it."""
-    return {key: record for key, record in records.items() if record.is_daemon}
-
-
 class Controller:
     """The controller's state between passes, all of which can be rebuilt from the state directory and the cluster."""
 
@@ -98,7 +88,7 @@ class Controller:
             self.controller_status.quarantined(f"{program}.json", reason)
         if settings.model_store and is_temporary(settings.store_path):
             self.controller_status.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
-        known = frozenset(record.uid for record in _own(self.records).values())
+        known = frozenset(record.uid for record in self.records.values() if record.uid)
         self.services = Reflector(
             kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace,
             is_news=self._is_news,
@@ -186,11 +176,11 @@ class Controller:
         self.state.refresh_link()
         snapshot = self._observe()
         known = plan.with_hands(self.records, snapshot.table, snapshot.notes)
-        ups = self._ups(known, {}, snapshot)
-        before = self._relieved(known, ups, snapshot)
+        ups = self.memory.ups(known, {}, snapshot)
+        before = self.memory.relieve(known, ups, snapshot)
         proposals = self.assignment.propose(before, snapshot)
         if proposals.keys() - known.keys():  # one whose record was lost may be up
-            ups = self._ups(before, proposals, snapshot)
+            ups = self.memory.ups(before, proposals, snapshot)
         self.records = self._admitted(proposals, before, ups, snapshot)
         moving = self._moving(before, torn)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
@@ -252,9 +242,7 @@ class Controller:
         why = snapshot.metal.held
         if not why:
             return lambda _program: ""
-        theirs = {
-            record.program for record in _own(self.records).values() if self.prerequisites.daemons.is_users(record)
-        }
+        theirs = {record.program for record in self.records.values() if self.prerequisites.daemons.is_users(record)}
         return lambda program: "" if program in theirs else why
 
     def _observe(self) -> Snapshot:
@@ -277,16 +265,6 @@ class Controller:
             news=news,
         )
 
-    def _ups(
-        self, records: Mapping[Key, Record], proposals: Mapping[Key, Proposal], snapshot: Snapshot
-    ) -> dict[Key, Up]:
-        """The engines that are up, and what each holds."""
-        return self.memory.ups(_own(records), proposals, snapshot.table, snapshot.notes, snapshot.observed)
-
-    def _relieved(self, records: Mapping[Key, Record], ups: Mapping[Key, Up], snapshot: Snapshot) -> dict[Key, Record]:
-        """The records with those marked that memory pressure evicts or readmits, also while the API is unreachable."""
-        return {**self.memory.relieve(_own(records), ups, snapshot.notes, snapshot.now), **_daemons(records)}
-
     def _admitted(
         self,
         proposals: Mapping[Key, Proposal],
@@ -295,16 +273,17 @@ class Controller:
         snapshot: Snapshot,
     ) -> dict[Key, Record]:
         """The records of this pass: the proposals as far as memory allows, and the shared daemons that they need."""
-        own = _own(before)
         had = {
             key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
-            for key, record in own.items()
+            for key, record in before.items()
         }
         budget_bytes = None if self.settings.uses_claims else self.memory.budget.bytes
         asked = on_demand.settle(proposals, had, snapshot.uses, snapshot.observed, ups, snapshot.now, budget_bytes)
         yielding = on_demand.yields(asked, had, snapshot.uses, snapshot.observed, snapshot.now)
-        settled = {**self.memory.settle(asked, had, ups, yielding, snapshot.now), **_daemons(before)}
-        return self.prerequisites.daemons.keep(settled, snapshot.table, snapshot.notes, snapshot.now)
+        # No memory is reserved for a shared daemon itself, only for the models on it.
+        daemons = {key: record for key, record in before.items() if record.is_daemon}
+        settled = self.memory.settle(asked, had, ups, yielding, snapshot.now) | daemons
+        return self.prerequisites.daemons.keep(settled, snapshot)
 
     def _can_start(self, record: Record) -> bool:
         """True if the spec that a record names exists, or can be written again."""

@@ -18,7 +18,7 @@ from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRule
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
-from metal_supervisor.controller.snapshot import Room
+from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.memory import eviction
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.eviction import Candidate, Returning
@@ -98,12 +98,7 @@ class Memory:
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 
     def ups(
-        self,
-        records: Mapping[Key, Record],
-        proposals: Mapping[Key, Proposal],
-        table: Mapping[str, ProgramState],
-        notes: Mapping[str, RunNote],
-        observed: Mapping[str, Observed],
+        self, records: Mapping[Key, Record], proposals: Mapping[Key, Proposal], snapshot: Snapshot
     ) -> dict[Key, Up]:
         """The engines that are up, and what each holds.
 
@@ -113,10 +108,11 @@ class Memory:
         before, self._footprints = self._footprints, {}
         engines: dict[Key, Record | Proposal] = {**proposals, **records}
         for key, each in engines.items():
-            state = table.get(each.program)
+            state = snapshot.table.get(each.program)
             if state is None or state.state not in LIVE or each.is_daemon:
                 continue
-            known, basis = before.get(key), (each, state, notes.get(each.program), observed.get(each.program))
+            note, seen = snapshot.notes.get(each.program), snapshot.observed.get(each.program)
+            known, basis = before.get(key), (each, state, note, seen)
             if known is None or not known.noted or not all(map(is_, known.basis, basis)):
                 known = self._footprint(records.get(key), basis, known)
             self._footprints[key] = known
@@ -173,18 +169,17 @@ class Memory:
 
     # ── eviction and readmission ─────────────────────────────────────────────────────────────────
 
-    def relieve(
-        self, records: Mapping[Key, Record], ups: Mapping[Key, Up], notes: Mapping[str, RunNote], now: float
-    ) -> dict[Key, Record]:
-        """Records after a check of the memory pressure: at most one engine is marked as evicted, or as readmitted."""
+    def relieve(self, records: Mapping[Key, Record], ups: Mapping[Key, Up], snapshot: Snapshot) -> dict[Key, Record]:
+        """Records after a check of the memory pressure: at most one engine is marked as evicted, or as readmitted.
+
+        Also while the API is unreachable.
+        """
         self._seen = seen = self.watchdog.seen
-        level = self.watchdog.level(seen)
-        calm = level in (None, Level.NORMAL)
+        level, now, notes = self.watchdog.level(seen), snapshot.now, snapshot.notes
         result = {
-            key: record if calm and not record.pressure and not record.evictions
-            else _forgiven(self._pressed(record, level), now)
+            key: record if record.is_daemon else _forgiven(self._pressed(record, level), now)
             for key, record in records.items()
-        }  # fmt: skip
+        }
         leaving = frozenset(key for key, record in records.items() if record.evicted_at is not None and key in ups)
         if self._leaving - leaving:
             self._exited_at = time.monotonic()

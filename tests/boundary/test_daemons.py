@@ -20,6 +20,7 @@ from metal_supervisor.controller.prerequisites.confinement_policies import Confi
 from metal_supervisor.controller.prerequisites.daemons import Daemons, key_of
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.reconcile import Outlook
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes import Binary
 from metal_supervisor.runtimes.daemon_client import DaemonRefused
@@ -34,6 +35,10 @@ from tests.support.records import a_record, accept
 from tests.support.system import eventually, free_ports
 
 ENDPOINT = Endpoint("one", 8080, "/v1/chat/completions", "ClusterIP", None)
+
+
+def world(table: dict[str, ProgramState], notes: dict[str, RunNote], now: float = 1000.0) -> Snapshot:
+    return Snapshot(now, {}, True, {}, table, notes, {})
 
 
 class Builds:
@@ -74,7 +79,7 @@ class Keeper:
         own = {key: each for key, each in self.records.items() if each.is_daemon}
         self.records = {**{each.key: record_of(each) for each in services}, **own}
         self.daemons.prepare(services, self.records)
-        self.records = self.daemons.keep(self.records, table or {}, notes or {}, 1000.0)
+        self.records = self.daemons.keep(self.records, world(table or {}, notes or {}))
         found = [each for each in self.records.values() if each.is_daemon]
         return found[0] if found else None
 
@@ -295,16 +300,16 @@ def test_a_model_that_is_still_to_be_unloaded_needs_it(keeper: Keeper, monkeypat
     leaving = replace(record_of(service()), spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
     keeper.records[leaving.key] = leaving
     table = {"default.one": ProgramState("default.one", State.STOPPING, 4242, 1.0, 0.0)}
-    kept = keeper.daemons.keep(keeper.records, table, {}, 1000.0)
+    kept = keeper.daemons.keep(keeper.records, world(table, {}))
     assert kept[key_of("omlx")].runs
-    assert not keeper.daemons.keep(keeper.records, {}, {}, 1000.0)[key_of("omlx")].runs
+    assert not keeper.daemons.keep(keeper.records, world({}, {}))[key_of("omlx")].runs
 
 
 def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -> None:
     found = keeper.one_pass(service())
     keeper.restart()
     keeper.builds.path = "/opt/another"
-    assert keeper.daemons.keep(keeper.records, {}, {}, 2000.0)[key_of("omlx")] == found
+    assert keeper.daemons.keep(keeper.records, world({}, {}, 2000.0))[key_of("omlx")] == found
 
 
 # ── several services of one ──────────────────────────────────────────────────────────────────────

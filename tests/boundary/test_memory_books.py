@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from metal_supervisor.controller.memory_manager import Memory
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Verdict
@@ -24,6 +27,10 @@ UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0)}
 NOTE = RunNote(7, 7, "x", OLD, (), 0.0, "", "")
 
 
+def world(table: Any = UP, notes: Any = MappingProxyType({}), observed: Any = MappingProxyType({})) -> Snapshot:
+    return Snapshot(1.0, {}, True, {}, table, notes, observed)
+
+
 def books(path: Path) -> tuple[Memory, StateDir]:
     directory = StateDir(path)
     for name in ("specs", "models.d"):
@@ -36,11 +43,11 @@ def books(path: Path) -> tuple[Memory, StateDir]:
 def test_an_engine_is_charged_by_its_launcher_s_note_and_what_was_measured(tmp_path: Path) -> None:
     memory, _ = books(tmp_path)
     key, edited = RECORD.key, replace(RECORD, spec_file=NEW, reserved_bytes=300)
-    assert memory.ups({key: edited}, {}, UP, {"default.one": NOTE}, {})[key].bytes == 100
+    assert memory.ups({key: edited}, {}, world(notes={"default.one": NOTE}))[key].bytes == 100
     seen = {"default.one": Observed("default.one", 7, True, 0.0, "RUNNING", memory_bytes=170)}
-    held = memory.ups({key: edited}, {}, UP, {"default.one": NOTE}, seen)[key]
+    held = memory.ups({key: edited}, {}, world(UP, {"default.one": NOTE}, seen))[key]
     assert (held.spec_file, held.bytes) == (OLD, 170)
-    assert memory.ups({key: edited}, {}, {}, {"default.one": NOTE}, seen) == {}
+    assert memory.ups({key: edited}, {}, world({}, {"default.one": NOTE}, seen)) == {}
 
 
 def test_without_a_note_it_is_charged_by_the_section_from_which_it_was_started(tmp_path: Path) -> None:
@@ -48,15 +55,15 @@ def test_without_a_note_it_is_charged_by_the_section_from_which_it_was_started(t
     key, edited = RECORD.key, replace(RECORD, spec_file=NEW, reserved_bytes=300)
     directory.section_path("default.one").write_text(programs.section("default.one", OLD, directory.home, True, 1, 1))
     for notes in ({}, {"default.one": replace(NOTE, launcher_pid=6)}):
-        held = memory.ups({key: edited}, {}, UP, notes, {})[key]
+        held = memory.ups({key: edited}, {}, world(UP, notes))[key]
         assert (held.spec_file, held.bytes) == (OLD, 100)
     (tmp_path / "specs" / OLD).unlink()
-    assert memory.ups({key: RECORD}, {}, UP, {}, {})[key].bytes == 100, "the record by which it was started"
+    assert memory.ups({key: RECORD}, {}, world())[key].bytes == 100, "the record by which it was started"
 
 
 def test_a_spec_that_is_lost_while_its_engine_is_up_is_charged_all_the_same(tmp_path: Path) -> None:
     memory, _ = books(tmp_path)
     off = replace(RECORD, spec_file=None, reserved_bytes=0)
-    assert memory.ups({RECORD.key: RECORD}, {}, UP, {"default.one": NOTE}, {})[RECORD.key].bytes == 100
+    assert memory.ups({RECORD.key: RECORD}, {}, world(notes={"default.one": NOTE}))[RECORD.key].bytes == 100
     (tmp_path / "specs" / OLD).write_bytes(b"{ half")
-    assert memory.ups({RECORD.key: off}, {}, UP, {"default.one": NOTE}, {})[RECORD.key].bytes == 100
+    assert memory.ups({RECORD.key: off}, {}, world(notes={"default.one": NOTE}))[RECORD.key].bytes == 100

@@ -10,6 +10,7 @@ import pytest
 
 from metal_supervisor.controller.admission import EVICTED_DRAIN_S
 from metal_supervisor.controller.memory_manager import Memory, _ends_soon
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
@@ -34,12 +35,13 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
         record = a_record(spec_file=made.spec_file, reserved_bytes=size)
         note = RunNote(pid, pid, "s", made.spec_file, (), 0.0, "", "")
         row = ProgramState(record.program, State.RUNNING, pid, 1.0, 0.0)
-        found = memory.ups({record.key: record}, {}, {record.program: row}, {record.program: note}, {})
+        snapshot = Snapshot(1.0, {}, True, {}, {record.program: row}, {record.program: note}, {})
+        found = memory.ups({record.key: record}, {}, snapshot)
         return found[record.key].bytes
 
     assert charged(10, 40 * GIB) == 40 * GIB
     assert charged(10, 20 * GIB) == 40 * GIB, "the engine that runs was started with the larger one"
-    memory.ups({}, {}, {}, {}, {})  # it has ended
+    memory.ups({}, {}, Snapshot(1.0, {}, True, {}, {}, {}, {}))  # it has ended
     assert charged(11, 20 * GIB) == 20 * GIB
 
 

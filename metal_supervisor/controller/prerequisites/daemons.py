@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 from metal_supervisor.cluster.report import PORT_IN_USE
 from metal_supervisor.controller import reconcile
-from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.prerequisites.confinement_policies import Confined
 from metal_supervisor.controller.prerequisites.daemon_conflicts import (
     DAEMONS,
@@ -30,6 +29,7 @@ from metal_supervisor.controller.prerequisites.daemon_conflicts import (
 from metal_supervisor.controller.prerequisites.own_ollama import Own
 from metal_supervisor.controller.prerequisites.path_looks import PathLook, PathLooks
 from metal_supervisor.controller.prerequisites.ports import Ports
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine, processes
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place
 from metal_supervisor.runtimes.builds import Broken, Builds
@@ -37,7 +37,7 @@ from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote
+from metal_supervisor.spec.processes import LIVE, ProgramState
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
@@ -163,38 +163,30 @@ class Daemons:
 
     # ── the records ──────────────────────────────────────────────────────────────────────────────
 
-    def keep(
-        self,
-        records: Mapping[Key, Record],
-        table: Mapping[str, ProgramState],
-        notes: Mapping[str, RunNote],
-        now: float,
-    ) -> dict[Key, Record]:
+    def keep(self, records: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
         """The records, with those of the daemons that are needed."""
         result, self.again_in_s = dict(records), None
         self._records = records
         for program in DAEMONS:
-            note = notes.get(program)
+            note = snapshot.notes.get(program)
             if note is not None and note.refused == PORT_IN_USE:
                 self._strange[program] = self._state.read_spec(note.spec_file).get("port", 0)
-            users = [each for each in records.values() if each.daemon == program and _is_up(each, table)]
+            users = [each for each in records.values() if each.daemon == program and _is_up(each, snapshot.table)]
             known = records.get(key_of(program))
             if users:
                 self._unused_since.pop(program, None)
-                if (kept := self._tried(program, known, note, table.get(program), now)) is not None:
+                if (kept := self._tried(program, known, snapshot)) is not None:
                     result[kept.key] = kept
                     result |= self._told_to_wait(program, kept, result)
             elif known is not None:
-                self._unneeded(result, known, now)
+                self._unneeded(result, known, snapshot.now)
         return result
 
-    def _tried(
-        self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
-    ) -> Record | None:
+    def _tried(self, program: str, known: Record | None, snapshot: Snapshot) -> Record | None:
         """As `_needed`; as it was if its files cannot be made: on a full disk others are to be stopped all the same."""
         problem, kept = "", known
         try:
-            kept = self._needed(program, known, note, state, now)
+            kept = self._needed(program, known, snapshot)
         except (OSError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         if problem and problem != self._trouble.get(program):
@@ -202,10 +194,9 @@ class Daemons:
         self._trouble[program] = problem
         return kept
 
-    def _needed(
-        self, program: str, known: Record | None, note: RunNote | None, state: ProgramState | None, now: float
-    ) -> Record | None:
+    def _needed(self, program: str, known: Record | None, snapshot: Snapshot) -> Record | None:
         """Record of a daemon in use; as it was (None without one) while the new record cannot be composed."""
+        now, up = snapshot.now, snapshot.live_note(program)
         if not (self._asked and self.is_known(program)):
             return known
         where = self.address(program, Ports(self._records.values()))
@@ -232,7 +223,6 @@ class Daemons:
         if further is None:
             return known
         confined = self._confine(program, binary, where[1], services, [own], [base, *further])
-        up = live_note(note, state)
         if confined is None:
             return known  # its build is being tried
         if confined.problem:
