@@ -100,13 +100,8 @@ class Applier:
         `at_rest`: programs that run as they should; they have none but for a section that has changed. `held`: why a
         program must not be started now, "" if it may.
         """
-        wanted, stopping, shift = {}, dict(self._stopping), snapshot.now - time.monotonic()
+        wanted, stopping = {}, dict(self._stopping)
         answering = self._answering([each for each in records if self._is_unsaid(each, snapshot)], snapshot.notes)
-
-        def on_wall(at: float) -> float:
-            """Unix time of a monotonic time, 0 for 0: we remember monotonic times, the plan works in Unix time."""
-            return at + shift if at else 0.0
-
         idle = frozenset(at_rest) - self._told.keys() - self._diff.changed
         for record in records:
             if record.program in idle:
@@ -114,20 +109,14 @@ class Applier:
             name = record.program
             note, seen, known = snapshot.notes.get(name), snapshot.observed.get(name), stopping.get(name)
             if record.runs and record.spec_file:
-                hung = self._hung_engine(name, note, seen)
-                hung = hung and replace(hung, told_at=on_wall(hung.told_at))
                 spec_file = self.files.runnable_spec(name, record.spec_file, note)
-                wanted[name] = Wanted(spec_file, record.stopped_by_hand, hung)
+                wanted[name] = Wanted(spec_file, record.stopped_by_hand, self._hung_engine(name, note, seen))
             if known and record.withdraw:
                 found = self._on_its_way(known, record, note, seen, answering.get(name))
                 stopping[name] = plan.with_use(found, snapshot.uses.get(name), record.withdraw)
-        stopping = {
-            name: replace(each, asked_at=on_wall(each.asked_at), told_at=on_wall(each.told_at))
-            for name, each in stopping.items()
-        }
         due = plan.steps(
             wanted, frozenset(self.files.ours - idle), snapshot.table, self._diff, snapshot.notes, stopping,
-            snapshot.now, held,
+            snapshot.now, time.monotonic(), held,
         )  # fmt: skip
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
         steps = pacing.paced(due, records, snapshot.table, snapshot.observed, snapshot.uses, most, snapshot.now)

@@ -73,7 +73,7 @@ class Hung:
 
     why: str
     told_at: float = 0.0
-    """Unix time at which it was told to end, 0 if it was not."""
+    """Monotonic time at which it was told to end, 0 if it was not."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Stopping:
     """State of a program that is to stop."""
 
     asked_at: float = 0.0
-    """Unix time at which the withdrawal was asked for, 0 if it was not."""
+    """Monotonic time at which the withdrawal was asked for, 0 if it was not."""
     withdrawn: bool = False
     """The sidecar has taken the endpoint out."""
     busy: bool = False
@@ -100,7 +100,7 @@ class Stopping:
     drain_s: float = 0.0
     """Seconds that it may take to finish its requests."""
     told_at: float = 0.0
-    """Unix time of its first TERM, 0 if it has had none, or two."""
+    """Monotonic time of its first TERM, 0 if it has had none, or two."""
     cut: bool = False
     """That TERM came while it was answering: its time for that was over."""
     young: bool = False
@@ -168,12 +168,12 @@ def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> 
     return known is not None and known.spec_file != wanted.spec_file
 
 
-def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, now: float) -> Step:
+def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, clock: float) -> Step:
     """Next step of a process that has to stop: withdraw, drain, stop, wait, and finally `then`."""
     if state.state in (State.STARTING, State.RUNNING):
         if not stopping.asked_at:
             return Step(Action.WITHDRAW, name, then.why)
-        waited = now - stopping.asked_at
+        waited = clock - stopping.asked_at
         told = stopping.withdrawn and (stopping.drained or stopping.busy)
         if not told and 0 <= waited < WITHDRAW_WAIT_S:
             return Step(Action.WAIT, name, "endpoint is being withdrawn", WITHDRAW_WAIT_S - waited)
@@ -184,7 +184,7 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, n
     if state.state is State.BACKOFF:
         return Step(Action.STOP, name, then.why)
     if state.state is State.STOPPING:
-        waited = now - stopping.told_at
+        waited = clock - stopping.told_at
         if stopping.told_at and stopping.young and waited > RESEND_AFTER_S:
             return Step(Action.TERM, name, "the first TERM may have come too early")
         # llama-server waits for its clients until a second TERM, which would be a drain that nothing asked for.
@@ -196,7 +196,9 @@ def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, n
     return then
 
 
-def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, now: float) -> Step | None:
+def _keep(
+    name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, now: float, clock: float
+) -> Step | None:
     """Next step of a program whose section is the wanted one; None if it is in the desired state."""
     if state.state is State.STOPPED and not wanted.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
@@ -205,7 +207,7 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
     if state.state is State.UNKNOWN:
         return Step(Action.ALARM, name, LOST)
     if state.state in (State.STARTING, State.RUNNING) and wanted.hung:
-        return _revive(name, wanted.hung, now)
+        return _revive(name, wanted.hung, clock)
     if state.state is State.FATAL:
         due = retry_at(note, state, now)
         if now >= due or due - now > LONGEST_RETRY_S:  # further away than any pause: the clock was set back
@@ -214,11 +216,11 @@ def _keep(name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, 
     return None
 
 
-def _revive(name: str, hung: Hung, now: float) -> Step:
+def _revive(name: str, hung: Hung, clock: float) -> Step:
     """Next step of a hung engine. It serves no request, so there is nothing to drain."""
     if not hung.told_at:
         return Step(Action.RESTART, name, hung.why)
-    waited = now - hung.told_at
+    waited = clock - hung.told_at
     if 0 <= waited < KILL_AFTER_S:
         return Step(Action.WAIT, name, "a hung engine was told to end", KILL_AFTER_S - waited)
     return Step(Action.KILL, name, "it hangs, and does not heed TERM")
@@ -232,12 +234,13 @@ def steps(
     notes: Mapping[str, RunNote],
     stopping: Mapping[str, Stopping],
     now: float,
+    clock: float,
     held: Callable[[str], str] = lambda _name: "",
 ) -> list[Step]:
     """Steps of one pass, in the order of program names.
 
-    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time. `held`: program
-    -> reason why it must not be started now, "" if it may; running programs are left running.
+    `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time, `clock` is
+    monotonic. `held`: program -> reason why it must not be started now, "" if it may; what runs is left running.
     """
     result: list[Step | None] = []
     for name in sorted({*wanted, *(ours & table.keys())}):
@@ -245,13 +248,13 @@ def steps(
         if want is None:
             assert state is not None
             remove = Step(Action.REMOVE, name, "no longer wanted")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, now))
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, clock))
         elif state is None:
             result.append(Step(Action.ADD, name, "new") if name in diff.added else Step(Action.WAIT, name, RELOAD, 1.0))
         elif not _runs_another(want, note, state) and (
             name not in diff.changed or (not _rests(want, state) and runs_wanted_spec(want, note, state))
         ):
-            result.append(_keep(name, want, state, note, now))
+            result.append(_keep(name, want, state, note, now, clock))
         elif state.state in (State.STARTING, State.RUNNING) and _in_flight(note, state, now):
             result.append(Step(Action.WAIT, name, "launcher has not said yet what it runs", 0.05))
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
@@ -260,7 +263,7 @@ def steps(
             result.append(Step(Action.WAIT, name, "it was stopped by hand just now", HAND_GRACE_S))
         else:
             replace = Step(Action.REPLACE, name, "its spec changed")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, now))
+            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, clock))
     return [
         _withheld(step, held(step.program)) if step.program in wanted else step for step in result if step is not None
     ]

@@ -72,6 +72,7 @@ def moves(
         {NAME: said} if said else {},
         {NAME: stopping} if stopping else {},
         now,
+        now,
     )
 
 
@@ -239,7 +240,7 @@ def test_a_process_that_supervisord_lost_track_of_is_left_alone_with_an_alarm() 
 def test_moves_come_in_the_order_of_names_one_each() -> None:
     names = ["b.z", "a.z", "c.z"]
     table = {name: row(State.RUNNING, name=name) for name in names}
-    found = steps({}, frozenset(names), table, Diff(), {}, {}, NOW)
+    found = steps({}, frozenset(names), table, Diff(), {}, {}, NOW, NOW)
     assert [step.program for step in found] == sorted(names)
 
 
@@ -364,7 +365,7 @@ def test_what_is_not_ours_is_never_touched(
     table = {NAME: state, foreign: replace(state, name=foreign)}
     both = {foreign: said or note(), NAME: said or note()}
     leaving = {foreign: stopping or Stopping(), NAME: stopping or Stopping()}
-    found = steps({NAME: want} if want else {}, frozenset({NAME}), table, diff, both, leaving, now)
+    found = steps({NAME: want} if want else {}, frozenset({NAME}), table, diff, both, leaving, now, now)
     assert {step.program for step in found} <= {NAME}
 
 
@@ -516,7 +517,7 @@ def test_while_nothing_may_be_started_nothing_is_and_what_is_up_goes_on(state: S
     diff = Diff(added=frozenset({NAME})) if found is None else changed() if want is WANTS_NEW else Diff()
     rest = {NAME: found} if found else {}
     for asked in (Stopping(), WITHDRAWN):
-        world = frozenset({NAME}), rest, diff, {NAME: note()}, {NAME: asked}, NOW
+        world = frozenset({NAME}), rest, diff, {NAME: note()}, {NAME: asked}, NOW, NOW
         free = [step.do for step in steps({NAME: want}, *world)]
         held = steps({NAME: want}, *world, held=lambda _name: "no device")
         assert [step.do for step in held] == [Action.WAIT if each in TO_START else each for each in free]
