@@ -93,12 +93,13 @@ class Applier:
             return self.supervisord.reload()
 
     def plan(
-        self, records: Collection[Record], at_rest: Collection[str], snapshot: Snapshot, held: Callable[[str], str]
-    ) -> list[Step]:
+        self, records: Collection[Record], at_rest: Collection[str], snapshot: Snapshot,
+        is_users: Callable[[Record], bool],
+    ) -> list[Step]:  # fmt: skip
         """The steps of this pass, after its reload.
 
-        `at_rest`: programs that run as they should; they have none but for a section that has changed. `held`: why a
-        program must not be started now, "" if it may.
+        `at_rest`: programs that run as they should; they have none but for a section that has changed. `is_users`:
+        true for a model on the user's own daemon, whose start needs no Metal device of ours.
         """
         wanted, stopping = {}, dict(self._stopping)
         answering = self._answering([each for each in records if self._is_unsaid(each, snapshot)], snapshot.notes)
@@ -110,13 +111,14 @@ class Applier:
             note, seen, known = snapshot.notes.get(name), snapshot.observed.get(name), stopping.get(name)
             if record.runs and record.spec_file:
                 spec_file = self.files.runnable_spec(name, record.spec_file, note)
-                wanted[name] = Wanted(spec_file, record.stopped_by_hand, self._hung_engine(name, note, seen))
+                held = "" if is_users(record) else snapshot.metal.held
+                wanted[name] = Wanted(spec_file, record.stopped_by_hand, self._hung_engine(name, note, seen), held)
             if known and record.withdraw:
                 found = self._on_its_way(known, record, note, seen, answering.get(name))
                 stopping[name] = plan.with_use(found, snapshot.uses.get(name), record.withdraw)
         due = plan.steps(
             wanted, frozenset(self.files.ours - idle), snapshot.table, self._diff, snapshot.notes, stopping,
-            snapshot.now, time.monotonic(), held,
+            snapshot.now, time.monotonic(),
         )  # fmt: skip
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
         steps = pacing.paced(due, records, snapshot.table, snapshot.observed, snapshot.uses, most, snapshot.now)

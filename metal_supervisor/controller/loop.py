@@ -150,20 +150,17 @@ class Controller:
         pause_s, throttle = 0.0, Throttle(SHARE, LONGEST_PAUSE_S)
         while not stopped():
             self.bell.wait(pause_s)
-            began = time.monotonic()
+            began, pause_s = time.monotonic(), RETRY_S
             throttle.begin()
             try:
                 pause_s = self.one_pass()
                 self.controller_status.passed(time.monotonic() - began)
             except Unavailable as error:
                 log.warning("supervisord does not answer", extra={"error": str(error)})
-                pause_s = RETRY_S
             except (Refused, BrokenFile, StateError, OSError) as error:
                 log.error("pass failed; it is tried again", extra={"error": repr(error)[:300]})
-                pause_s = RETRY_S
             except Exception:
                 log.exception("pass failed unexpectedly; it is tried again")
-                pause_s = RETRY_S
             if self._untold:
                 self._tell_readers()
             time.sleep(throttle.pause_s())
@@ -193,8 +190,8 @@ class Controller:
         files.write_sections(self.records.values(), complete, snapshot)
         self.applier.reload(self.controller_status.quarantined)
         at_rest = {record.program for key, record in self.records.items() if key not in moving}
-        steps = self.applier.plan(self.records.values(), at_rest, snapshot, self._held(snapshot))
-        done = [step for step in steps if self._tried(step, snapshot)]
+        steps = self.applier.plan(self.records.values(), at_rest, snapshot, self.prerequisites.daemons.is_users)
+        done = [step for step in steps if self._perform(step, snapshot)]
         self._settle(moving, snapshot, steps)
         self.applier.sweep(snapshot)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
@@ -236,14 +233,6 @@ class Controller:
         if snapshot.operator is None and snapshot.services is not None:
             later.append(status_mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
-
-    def _held(self, snapshot: Snapshot) -> Callable[[str], str]:
-        """Program -> reason why it must not be started now, "" if it may. Models on the user's own daemon may."""
-        why = snapshot.metal.held
-        if not why:
-            return lambda _program: ""
-        theirs = {record.program for record in self.records.values() if self.prerequisites.daemons.is_users(record)}
-        return lambda program: "" if program in theirs else why
 
     def _observe(self) -> Snapshot:
         news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew
@@ -319,16 +308,8 @@ class Controller:
         for reader in ("sidecar", "gateway"):
             ring(self.state.path, reader)
 
-    def _tried(self, step: Step, snapshot: Snapshot) -> bool:
-        """Carry one step out; one that supervisord refuses must not prevent the others."""
-        try:
-            return self._perform(step, snapshot)
-        except Refused as error:
-            log.error("step refused", extra={"program": step.program, "step": step.do.value, "error": str(error)})
-            return False
-
     def _perform(self, step: Step, snapshot: Snapshot) -> bool:
-        """Carry one step out; False for a step that only waits or warns."""
+        """Carry one step out; False for one that only waits or warns, or that supervisord refuses."""
         if step.do is Action.WAIT:
             return False
         if step.do is Action.ALARM:
@@ -339,7 +320,11 @@ class Controller:
             return True
         if step.do is Action.STOP:
             self._change_record(step.program, stop_sent=True)
-        self.applier.perform(step, snapshot)
+        try:
+            self.applier.perform(step, snapshot)
+        except Refused as error:  # it must not prevent the other steps
+            log.error("step refused", extra={"program": step.program, "step": step.do.value, "error": str(error)})
+            return False
         return True
 
     def _change_record(self, program: str, **changes: Any) -> None:

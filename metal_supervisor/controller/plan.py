@@ -8,7 +8,7 @@ not stop one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -83,6 +83,8 @@ class Wanted:
     spec_file: str
     stopped_by_hand: bool
     hung: Hung | None = None
+    held: str = ""
+    """Reason why it must not be started now, "" if it may; what runs is left running."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +237,11 @@ def steps(
     stopping: Mapping[str, Stopping],
     now: float,
     clock: float,
-    held: Callable[[str], str] = lambda _name: "",
 ) -> list[Step]:
     """Steps of one pass, in the order of program names.
 
     `ours`: names that are or were ours; nothing else in the table is ever touched. `now` is Unix time, `clock` is
-    monotonic. `held`: program -> reason why it must not be started now, "" if it may; what runs is left running.
+    monotonic.
     """
     result: list[Step | None] = []
     for name in sorted({*wanted, *(ours & table.keys())}):
@@ -265,7 +266,8 @@ def steps(
             replace = Step(Action.REPLACE, name, "its spec changed")
             result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, clock))
     return [
-        _withheld(step, held(step.program)) if step.program in wanted else step for step in result if step is not None
+        _withheld(step, wanted[step.program].held) if step.program in wanted else step
+        for step in result if step is not None
     ]
 
 
