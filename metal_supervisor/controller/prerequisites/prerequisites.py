@@ -5,7 +5,7 @@ The controller asks for every service in every pass; this module looks at the ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from metal_supervisor.controller import reconcile
@@ -65,10 +65,6 @@ class Prerequisites:
         self.headers, self._readings = headers, Readings(headers, store, directory.home)
         self._builds_seen: dict[str, tuple[Binary | None, tuple[str, str] | None]] = {}
         """Runtime -> its build, as this pass found it."""
-        self._builds_before: Mapping[str, tuple[Binary | None, tuple[str, str] | None]] = {}
-        """As the pass before found them: what is equal stays the same object, and is compared quickly."""
-        self._confined_seen: dict[str, Confined | None] = {}
-        """Runtime -> the outcome of its build's trial, as this pass found it."""
         self.specs: dict[str, str] = {}
         """Content of the specs composed so far, and of those that were on file before, by file name."""
         self._composer = Composer(settings, directory.home)
@@ -103,7 +99,7 @@ class Prerequisites:
         for each in (self.headers, self._confinement.paths, self.daemons.paths):
             each.forget_others()
         self.offers.begin()
-        self._builds_before, self._builds_seen, self._confined_seen = self._builds_seen, {}, {}
+        self._builds_seen = {}
 
     def outlook(
         self,
@@ -151,9 +147,7 @@ class Prerequisites:
         file, build = self._store.state(service.model.artifact), self._build(RUNTIMES[service.runtime])
         if build[0] is None or file.phase != "Ready":
             return None
-        if service.runtime not in self._confined_seen:
-            self._confined_seen[service.runtime] = self._confinement.tried(service.runtime, build[0])
-        confined = self._confined_seen[service.runtime]
+        confined = self._confinement.tried(service.runtime, build[0])
         if confined is None:
             return None
         held = ports.holder(service.container_port or record.port or 0, service.key)
@@ -276,8 +270,7 @@ class Prerequisites:
     def _build(self, runtime: Runtime) -> tuple[Binary | None, tuple[str, str] | None]:
         """As `_build_of`, looked up once in a pass."""
         if runtime.name not in self._builds_seen:
-            found, before = self._build_of(runtime), self._builds_before.get(runtime.name)
-            self._builds_seen[runtime.name] = before if before is not None and before == found else found
+            self._builds_seen[runtime.name] = self._build_of(runtime)
         return self._builds_seen[runtime.name]
 
     def _build_of(self, runtime: Runtime) -> tuple[Binary | None, tuple[str, str] | None]:
