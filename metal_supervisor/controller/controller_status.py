@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
@@ -20,13 +19,13 @@ from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.store import Store
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import histogram, model_resource, resources
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Model, ModelFile
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
@@ -187,20 +186,10 @@ def source_of(item: Json) -> str:
     return source.strip() if isinstance(source, str) else ""
 
 
-class Files(Protocol):
-    """Model files on this Mac."""
-
-    def wants(self, artifact: Artifact) -> bool:
-        """True for an artifact that is looked after."""
-
-    def state(self, artifact: Artifact) -> ModelFile:
-        """State of a wanted artifact."""
-
-
 class ModelFiles:
     """States of the files of Models on this Mac; each Model is read once for each of its versions."""
 
-    def __init__(self, store: Files, header_of: Callable[[str], Reading | None] = lambda _: Reading(None)) -> None:
+    def __init__(self, store: Store, header_of: Callable[[str], Reading | None]) -> None:
         """`header_of`: metadata of a file by its path; None while it is being read."""
         self._store, self._header_of = store, header_of
         self._read: Remembered[Model | Bad, str, None] = Remembered()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from metal_supervisor.controller.remembered import Remembered
+from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import chip, darwin_memory, machine
 from metal_supervisor.placement import placement
@@ -70,8 +70,7 @@ class ResourceFilter:
             on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
         )
         self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
-        self._judged: dict[Key, tuple[Service, Service | Rejected | None]] = {}
-        """Service -> as it was read, and what became of that."""
+        self._judged: Remembered[Service | Rejected | None, Key, None] = Remembered()
         self._answer: tuple[_Inputs, dict[Key, Service | Rejected]] | None = None
         """What the latest answer was made from, and that answer."""
 
@@ -99,7 +98,8 @@ class ResourceFilter:
         before, answer = self._answer or (None, {})
         changed = services.keys() if before is None else inputs.changed_since(before)
         result = {key: item for key, item in answer.items() if key in services}
-        self._read.forget_all_but(services.keys())
+        for remembered in (self._read, self._judged):
+            remembered.forget_all_but(services.keys())
         written = {key: services[key] for key in changed}
         read = resources.interpret(written, inputs.models, inputs.policy, kept.keys(), kept, self._service_of)
         final = {key: self._final(key, item, inputs) for key, item in read.items()}
@@ -108,18 +108,13 @@ class ResourceFilter:
         for key in changed:
             if final.get(key) is None:
                 result.pop(key, None)
-        for key in self._judged.keys() - services.keys():
-            del self._judged[key]
         return result
 
     def _final(self, key: Key, item: Service | Rejected, inputs: _Inputs) -> Service | Rejected | None:
         """What became of a service as it was read; None if it is for another Mac."""
         resource = inputs.services[key]
         if isinstance(item, Service):
-            known = self._judged.get(key)
-            if known is None or known[0] is not item:
-                known = self._judged[key] = item, self._judge(item, resource)
-            return known[1]
+            return self._judged.of(key, (item, resource), nothing, lambda _: self._judge(item, resource))
         if self._settings.embedded or not _unclaimed(item, inputs.owners, inputs.operator):
             return self._judge(_with_nearest(item, inputs.models), resource)
         return None

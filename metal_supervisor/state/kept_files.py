@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -89,21 +90,13 @@ class KeptFiles:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.path_of: Callable[[str, str], Path] = lru_cache(MOST_KNOWN)(lambda folder, name: path / folder / name)
+        """Path of a file in a folder, made once: a pass asks for some twenty of each engine."""
         self._known: dict[Path, tuple[Edition, Any]] = {}
         self._written: dict[Path, _LastWrite] = {}
-        self._paths: dict[tuple[str, str], Path] = {}
         self._listings: dict[str, _Listing] = {}
         self._read: defaultdict[str, tuple[Files, dict[str, Any]]] = defaultdict(lambda: ({}, {}))
         """Directory -> its files, and what was read from them, if all could be."""
-
-    def path_of(self, folder: str, name: str) -> Path:
-        """Path of a file, made once: a pass asks for some twenty of each engine."""
-        found = self._paths.get((folder, name))
-        if found is None:
-            if len(self._paths) > MOST_KNOWN:
-                self._paths.clear()
-            found = self._paths[folder, name] = self._path / folder / name
-        return found
 
     def _entries(self, directory: str, suffix: str) -> list[os.DirEntry[str]]:
         """The files there with the suffix, without those that are being written."""

@@ -40,7 +40,8 @@ def told(
 ) -> ModelFile:
     """`files`: `here` is what the store says of the Model's own artifact; `reading`: what is known of its header."""
     held = {read_artifact(written): files["here"]} if files else {}
-    return ModelFiles(Held(held), lambda _: reading).state(written, {(each.namespace, each.model) for each in records})
+    store: Any = Held(held)
+    return ModelFiles(store, lambda _: reading).state(written, {(each.namespace, each.model) for each in records})
 
 
 @pytest.mark.parametrize(
