@@ -121,7 +121,7 @@ class Applier:
             snapshot.now, time.monotonic(),
         )  # fmt: skip
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
-        steps = pacing.paced(due, records, snapshot.table, snapshot.observed, snapshot.uses, most, snapshot.now)
+        steps = pacing.paced(due, records, snapshot, most)
         self._late = frozenset(one.program for one, other in zip(due, steps, strict=True) if one is not other)
         self.files.unread |= {step.program for step in steps if step.why == plan.RELOAD}
         self._to_add = [step.program for step in steps if step.do is Action.ADD]

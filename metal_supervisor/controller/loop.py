@@ -227,7 +227,7 @@ class Controller:
             self.assignment.again_in_s,
             self.memory.again_in_s(self.records),
             self.prerequisites.daemons.again_in_s,
-            on_demand.again_in_s(self.records, snapshot.uses, snapshot.observed, snapshot.now),
+            on_demand.again_in_s(self.records, snapshot),
         )
         later += [each for each in again if each is not None]
         if snapshot.operator is None and snapshot.services is not None:
@@ -267,8 +267,8 @@ class Controller:
             for key, record in before.items()
         }
         budget_bytes = None if self.settings.uses_claims else self.memory.budget.bytes
-        asked = on_demand.settle(proposals, had, snapshot.uses, snapshot.observed, ups, snapshot.now, budget_bytes)
-        yielding = on_demand.yields(asked, had, snapshot.uses, snapshot.observed, snapshot.now)
+        asked = on_demand.settle(proposals, had, ups, snapshot, budget_bytes)
+        yielding = on_demand.yields(asked, had, snapshot)
         # No memory is reserved for a shared daemon itself, only for the models on it.
         daemons = {key: record for key, record in before.items() if record.is_daemon}
         settled = self.memory.settle(asked, had, ups, yielding, snapshot.now) | daemons

@@ -8,13 +8,14 @@ what it has. An engine counts as in use until SETTLED_S after its last answer: a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import reconcile
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.memory.refusals import INSUFFICIENT, too_large
-from metal_supervisor.spec.processes import UNUSED, EngineUse, Observed
+from metal_supervisor.spec.processes import UNUSED
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 
@@ -41,10 +42,8 @@ class Yielding:
 def settle(
     proposals: Mapping[Key, Proposal],
     before: Mapping[Key, Record],
-    uses: Mapping[str, EngineUse],
-    observed: Mapping[str, Observed],
-    up: Iterable[Key],
-    now: float,
+    up: Collection[Key],
+    snapshot: Snapshot,
     budget_bytes: int | None = None,
 ) -> dict[Key, Proposal]:
     """The proposals, with those on-demand services at rest that nobody asks for.
@@ -52,17 +51,17 @@ def settle(
     `up`: keys of engines that are up. `budget_bytes`: an engine that needs more does not rest, and the ledger
     refuses it at once; None where another Mac may have room for it.
     """
-    result, running = dict(proposals), frozenset(up)
+    result, now = dict(proposals), snapshot.now
     for key, proposal in proposals.items():
         if proposal.idle_s is None or not proposal.asks:
             continue
-        was, use = before.get(key), uses.get(proposal.program, UNUSED)
-        if use.waiting or proposal.stopped_by_hand or (was is None and key in running):
+        was, use = before.get(key), snapshot.uses.get(proposal.program, UNUSED)
+        if use.waiting or proposal.stopped_by_hand or (was is None and key in up):
             continue
-        if proposal.evicted_at is not None and key in running:
+        if proposal.evicted_at is not None and key in up:
             continue  # it goes sooner than one that rests
         if was is not None and was.runs:
-            idle_s = now - used_at(was, use, observed.get(proposal.program), now)
+            idle_s = now - used_at(was, snapshot)
             if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
                 continue
             result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
@@ -72,14 +71,15 @@ def settle(
     return result
 
 
-def used_at(record: Record, use: EngineUse, seen: Observed | None, now: float) -> float:
+def used_at(record: Record, snapshot: Snapshot) -> float:
     """Unix time of an engine's latest use; of its start, if it had none since.
 
-    A time far ahead of `now` is of a clock that has been set back since, and counts as long ago; one that is no more
+    A time far ahead of now is of a clock that has been set back since, and counts as long ago; one that is no more
     than AHEAD_S ahead is of a use since the snapshot was begun.
     """
+    seen, now = snapshot.observed.get(record.program), snapshot.now
     ready_at = seen.since if seen is not None and seen.ready else 0.0
-    times = use.used_at, record.admitted_at, ready_at
+    times = snapshot.uses.get(record.program, UNUSED).used_at, record.admitted_at, ready_at
     return max((min(at, now) for at in times if at <= now + AHEAD_S), default=0.0)
 
 
@@ -99,44 +99,29 @@ def at_rest(proposal: Proposal, was: Record | None, why: str, now: float) -> Pro
 
 
 def yields(
-    proposals: Mapping[Key, Proposal],
-    before: Mapping[Key, Record],
-    uses: Mapping[str, EngineUse],
-    observed: Mapping[str, Observed],
-    now: float,
+    proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot
 ) -> dict[Key, Yielding]:
     """The on-demand engines whose memory another may have."""
-    found = {}
+    found, now = {}, snapshot.now
     for key, proposal in proposals.items():
-        was, seen = before.get(key), observed.get(proposal.program)
+        was, seen = before.get(key), snapshot.observed.get(proposal.program)
         if proposal.idle_s is None or proposal.protected or was is None or not was.runs or was.withdraw:
             continue
         if seen is None or not seen.ready:
             continue
-        use = uses.get(proposal.program, UNUSED)
-        last = used_at(was, use, seen, now)
+        use, last = snapshot.uses.get(proposal.program, UNUSED), used_at(was, snapshot)
         busy = bool(use.in_flight or use.waiting) or now - last < SETTLED_S
         if not busy or not 0 <= now - seen.since < MIN_AWAKE_S:
             found[key] = Yielding(now - MAX_WAIT_S if busy else now, busy, last)
     return found
 
 
-def again_in_s(
-    records: Mapping[Key, Record], uses: Mapping[str, EngineUse], observed: Mapping[str, Observed], now: float
-) -> float | None:
+def again_in_s(records: Mapping[Key, Record], snapshot: Snapshot) -> float | None:
     """Seconds until the next pass that on-demand services need without a wake, None if they need none."""
-    some = [each for each in records.values() if each.idle_s is not None]
-    if any(each.queue_position for each in records.values()) and any(each.runs for each in some):
+    running = [each for each in records.values() if each.idle_s is not None and each.runs]
+    if running and any(each.queue_position for each in records.values()):
         # Until one of them may give up its memory: at the latest that is when it has settled.
-        last = [
-            used_at(each, uses.get(each.program, UNUSED), observed.get(each.program), now)
-            for each in some if each.runs
-        ]  # fmt: skip
-        settles = [each + SETTLED_S - now for each in last if each + SETTLED_S > now]
-        return max(SOONEST_S, min([LOOK_EVERY_S, *settles]))
-    left = [
-        used_at(each, uses.get(each.program, UNUSED), observed.get(each.program), now) + each.idle_s - now
-        for each in some
-        if each.runs and each.idle_s
-    ]
+        settles = [used_at(each, snapshot) + SETTLED_S - snapshot.now for each in running]
+        return max(SOONEST_S, min([LOOK_EVERY_S, *(each for each in settles if each > 0)]))
+    left = [used_at(each, snapshot) + each.idle_s - snapshot.now for each in running if each.idle_s]
     return max(1.0, min(left)) if left else None

@@ -5,11 +5,12 @@ What supervisord starts by itself, at a boot or after a crash, takes places but 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from metal_supervisor.controller.plan import Action, Step
-from metal_supervisor.spec.processes import LIVE, EngineUse, Observed, ProgramState
+from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.spec.processes import LIVE, UNUSED, Observed, ProgramState
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import Json
@@ -26,15 +27,7 @@ def most_at_once(chosen: int, cores: int | None) -> int:
     return chosen or max(AT_LEAST, (cores or 0) // 2)
 
 
-def paced(
-    steps: Sequence[Step],
-    records: Collection[Record],
-    table: Mapping[str, ProgramState],
-    observed: Mapping[str, Observed],
-    uses: Mapping[str, EngineUse],
-    most: int,
-    now: float,
-) -> list[Step]:
+def paced(steps: Sequence[Step], records: Collection[Record], snapshot: Snapshot, most: int) -> list[Step]:
     """The steps, but starts that would make more than `most` engines load wait: by priority, then by `_since`.
 
     An engine that a client waits for starts in any case.
@@ -42,8 +35,9 @@ def paced(
     starts = {step.program for step in steps if step.do in (Action.ADD, Action.START)}
     if not starts:
         return list(steps)
-    loading = sum(_loads(table.get(each.program), observed.get(each.program), now) for each in records)
-    asked = {program for program in starts if program in uses and uses[program].waiting}
+    table, observed = snapshot.table, snapshot.observed
+    loading = sum(_loads(table.get(each.program), observed.get(each.program), snapshot.now) for each in records)
+    asked = {program for program in starts if snapshot.uses.get(program, UNUSED).waiting}
     queue = sorted(
         (each for each in records if each.program in starts - asked),
         key=lambda each: (-rank_of(each.priority), _since(each, table.get(each.program)), each.program),

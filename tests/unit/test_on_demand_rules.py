@@ -15,6 +15,7 @@ from metal_supervisor.controller.admission import AdmissionRules, Up
 from metal_supervisor.controller.on_demand import MAX_WAIT_S, MIN_AWAKE_S, SETTLED_S
 from metal_supervisor.controller.plan import Stopping
 from metal_supervisor.controller.prerequisites.ports import Ports, front_key
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOTATION, OnDemandPolicy, unloading
 from metal_supervisor.spec.processes import EngineUse, Observed
@@ -86,10 +87,14 @@ ASKS = reconcile.unchanged(RUNS)
 READY = Observed("default.tiny", 7, True, NOW - 100, "RUNNING")
 
 
+def world(uses: dict[str, EngineUse], observed: dict[str, Observed], now: float = NOW) -> Snapshot:
+    return Snapshot(now, {}, True, {}, {}, {}, observed, uses)
+
+
 def settled(use: EngineUse, was: Record | None = RUNS, asks: Proposal = ASKS, up: bool = True) -> Proposal:
     key, program = RUNS.key, RUNS.program
     before, held = {} if was is None else {key: was}, [key] if up else []
-    return on_demand.settle({key: asks}, before, {program: use}, {program: READY}, held, NOW)[key]
+    return on_demand.settle({key: asks}, before, held, world({program: use}, {program: READY}))[key]
 
 
 @pytest.mark.parametrize(("use", "stays"), [
@@ -110,13 +115,13 @@ def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) 
 def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
     back = NOW - 3600
     uses, seen = {RUNS.program: EngineUse(used_at=NOW - 1)}, {RUNS.program: READY}
-    idle = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, uses, seen, [RUNS.key], back)
+    idle = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, [RUNS.key], world(uses, seen, back))
     assert not idle[RUNS.key].asks
     for used_at in (back - 0.1, back + 2.0):  # since the clock was set; and while the snapshot was taken
         used = {RUNS.program: EngineUse(used_at=used_at)}
-        stays = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, used, seen, [RUNS.key], back)
+        stays = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, [RUNS.key], world(used, seen, back))
         assert stays[RUNS.key].asks
-        assert on_demand.yields(stays, {RUNS.key: RUNS}, used, seen, back)[RUNS.key].busy
+        assert on_demand.yields(stays, {RUNS.key: RUNS}, world(used, seen, back))[RUNS.key].busy
 
 
 def test_one_that_is_evicted_ends_as_such_and_not_as_one_that_rests() -> None:
@@ -124,7 +129,7 @@ def test_one_that_is_evicted_ends_as_such_and_not_as_one_that_rests() -> None:
     asks, rules = replace(ASKS, evicted_at=NOW), AdmissionRules(10, paused="short of memory")
     record, key, ups = evicted, RUNS.key, {RUNS.key: Up(SPEC, 10)}
     for use in (EngineUse(in_flight=1, used_at=NOW), EngineUse(in_flight=1), EngineUse(waiting=1, in_flight=1)):
-        found = on_demand.settle({key: asks}, {key: record}, {RUNS.program: use}, {RUNS.program: READY}, [key], NOW)
+        found = on_demand.settle({key: asks}, {key: record}, [key], world({RUNS.program: use}, {RUNS.program: READY}))
         record = admission.settle(found, {key: record}, ups, rules, NOW)[0][key]
         assert not record.runs and record.verdict.reason == "Evicted" and record.drain_s == admission.EVICTED_DRAIN_S
 
@@ -267,8 +272,8 @@ class Mac:
     def one_pass(self) -> None:
         ups = {("default", name): Up(each.spec, each.bytes) for name, each in self.processes.items()}
         before, uses, observed = self.records, self.uses(), self.observed()
-        asked = on_demand.settle(self.proposals(), before, uses, observed, ups, self.now)
-        yielding = on_demand.yields(asked, before, uses, observed, self.now)
+        asked = on_demand.settle(self.proposals(), before, ups, world(uses, observed, self.now))
+        yielding = on_demand.yields(asked, before, world(uses, observed, self.now))
         self.records, book = admission.settle(asked, before, ups, AdmissionRules(100), self.now, yielding)
         for key, said in book.decisions.items():
             for victim in said.displaces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from metal_supervisor.controller.pacing import LOADS_S, most_at_once, paced
 from metal_supervisor.controller.plan import Action, Step
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, State
 from metal_supervisor.spec.record import Record
 from tests.support.records import a_record
@@ -35,6 +37,12 @@ def started(steps: list[Step]) -> list[str]:
     return [step.program.removeprefix("default.") for step in steps if step.do in STARTS]
 
 
+def world(
+    table: dict[str, ProgramState], observed: Any = MappingProxyType({}), uses: Any = MappingProxyType({})
+) -> Snapshot:
+    return Snapshot(NOW, {}, True, {}, table, {}, observed, uses)
+
+
 def adds(records: list[Record]) -> list[Step]:
     return [Step(Action.ADD, each.program, "new") for each in records]
 
@@ -53,7 +61,7 @@ def test_those_that_load_take_places_and_those_that_serve_or_take_too_long_do_no
         "default.s3": up("default.s3", state=State.BACKOFF),
     }  # fmt: skip
     told = {"default.s0": seen("default.s0", False), "default.s1": seen("default.s1", True)}
-    steps = paced(adds(records[4:]), records, table, told, {}, 2, NOW)
+    steps = paced(adds(records[4:]), records, world(table, told), 2)
     assert started(steps) == ["s4"]
     assert steps[1] == Step(Action.WAIT, "default.s5", "its turn to start: 2 engines load at a time", 1.0)
 
@@ -62,15 +70,15 @@ def test_priority_comes_first_and_then_the_one_that_was_admitted_first() -> None
     first, second, third = services(3, admitted_at=5.0)
     second, third = replace(second, admitted_at=2.0), replace(third, priority="high")
     records = [first, second, third]
-    assert started(paced(adds(records), records, {}, {}, {}, 1, NOW)) == ["s2"]
-    assert started(paced(adds(records), records, {}, {}, {}, 2, NOW)) == ["s1", "s2"]
+    assert started(paced(adds(records), records, world({}), 1)) == ["s2"]
+    assert started(paced(adds(records), records, world({}), 2)) == ["s1", "s2"]
 
 
 def test_an_engine_that_a_client_waits_for_starts_in_any_case() -> None:
     records = services(4)
     table = {"default.s0": up("default.s0")}
     uses = {"default.s3": EngineUse(waiting=1), "default.s2": EngineUse(in_flight=1)}
-    assert started(paced(adds(records[1:]), records, table, {}, uses, 1, NOW)) == ["s3"]
+    assert started(paced(adds(records[1:]), records, world(table, {}, uses), 1)) == ["s3"]
 
 
 @given(
@@ -86,7 +94,7 @@ def test_only_starts_wait_and_no_place_stays_empty(
     steps = [Step(kind, f"default.s{number}", "why") for number, kind in enumerate(kinds)]
     table = {f"default.s{number}": up(f"default.s{number}") for number in live}
     uses = {f"default.s{number}": EngineUse(waiting=1) for number in asked}
-    result = paced(steps, records, table, {}, uses, most, NOW)
+    result = paced(steps, records, world(table, {}, uses), most)
     assert [one.program for one in result] == [one.program for one in steps]
     assert [one for one in result if one not in steps] == [
         one for one, before in zip(result, steps, strict=True) if before.do in STARTS and one.do is Action.WAIT
@@ -107,7 +115,7 @@ def test_engines_that_crash_again_and_again_keep_no_other_one_from_its_first_sta
         table = {
             each.program: ProgramState(each.program, State.FATAL, 0, NOW - 60.0, ended_at) for each in crashed
         }  # fmt: skip
-        return started(paced(steps, [*crashed, fresh], table, {}, {}, 1, NOW))
+        return started(paced(steps, [*crashed, fresh], world(table), 1))
 
     assert first(NOW - 4.0) == ["fresh"]
     assert first(NOW - 6.0) == ["s0"], "it has waited for longer"
