@@ -139,23 +139,18 @@ class Assignment:
 
         `before`: the records of the last pass, with shared daemons.
         """
-        result: dict[Key, Proposal] = {}
         self.unsure, self.at_rest = False, set()
-        if snapshot.services is not None:
-            self._propose(before, snapshot.services, snapshot, result)
+        result = {} if snapshot.services is None else self._propose(before, snapshot.services, snapshot)
         for key, record in before.items():
             if key not in result and not record.is_daemon:
                 result[key] = reconcile.unchanged(record)
         return result
 
     def _propose(
-        self,
-        before: Mapping[Key, Record],
-        services: Mapping[Key, Json],
-        snapshot: Snapshot,
-        result: dict[Key, Proposal],
-    ) -> None:
-        """Add the proposals that change something, or could, to the result."""
+        self, before: Mapping[Key, Record], services: Mapping[Key, Json], snapshot: Snapshot
+    ) -> dict[Key, Proposal]:
+        """The proposals that change something, or could."""
+        result: dict[Key, Proposal] = {}
         self._look_anew(snapshot.news)
         self._failed_before, self._failed = self._failed, {}
         found = self._resource_filter.read(snapshot, before)
@@ -192,6 +187,7 @@ class Assignment:
             if record.owner not in found and (snapshot.complete or record.owner in services):
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
+        return result
 
     def _delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
         """As `Offers.delay_s`. A service at which that fails is left to the other Macs for as long as any."""

@@ -72,8 +72,6 @@ class StateDir:
         self.link = None if plain else _link_for(path)
         self.home = str(self.link or path)
         self._files = KeptFiles(path)
-        self._sections: tuple[Mapping[str, object], Mapping[str, object]] = {}, {}
-        """The sections on file, by file name and by program."""
 
     @property
     def socket(self) -> str:
@@ -169,10 +167,7 @@ class StateDir:
 
         The very same object while none is.
         """
-        files = self._files.listed("models.d", ".conf")
-        if files is not self._sections[0]:
-            self._sections = files, {name.removesuffix(".conf"): edition for name, edition in files.items()}
-        return self._sections[1]
+        return self._files.listed("models.d", ".conf")
 
     def specs_on_file(self) -> list[str]:
         """File names of all specs."""

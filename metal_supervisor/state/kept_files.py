@@ -19,7 +19,7 @@ T = TypeVar("T")
 Edition: TypeAlias = tuple[int, int, int]
 """(inode, mtime, size) of a file: different once it was replaced or edited."""
 Files: TypeAlias = dict[str, Edition]
-"""Edition of each file of a directory, by name. It is never changed, only replaced."""
+"""Edition of each file of a directory, by its name without the suffix. It is never changed, only replaced."""
 LISTED_S = 1.0
 """Seconds for which a listing counts that shows no change."""
 SETTLED_NS = 20_000_000
@@ -125,7 +125,7 @@ class KeptFiles:
         files = {}
         for each in self._entries(directory, suffix):
             with contextlib.suppress(FileNotFoundError):
-                files[each.name] = _edition(each.stat())
+                files[each.name.removesuffix(suffix)] = _edition(each.stat())
         files = known.files if known is not None and known.files == files else files
         # Within the resolution of its clock, a further change may leave the directory's time as it is.
         until = now + LISTED_S if before - changed > SETTLED_NS else now
@@ -152,13 +152,12 @@ class KeptFiles:
         before, read = self._read[directory]
         if before is files:
             return dict(read), {}
-        good: dict[str, T] = {name: value for name, value in read.items() if f"{name}.json" in files}
+        good: dict[str, T] = {name: value for name, value in read.items() if name in files}
         bad: dict[str, str] = {}
-        for file_name in sorted(name for name, edition in files.items() if before.get(name) != edition):
-            name = file_name[:-5]
+        for name in sorted(name for name, edition in files.items() if before.get(name) != edition):
             good.pop(name, None)
             try:
-                good[name] = self.parsed(self.path_of(directory, file_name), parse, files[file_name])
+                good[name] = self.parsed(self.path_of(directory, f"{name}.json"), parse, files[name])
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, UnreadableRecord) as error:
@@ -201,7 +200,7 @@ class KeptFiles:
         else:
             write_atomic(path, text)
         if known is not None and known.changed_ns == before:
-            files = {each: edition for each, edition in known.files.items() if each != name}
+            files = {each: edition for each, edition in known.files.items() if each != path.stem}
             if text is not None:
-                files[name] = _edition(path.stat())
+                files[path.stem] = _edition(path.stat())
             self._listings[directory] = replace(known, changed_ns=os.stat(folder).st_mtime_ns, files=files)
