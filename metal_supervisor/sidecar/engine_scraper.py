@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from metal_supervisor.host import local_status
 from metal_supervisor.runtimes import RUNTIMES, engine_metrics, probing
@@ -129,31 +130,25 @@ class EngineScraper(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self._wake.wait(self._pause_s())
+            first = self._first()
+            self._wake.wait(max(0.0, first[0] - self._clock()) if first is not None else None)
             self._wake.clear()
             self.turn()
 
     def turn(self) -> None:
         """Scrape due engines for JOIN_S and merge their answers; the next turn follows at once if more are due."""
         asked, until = list[ScrapeTarget](), self._clock() + JOIN_S
-        while self._clock() < until and (source := self._due()) is not None:
-            self._ask(source)
-            asked.append(source)
+        while (first := self._first()) is not None and first[0] <= self._clock() < until:
+            self._ask(first[1])
+            asked.append(first[1])
         if asked:
             self._join(asked)
 
-    def _pause_s(self) -> float | None:
-        """Seconds until the next scrape is due, None if none is scheduled."""
+    def _first(self) -> tuple[float, ScrapeTarget] | None:
+        """(monotonic time at which it is due, engine) of the one that is due first, None if none serves."""
         with self._lock:
-            due = [each.due_at for each in self._known.values() if each.serves]
-        return max(0.0, min(due) - self._clock()) if due else None
-
-    def _due(self) -> ScrapeTarget | None:
-        """The longest overdue of the engines that serve, None if none is due."""
-        with self._lock:
-            due = {source: each.due_at for source, each in self._known.items() if each.serves}
-        first = min(due, key=due.__getitem__, default=None)
-        return first if first is not None and due[first] <= self._clock() else None
+            due = [(each.due_at, source) for source, each in self._known.items() if each.serves]
+        return min(due, key=itemgetter(0), default=None)
 
     def _ask(self, source: ScrapeTarget) -> None:
         """Scrape one engine and keep its answer."""

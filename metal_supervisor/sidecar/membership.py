@@ -49,6 +49,7 @@ class Membership:
 
     def __init__(self, kube: Kube, node: str, duration_s: float, session: str) -> None:
         self._kube, self._node, self._duration_s = kube, node, duration_s
+        self.renew_every_s = duration_s / 5
         self._notes: Mapping[str, str] = {}
         self._session = session
         self._clock = sleep_clock.system_clocks().inclusive  # a term runs out during a sleep too
@@ -58,10 +59,6 @@ class Membership:
         self._unsteady: set[str] = set()
         """Namespaces whose Lease was renewed after a gap, and not once more since: no endpoint is announced there."""
         self._withdrawn: set[tuple[str, str]] = set()
-
-    @property
-    def renew_every_s(self) -> float:
-        return self._duration_s / 5
 
     def describe(self, notes: Mapping[str, str]) -> None:
         """Set the Lease's annotations from the next renewal on; renew at once if the cordon has changed."""
