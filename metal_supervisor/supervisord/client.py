@@ -66,20 +66,9 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(self.timeout)
-        try:
-            connection.connect(self._path)
-        except BaseException:
-            connection.close()
-            raise
-        self.sock = connection
-
-    def be_patient(self, timeout_s: float) -> None:
-        """Set the timeout of the next answer, in seconds."""
-        self.timeout = timeout_s
-        if self.sock is not None:
-            self.sock.settimeout(timeout_s)
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)  # the transport closes a connection that fails
 
 
 class _Transport(xmlrpc.client.Transport):
@@ -89,12 +78,12 @@ class _Transport(xmlrpc.client.Transport):
         self.timeout_s = TIMEOUT_S
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        if self._connection is None or self._connection[0] != host or self._connection[1] is None:
-            self._connection = host, _Connection(self._path)
-        found = self._connection[1]
-        assert isinstance(found, _Connection)
-        found.be_patient(self.timeout_s)
-        return found
+        connection = self._connection[1] or _Connection(self._path)
+        self._connection = host, connection
+        connection.timeout = self.timeout_s
+        if connection.sock is not None:
+            connection.sock.settimeout(self.timeout_s)
+        return connection
 
 
 class Supervisord:
@@ -120,10 +109,7 @@ class Supervisord:
                     self._transport = _Transport(self._path)
                     self._proxy = xmlrpc.client.ServerProxy("http://localhost", transport=self._transport)
                 self._transport.timeout_s = timeout_s or TIMEOUT_S
-                target: Any = self._proxy
-                for part in method.split("."):
-                    target = getattr(target, part)
-                return target(*arguments)
+                return getattr(self._proxy, method)(*arguments)
             except xmlrpc.client.Fault as fault:
                 if fault.faultCode == SHUTDOWN_STATE:
                     raise ShuttingDown from None
