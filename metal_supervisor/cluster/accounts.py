@@ -206,10 +206,7 @@ def _explained(error: KubeError, order: TokenOrder) -> AccountError:
 def _tried(order: TokenOrder, server: str) -> list[str]:
     """Try the new credential with one request, and return the lines to print. Raises AccountError if it fails."""
     kept = f"the files are written, and stay: {order.output}"
-    try:
-        kube = Kube(order.output)
-    except BadKubeconfig as error:
-        raise AccountError(f"{error}; {kept}") from None
+    kube = Kube(order.output)
     try:
         kube.request("GET", api_path("inferenceservices", order.namespace), {"limit": 1})
     except KubeError as error:
