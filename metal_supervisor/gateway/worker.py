@@ -27,6 +27,7 @@ from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
 from metal_supervisor.host import processes
 from metal_supervisor.settings.schema import GATEWAY, Settings
+from metal_supervisor.spec.document import items
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note, use_notes
@@ -81,7 +82,7 @@ class Worker:
         self._tls: ssl.SSLContext | None = None
         self._public = "{}:{}".format(*settings.gateway_address)
         self._listeners: Listeners | None = None
-        self._fronts = _ports(gateway_note.read(directory.path).get("fronts"))
+        self._fronts = [each for each in items(gateway_note.read(directory.path), "fronts") if isinstance(each, int)]
         """Ports of on-demand services at which it listens; until it does, those of the worker before."""
         self._problems: dict[str, str] = {}
         """Why an address cannot be listened on; of "": why none can."""
@@ -295,7 +296,3 @@ class Worker:
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def _ports(told: object) -> list[int]:
-    return [each for each in told if isinstance(each, int)] if isinstance(told, list) else []

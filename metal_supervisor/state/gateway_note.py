@@ -6,6 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
+from metal_supervisor.spec.document import items
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
@@ -29,8 +30,7 @@ def read(state: Path) -> Json:
 
 def taken(note: Json) -> frozenset[int]:
     """Ports, by the note, at which the gateway cannot listen for on-demand services: other programs have them."""
-    told = note.get("taken")
-    return frozenset(each for each in told if isinstance(each, int)) if isinstance(told, list) else frozenset()
+    return frozenset(each for each in items(note, "taken") if isinstance(each, int))
 
 
 def closed(note: Json) -> bool:
