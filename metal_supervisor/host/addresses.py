@@ -178,20 +178,16 @@ def look_up(name: str) -> Sequence[str]:
     return sorted(dict.fromkeys(found), key=lambda address: ":" in address)
 
 
-def surroundings(server: str) -> NetworkView:
-    """This machine as seen from the API server's URL. May wait for a name to be looked up."""
-    parts = urllib.parse.urlsplit(server)
-    name = parts.hostname or ""
-    return NetworkView(name, machine.route_to(name, parts.port or HTTPS), machine.interfaces(), look_up)
-
-
 def advertised(asked: str, server: str, embedded: bool) -> AddressChoice:
     """The address to advertise to the cluster of that URL. Raises nothing; may wait for a name to be looked up.
 
     `embedded`: the API server is our own, whose clients are all on this machine; then it is loopback.
     """
     if not embedded:
-        return choose(asked, surroundings(server))
+        parts = urllib.parse.urlsplit(server)
+        name = parts.hostname or ""
+        route = machine.route_to(name, parts.port or HTTPS)
+        return choose(asked, NetworkView(name, route, machine.interfaces(), look_up))
     origin = "--host-ip" if asked else "the embedded API"
     problem = machine.address_problem(asked, allow_loopback=True) if asked else None
     return _refused(origin, problem) if problem else AddressChoice(asked or "127.0.0.1", origin)

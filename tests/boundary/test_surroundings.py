@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
+import pytest
+
 from metal_supervisor.host import addresses, machine
 
 
@@ -20,10 +22,12 @@ def test_a_name_has_addresses_or_none() -> None:
     assert addresses.look_up("no-such-name.invalid") == ()
 
 
-def test_the_surroundings_are_seen_from_the_servers_url() -> None:
-    assert addresses.surroundings("https://127.0.0.1:6443/some/path").route == "127.0.0.1"
-    seen = addresses.surroundings("https://[::1]")
-    assert seen.server == "::1"
+def test_the_network_is_seen_from_the_servers_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[addresses.NetworkView]()
+    monkeypatch.setattr(addresses, "choose", lambda _asked, around: seen.append(around))
+    addresses.advertised("", "https://127.0.0.1:6443/some/path", embedded=False)
+    addresses.advertised("", "https://[::1]", embedded=False)
+    assert (seen[0].route, seen[1].server) == ("127.0.0.1", "::1")
 
 
 def test_a_choice_is_always_made() -> None:
