@@ -19,8 +19,6 @@ class Access:
     """Directories of its own, by their real paths."""
     bind: tuple[int, ...] = ()
     """TCP ports it may listen on."""
-    connect: tuple[int, ...] = ()
-    """TCP ports it may connect to."""
     list: tuple[str, ...] = ()
     """Directories whose entries it may list, but not read."""
     python: bool = False

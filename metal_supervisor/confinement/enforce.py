@@ -6,7 +6,7 @@ profile. Standard library only: the launcher runs it under `-I -S`, and a start 
 
 A policy is a dict of lists: `execute` and `libraries` (the engine's own files, resolved at the moment of the start),
 `read` and `write` (checked before; each must still be its own real path), `list` (names in a directory only),
-`bind` and `connect` (TCP ports), and on macOS `profile` with `parameters`. With `pulls`, every address is open.
+`bind` (TCP ports), and on macOS `profile` with `parameters`. With `pulls`, every address is open.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ class Ruleset:
         finally:
             os.close(fd)
 
-    def port(self, port: int, right: int) -> None:
-        """Allow one TCP port."""
-        _call(ADD_RULE, self._fd, RULE_PORT, struct.pack("=QQ", right, port), 0)
+    def port(self, port: int) -> None:
+        """Allow to listen on one TCP port."""
+        _call(ADD_RULE, self._fd, RULE_PORT, struct.pack("=QQ", BIND_TCP, port), 0)
 
     def restrict(self) -> None:
         """Enforce the ruleset and the system call filter on this process."""
@@ -194,10 +194,10 @@ def _texts(policy: dict[str, object], name: str) -> list[str]:
     return found
 
 
-def _ports(policy: dict[str, object], name: str) -> list[int]:
-    found = policy.get(name, [])
+def _ports(policy: dict[str, object]) -> list[int]:
+    found = policy.get("bind", [])
     if not isinstance(found, list) or not all(type(each) is int and 0 < each < 65536 for each in found):
-        raise ConfinementError(f"policy: {name} must be a list of ports")
+        raise ConfinementError("policy: bind must be a list of ports")
     return found
 
 
@@ -220,9 +220,8 @@ def _prepare_linux(policy: dict[str, object]) -> Ruleset:
     for path in _texts(policy, "write"):
         os.makedirs(path, 0o700, exist_ok=True)
         rules.path(path, WRITE, judged=True)
-    for name, right in (("bind", BIND_TCP), ("connect", CONNECT_TCP)):
-        for port in () if pulls else _ports(policy, name):
-            rules.port(port, right)
+    for port in () if pulls else _ports(policy):
+        rules.port(port)
     return rules
 
 

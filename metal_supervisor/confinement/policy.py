@@ -16,5 +16,5 @@ def policy(access: Access, platform: str, home: str) -> dict[str, Any]:
     if platform == "darwin":
         text, parameters, resolved = seatbelt.profile(access, home)
         return {**head, "profile": text, "parameters": parameters, "resolved": resolved}
-    fields = ("execute", "libraries", "read", "write", "bind", "connect", "list")
+    fields = ("execute", "libraries", "read", "write", "bind", "list")
     return {**head, "pulls": access.pulls, **{name: list(getattr(access, name)) for name in fields}}

@@ -65,7 +65,6 @@ GRANTS: Mapping[str, tuple[str, ...]] = {
     "LIST": ('(allow file-read-data (literal (param "{}")))',),
     "WRITE": ('(allow file-read* file-write* (subpath (param "{}")))', ABOVE),
     "BIND": ('(allow network-bind network-inbound (local ip (param "{}")))',),
-    "CONNECT": ('(allow network-outbound (remote ip (param "{}")))',),
 }
 """Kind of a parameter -> the rules for each of that kind; `{}` stands for its name, the kind and its index."""
 
@@ -91,7 +90,6 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
         ("LIST", access.list, resolved),
         ("WRITE", access.write, judged),
         ("BIND", [f"*:{port}" for port in access.bind], judged),
-        ("CONNECT", [f"localhost:{port}" for port in access.connect], judged),
     )
     for kind, paths_or_ports, parameters in values:
         for index, value in enumerate(paths_or_ports):

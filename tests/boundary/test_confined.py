@@ -66,7 +66,7 @@ def test_a_policy_names_the_real_files_the_scratch_directory_and_the_port(
     if sys.platform == "linux":
         assert found.policy["read"] == list(judged)
         assert found.policy["write"] == [str(tmp_path / "state" / "scratch" / "default.tiny")]
-        assert (found.policy["execute"], found.policy["bind"], found.policy["connect"]) == ([BINARY.path], [18100], [])
+        assert (found.policy["execute"], found.policy["bind"]) == ([BINARY.path], [18100])
 
 
 def test_a_link_that_was_swapped_after_the_judgement_is_not_in_the_policy(
@@ -182,10 +182,10 @@ def test_a_daemon_may_read_its_own_and_what_was_judged_even_if_that_is_gone(
     found = confinement.daemon("omlx", binary, 18100, [str(tmp_path), "/is/gone"], ["/base"])
     assert found is not None and isinstance(found.policy, dict)
     if sys.platform == "linux":
-        kept = {name: found.policy[name] for name in ("execute", "read", "write", "bind", "connect", "list")}
+        kept = {name: found.policy[name] for name in ("execute", "read", "write", "bind", "list")}
         assert kept == {
             "execute": ["/opt/engine/python"], "read": [str(tmp_path), "/is/gone"], "write": ["/base"],
-            "bind": [18100], "connect": [], "list": ["/proc"],
+            "bind": [18100], "list": ["/proc"],
         }  # fmt: skip
         enforce.prepare({**found.policy, "write": [str(tmp_path)]})
 
@@ -385,12 +385,12 @@ def test_what_was_started_without_is_not_started_so_again_once_it_is_required(tm
 
 
 def test_no_path_stands_in_the_text_of_a_profile() -> None:
-    access = Access(("/b/llama",), ("/b",), ('/m/") (allow default) ("',), ("/s",), (18100,), (9,), python=True)
+    access = Access(("/b/llama",), ("/b",), ('/m/") (allow default) ("',), ("/s",), (18100,), python=True)
     text, judged, resolved = profile(access, "/Users/me")
     assert text.startswith("(version 1)\n(deny default)") and text.count("(") == text.count(")")
     values = [*judged.values(), *resolved.values()]
     assert '/m/") (allow default) ("' in values and not [each for each in values if each in text]
-    assert judged["HOME"] == "/Users/me" and judged["BIND_0"] == "*:18100" and judged["CONNECT_0"] == "localhost:9"
+    assert judged["HOME"] == "/Users/me" and judged["BIND_0"] == "*:18100"
     assert all(f'(param "{name}")' in text for name in (*judged, *resolved))
     assert "(allow default)" not in text and text.index("(deny file-read*") > text.index("(import")
 
