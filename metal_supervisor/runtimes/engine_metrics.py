@@ -68,21 +68,12 @@ class Joined:
     """(number of the engine's process, lines)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Page:
-    """The families of all engines; compared by identity."""
-
-    families: tuple[Joined, ...] = ()
-
-
-NO_PAGE = Page()
-
-
 @dataclass(frozen=True)
 class Told:
     """The latest metrics of the engines."""
 
-    page: Page = NO_PAGE
+    page: tuple[Joined, ...] = ()
+    """The families of all engines."""
     live: frozenset[int] = frozenset()
     """Numbers of the running processes whose answer is fresh."""
     up: Mapping[Key, bool] = field(default_factory=dict)
@@ -92,7 +83,7 @@ class Told:
 
     def text(self, openmetrics: bool) -> str:
         """The page as text, in OpenMetrics or in Prometheus' text format."""
-        return "".join(_joined_text(family, self.live, openmetrics) for family in self.page.families)
+        return "".join(_joined_text(family, self.live, openmetrics) for family in self.page)
 
 
 # ── one engine ───────────────────────────────────────────────────────────────────────────────────
@@ -222,8 +213,8 @@ def _number(value: float) -> str:
 # ── all engines ──────────────────────────────────────────────────────────────────────────────────
 
 
-def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[int, Counter[str]]]:
-    """(merged page, drops by process number and reason). `answers`: (process number, its families).
+def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[tuple[Joined, ...], dict[int, Counter[str]]]:
+    """(families of the page, drops by process number and reason). `answers`: (process number, its families).
 
     The first process with a name determines its type.
     """
@@ -245,8 +236,7 @@ def merged(answers: Iterable[tuple[int, Sequence[Block]]]) -> tuple[Page, dict[i
             series, characters = series + block.series, characters + len(block.lines)
             taken.update(names)
             families.setdefault(family, (block.help, []))[1].append((number, block.lines))
-    joined = (Joined(*family, help_text, tuple(parts)) for family, (help_text, parts) in families.items())
-    return Page(tuple(joined)), dropped
+    return tuple(Joined(*each, about, tuple(parts)) for each, (about, parts) in families.items()), dropped
 
 
 def _base(name: str, kind: str) -> str:

@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from metal_supervisor.host import local_status
 from metal_supervisor.runtimes import RUNTIMES, engine_metrics, probing
-from metal_supervisor.runtimes.engine_metrics import NO_PAGE, Block, Told
+from metal_supervisor.runtimes.engine_metrics import Block, Joined, Told
 from metal_supervisor.runtimes.metric_families import Unreadable
 from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Row
@@ -97,7 +97,7 @@ class EngineScraper(threading.Thread):
         self._known: dict[ScrapeTarget, _LastScrape] = {}
         """The running engines."""
         self._dropped: dict[Key, Counter[str]] = {}
-        self._page = NO_PAGE
+        self._page: tuple[Joined, ...] = ()
         self._wake = threading.Event()
 
     def follow(self, rows: Iterable[Row], notes: Mapping[str, RunNote]) -> None:

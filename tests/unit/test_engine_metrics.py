@@ -302,14 +302,14 @@ def test_what_goes_leaves_the_others_and_no_empty_family() -> None:
 def test_all_engines_together_have_a_bound() -> None:
     most = Block("a", "gauge", "", "", MOST_IN_ALL)
     page, dropped = merged([(1, [most]), (2, [replace(most, name="b", series=1)])])
-    assert [family.name for family in page.families] == ["a"] and dropped == {2: Counter(series=1)}
+    assert [family.name for family in page] == ["a"] and dropped == {2: Counter(series=1)}
     long = Block("a", "gauge", "", "x" * (MOST_CHARACTERS - 1), 1)
     page, dropped = merged([(1, [long, replace(long, name="b", lines="xx"), replace(long, name="c", lines="x")])])
-    assert [family.name for family in page.families] == ["a", "c"] and dropped == {1: Counter(series=1)}
+    assert [family.name for family in page] == ["a", "c"] and dropped == {1: Counter(series=1)}
     many = [Block(f"a{number}", "gauge", "", "", 1) for number in range(MOST_FAMILIES + 1)]
     page, dropped = merged([(1, many), (2, many)])
-    assert len(page.families) == MOST_FAMILIES and dropped == {1: Counter(series=1), 2: Counter(series=1)}
-    assert all(len(family.parts) == 2 for family in page.families), "a name that is there is there for all"
+    assert len(page) == MOST_FAMILIES and dropped == {1: Counter(series=1), 2: Counter(series=1)}
+    assert all(len(family.parts) == 2 for family in page), "a name that is there is there for all"
 
 
 # ── anything at all ──────────────────────────────────────────────────────────────────────────────
