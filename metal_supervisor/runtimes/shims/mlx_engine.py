@@ -14,6 +14,7 @@ A spec of an older release may name this file: keep its arguments as they are. E
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
@@ -24,19 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __name__ != "__main__":
     from metal_supervisor.runtimes.shims import gate, wrapper
-    from metal_supervisor.runtimes.shims.wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 else:
     import gate  # mlx_lm's interpreter does not have our package
     import wrapper
-    from wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 
 KNOWN = "0.32.2"
 """Version of mlx_lm that this was written for."""
-
-
-def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """See `wrapper.end`."""
-    wrapper.end("mlx_engine", why, code)
+end = functools.partial(wrapper.end, "mlx_engine")
 
 
 def hold_to_one_model(server: Any, context: int) -> None:
@@ -165,13 +160,13 @@ def main(argv: list[str]) -> None:
         version = importlib.metadata.version("mlx-lm")
         server = importlib.import_module("mlx_lm.server")
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
-        end(f"mlx_lm cannot be used: {type(error).__name__}: {error}; reinstall it"[:1000], EXIT_UNKNOWN)
+        end(f"mlx_lm cannot be used: {type(error).__name__}: {error}; reinstall it"[:1000], wrapper.EXIT_UNKNOWN)
     try:
         hold_to_one_model(server, int(own["--context"]))
         hold_to_names(server, own["--alias"].split(","))
         refuse_web_pages(server)
     except AttributeError as error:
-        end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", EXIT_UNKNOWN)
+        end(f"mlx-lm {version} is not as it is known here: {error}; install mlx-lm=={KNOWN}", wrapper.EXIT_UNKNOWN)
     sys.argv = ["mlx_lm.server", *argv]
     wrapper.run("mlx_engine", server.main)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import importlib
 import json
@@ -33,14 +34,13 @@ from urllib.parse import unquote
 
 if TYPE_CHECKING or __name__ != "__main__":
     from metal_supervisor.runtimes.shims import gate, wrapper
-    from metal_supervisor.runtimes.shims.wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 else:
     import gate  # oMLX's interpreter does not have our package
     import wrapper
-    from wrapper import EXIT_CANNOT_SERVE, EXIT_UNKNOWN
 
 KNOWN = "0.7.0"
 """Version of oMLX that this was written for."""
+end = functools.partial(wrapper.end, "omlx_engine")
 OURS = "/metal-supervisor/"
 INFERENCE = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/messages",
@@ -252,11 +252,6 @@ async def _answer(send: Send, status: int, body: object) -> None:
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
-def end(why: str, code: int = EXIT_CANNOT_SERVE) -> None:
-    """See `wrapper.end`."""
-    wrapper.end("omlx_engine", why, code)
-
-
 def _begin(base: Path, key: str) -> Path:
     """Reset the base path: settings with the key, no models. Returns the models' directory. Raises OSError."""
     models = base / "models"
@@ -307,7 +302,7 @@ def main(argv: list[str]) -> None:
         run_no_model_code(importlib.import_module("mlx_lm.utils"))
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
         why = f"{type(error).__name__}: {error}"[:500]
-        end(f"this oMLX is not as it is known here: {why}; install {KNOWN}", EXIT_UNKNOWN)
+        end(f"this oMLX is not as it is known here: {why}; install {KNOWN}", wrapper.EXIT_UNKNOWN)
     uvicorn: Any = importlib.import_module("uvicorn")
     run = uvicorn.run
     uvicorn.run = lambda app, **named: run(
