@@ -27,7 +27,7 @@ from metal_supervisor.cluster.report import EVICTED, UNLOADED
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.memory import ledger
-from metal_supervisor.memory.ledger import Decision, Entry, Ledger, LedgerPhase, Pool
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger, Pool
 from metal_supervisor.memory.refusals import CHECK_FAILED, INSUFFICIENT, over_limit
 from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation, Verdict
@@ -195,7 +195,7 @@ def _having(engine: Proposal | Record, up: Up | None) -> Entry:
         engine.key,
         rank_of(engine.priority),
         engine.room_bytes or None,
-        LedgerPhase.RUNNING if up else LedgerPhase.STARTING,
+        waits=False,
         asked=engine.queued_at or 0.0,
         admitted=engine.admitted_at,
         measured_bytes=up.bytes if up else None,
@@ -210,7 +210,7 @@ def _gives_back(engine: Proposal | Record) -> bool:
 
 
 def _yielding(entry: Entry, how: Yielding) -> Entry:
-    if entry.phase is LedgerPhase.WAITING:
+    if entry.waits:
         return entry
     return replace(entry, yields_before=how.before, busy=how.busy, used_at=how.used_at)
 
@@ -220,7 +220,7 @@ def _asking(proposal: Proposal, since: float | None, now: float) -> Entry:
         proposal.key,
         rank_of(proposal.priority),
         proposal.room_bytes or None,
-        LedgerPhase.WAITING,
+        waits=True,
         asked=_since(since, now),
         limit_bytes=proposal.limit_bytes,
         weights_bytes=proposal.mapped_bytes,

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
 from metal_supervisor.memory.refusals import (
@@ -37,15 +36,6 @@ from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key
 
 
-class LedgerPhase(str, Enum):
-    """Phase of an engine in the ledger."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    """Admitted; its memory grows."""
-    RUNNING = "running"
-
-
 @dataclass(frozen=True)
 class Entry:
     """One engine in the ledger."""
@@ -55,7 +45,8 @@ class Entry:
     """Larger is more important."""
     estimate_bytes: int | None
     """None if unknown."""
-    phase: LedgerPhase
+    waits: bool
+    """False once it is admitted, whether it has started yet or not."""
     asked: float
     """Unix time at which it began to wait; unchanged when it is admitted."""
     admitted: float = 0.0
@@ -255,7 +246,7 @@ class _Book:
                 and not each.protected
                 and each.key not in self.leaving
                 and each.key not in self.queued
-                and each.phase is not LedgerPhase.WAITING
+                and not each.waits
                 and each.charge_bytes
             ),
             key=lambda each: _order(each, _yields(each, entry)),
@@ -336,8 +327,8 @@ def admit(
     footprint ("warn"). `leaving_bytes`: memory of stopping engines that are not among the entries. `paused`: reason why
     no engine that needs memory may start now, "" if it may. `pools`: limits of namespaces.
     """
-    running = [entry for entry in entries if entry.phase is not LedgerPhase.WAITING]
-    waiting = sorted((entry for entry in entries if entry.phase is LedgerPhase.WAITING), key=_rank)
+    running = [entry for entry in entries if not entry.waits]
+    waiting = sorted((entry for entry in entries if entry.waits), key=_rank)
     queued = frozenset(entry.key for entry in waiting if not entry.optional)
     book = _Book(budget_bytes, running, queued, leaving_bytes, preemption)
     own = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.memory.ledger import Decision, Entry, Ledger, LedgerPhase, Pool, admit
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger, Pool, admit
 from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Key
 from tests.support.effort import cases
@@ -21,11 +21,11 @@ def key(name: str) -> Key:
 
 def waits(name: str, gib: float | None, asked: float = 0.0, priority: int = NORMAL, **more: object) -> Entry:
     size = None if gib is None else int(gib * GIB)
-    return replace(Entry(key(name), priority, size, LedgerPhase.WAITING, asked), **more)  # type: ignore[arg-type]
+    return replace(Entry(key(name), priority, size, True, asked), **more)  # type: ignore[arg-type]
 
 
 def runs(name: str, gib: float | None, admitted: float = 0.0, priority: int = NORMAL, **more: object) -> Entry:
-    return waits(name, gib, admitted, priority, **{"phase": LedgerPhase.RUNNING, "admitted": admitted, **more})
+    return waits(name, gib, admitted, priority, **{"waits": False, "admitted": admitted, **more})
 
 
 def decisions(found: Ledger) -> dict[str, bool]:
@@ -65,7 +65,7 @@ def test_one_whose_cache_is_what_is_large_is_told_to_shorten_its_context() -> No
 
 @pytest.mark.parametrize(("over", "admitted"), [(-1, True), (0, True), (1, False)])
 def test_an_exact_fit_is_a_fit_and_a_byte_more_is_not(over: int, admitted: bool) -> None:
-    entry = Entry(key("b"), NORMAL, 18 * GIB + over, LedgerPhase.WAITING, 5)
+    entry = Entry(key("b"), NORMAL, 18 * GIB + over, True, 5)
     found = admit(48 * GIB, [runs("a", 30), entry])
     assert decisions(found) == {"b": admitted}
     if not admitted:
@@ -76,11 +76,6 @@ def test_whatever_is_larger_counts_the_estimate_or_the_measure() -> None:
     grown, idle = runs("grown", 10, measured_bytes=14 * GIB), runs("idle", 10, measured_bytes=GIB)
     assert admit(24 * GIB, [grown, idle]).charged_bytes == 24 * GIB
     assert decisions(admit(24 * GIB, [grown, idle, waits("b", 0.001)])) == {"b": False}
-
-
-def test_what_starts_counts_like_what_runs() -> None:
-    found = admit(48 * GIB, [runs("a", 30, phase=LedgerPhase.STARTING), waits("b", 20)])
-    assert decisions(found) == {"b": False}
 
 
 def test_a_budget_that_is_exceeded_admits_nobody_and_stops_nobody() -> None:
@@ -267,7 +262,7 @@ class History:
         name = key(f"m{chance.randrange(12)}")
         if name not in self.entries:
             made = Entry(
-                name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, LedgerPhase.WAITING, self.now,
+                name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, True, self.now,
                 protected=chance.random() < 0.1,
                 limit_bytes=chance.choice([None, None, None, 40]),
             )  # fmt: skip
@@ -280,9 +275,7 @@ class History:
         for entry in list(self.entries.values()):
             if chance.random() < 0.15:
                 del self.entries[entry.key]
-            elif entry.phase is LedgerPhase.STARTING:
-                self.entries[entry.key] = replace(entry, phase=LedgerPhase.RUNNING)
-            elif entry.phase is LedgerPhase.RUNNING and self.grows and chance.random() < 0.2:
+            elif not entry.waits and self.grows and chance.random() < 0.2:
                 grown = (entry.estimate_bytes or 1) + chance.randint(0, 9)
                 self.entries[entry.key] = replace(entry, measured_bytes=grown)
 
@@ -294,17 +287,17 @@ class History:
     def apply(self, found: Ledger) -> None:
         for name, decision in found.decisions.items():
             if decision.admitted:
-                self.entries[name] = replace(self.entries[name], phase=LedgerPhase.STARTING, admitted=self.now)
+                self.entries[name] = replace(self.entries[name], waits=False, admitted=self.now)
             for victim in decision.displaces:
                 if self.chance.random() < 0.7:  # some take longer to stop
-                    self.entries[victim] = replace(self.entries[victim], phase=LedgerPhase.WAITING, asked=self.now)
+                    self.entries[victim] = replace(self.entries[victim], waits=True, asked=self.now)
 
 
 def check(history: History, before: dict[Key, Entry], found: Ledger) -> None:
     """What must hold after every pass."""
     charged = {name: entry.charge_bytes for name, entry in before.items()}
     admitted = {name for name, decision in found.decisions.items() if decision.admitted}
-    live = {name for name, entry in before.items() if entry.phase is not LedgerPhase.WAITING}
+    live = {name for name, entry in before.items() if not entry.waits}
     assert found.decisions.keys() == before.keys() - live
     assert found.charged_bytes == sum(charged[name] for name in live | admitted)
     assert not admitted or found.charged_bytes <= BUDGET, "nobody is admitted beyond the budget"
@@ -336,7 +329,7 @@ def never_kept_out(before: dict[Key, Entry], found: Ledger) -> None:
             if each.key == name
             or (each.key in admitted and (-each.priority, each.asked, each.key) > rank)
             or (
-                each.phase is not LedgerPhase.WAITING
+                not each.waits
                 and (-each.priority, each.asked, each.key) > rank
                 and each.admitted >= waiting.asked
             )
@@ -394,14 +387,14 @@ def test_every_queue_that_is_left_alone_drains_as_room_appears() -> None:
         for _ in range(40):
             history.now += 1
             history.apply(history.decide())
-            running = [entry for entry in history.entries.values() if entry.phase is not LedgerPhase.WAITING]
+            running = [entry for entry in history.entries.values() if not entry.waits]
             if running:
                 del history.entries[min(running, key=lambda entry: entry.admitted).key]
         assert not able & history.entries.keys()
 
 
 def test_megabytes_are_told_as_such() -> None:
-    found = admit(GIB, [Entry(key("a"), NORMAL, GIB - 10 * MIB, LedgerPhase.RUNNING, 0), waits("b", 0.5)])
+    found = admit(GIB, [Entry(key("a"), NORMAL, GIB - 10 * MIB, False, 0), waits("b", 0.5)])
     assert "needs 512 MiB, 10 MiB of 1.0 GiB left" in found.decisions[key("b")].message
 
 
@@ -513,8 +506,8 @@ def test_whatever_is_asked_no_start_exceeds_a_limit() -> None:
         pools = {"team-a": Pool(16 * GIB), "team-b": Pool(dice.choice((4, 20)) * GIB)}
         found = admit(48 * GIB, entries, preemption=dice.random() < 0.5, pools=pools)
         for name, pool in pools.items():
-            before = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is not LedgerPhase.WAITING)
-            started = sum(e.charge_bytes for e in entries if e.key[0] == name and e.phase is LedgerPhase.WAITING
+            before = sum(e.charge_bytes for e in entries if e.key[0] == name and not e.waits)
+            started = sum(e.charge_bytes for e in entries if e.key[0] == name and e.waits
                           and found.decisions[e.key].admitted)  # fmt: skip
             assert not started or before + started <= pool.limit_bytes, seed
             assert found.charged[name] == before + started

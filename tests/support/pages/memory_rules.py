@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metal_supervisor.memory.budget import budget, metal_default_bytes, share_of
-from metal_supervisor.memory.ledger import Decision, Entry, LedgerPhase, admit
+from metal_supervisor.memory.ledger import Decision, Entry, admit
 from metal_supervisor.memory.pressure import PACE, thresholds
 from metal_supervisor.spec.sizes import GIB, amount
 
@@ -120,7 +120,7 @@ def budgets() -> str:
 
 def _waiting(name: str, priority: int, gib: float | None, asked: float, limit_gib: float | None = None) -> Entry:
     return Entry(
-        ("default", name), priority, None if gib is None else round(gib * GIB), LedgerPhase.WAITING, asked,
+        ("default", name), priority, None if gib is None else round(gib * GIB), True, asked,
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def _table(entries: list[Entry], budget_bytes: int, preemption: bool) -> list[st
 def admission() -> str:
     """The rules of the queue, and what the ledger says in an example."""
     whole = budget(64 * GIB, metal_bytes=metal_default_bytes(64 * GIB, RECENT)).bytes
-    runs = Entry(("default", "coder"), 50, round(29.6 * GIB), LedgerPhase.RUNNING, 1.0, admitted=1.0)
+    runs = Entry(("default", "coder"), 50, round(29.6 * GIB), False, 1.0, admitted=1.0)
     queue = [
         runs,
         _waiting("writer", 50, 31.0, 2.0),
