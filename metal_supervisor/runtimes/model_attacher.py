@@ -15,10 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
@@ -40,32 +37,10 @@ NEWS_EVERY_S = 10.0
 """Between two progress reports of a pull."""
 
 
-class AttachedModel(Protocol):
-    """A model of a daemon; one class for each kind of daemon."""
-
-    file: str
-
-    def attached(self, daemon: Daemon) -> bool: ...
-    def attach(self, daemon: Daemon, timeout_s: float, progress: Callable[[str], None]) -> None: ...
-    def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None: ...
-
-
-KINDS: dict[str, Callable[[Json], AttachedModel]] = {"omlx": OmlxModel, "ollama": OllamaModel}
-
-
-@dataclass(frozen=True)
-class Pause:
-    """A backoff that doubles up to `longest_s`."""
-
-    now_s: float
-    longest_s: float
-
-    def longer(self) -> Pause:
-        return Pause(min(self.now_s * 2, self.longest_s), self.longest_s)
-
-
-AWAY, REFUSED = Pause(0.2, 2.0), Pause(2.0, 60.0)
-"""First pauses for a daemon that does not answer, and for one that refuses the model."""
+AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
+REFUSED_S, LONGEST_REFUSED_S = 2.0, 60.0
+"""First and longest pause for a daemon that does not answer, and for one that refuses the model; each is doubled."""
+KINDS: dict[str, type[OmlxModel | OllamaModel]] = {"omlx": OmlxModel, "ollama": OllamaModel}
 
 
 class ModelAttacher:
@@ -85,15 +60,15 @@ class ModelAttacher:
 
     def run(self) -> None:
         """Attach the model, check every LOOK_EVERY_S that it still is, and attach it again if not."""
-        away, again = AWAY, REFUSED
+        away_s, again_s = AWAY_S, REFUSED_S
         since = 0.0  # monotonic time since which it has been attached, 0 while it is not
         while not self._over.is_set():
             try:
                 if self._model.attached(self._daemon(keyed=False)):
                     self._tell(Phase.ATTACHED, "")
-                    away, since = AWAY, since or time.monotonic()
+                    away_s, since = AWAY_S, since or time.monotonic()
                     if time.monotonic() - since >= STAYED_S:
-                        again = REFUSED
+                        again_s = REFUSED_S
                     self._over.wait(LOOK_EVERY_S)
                     continue
                 lost, since = since and time.monotonic() - since < STAYED_S, 0.0
@@ -106,12 +81,12 @@ class ModelAttacher:
             except Away as error:
                 since = 0.0
                 self._tell(Phase.WAITING, f"{self._job['daemon']} is waited for: {error}")
-                self._over.wait(away.now_s)
-                away = away.longer()
+                self._over.wait(away_s)
+                away_s = min(2 * away_s, LONGEST_AWAY_S)
             except DaemonRefused as error:
-                self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again.now_s:g} s")
-                self._over.wait(again.now_s)
-                again = again.longer()
+                self._tell(Phase.REFUSED, f"{self._job['daemon']}: {error}; it is asked again in {again_s:g} s")
+                self._over.wait(again_s)
+                again_s = min(2 * again_s, LONGEST_REFUSED_S)
         self._detach()
 
     def _daemon(self, keyed: bool = True) -> Daemon:

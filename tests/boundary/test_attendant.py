@@ -16,7 +16,7 @@ from daemon_support import Answer, Stand, said, standing
 
 from metal_supervisor.runtimes import model_attacher
 from metal_supervisor.runtimes.daemon_client import Daemon, DaemonRefused
-from metal_supervisor.runtimes.model_attacher import ModelAttacher, Pause
+from metal_supervisor.runtimes.model_attacher import ModelAttacher
 from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
@@ -41,8 +41,9 @@ def stand() -> Iterator[Stand]:
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     """A state directory, and attendants that are in a hurry."""
     monkeypatch.setattr(model_attacher, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(model_attacher, "AWAY", Pause(0.02, 0.02))
-    monkeypatch.setattr(model_attacher, "REFUSED", Pause(0.02, 60.0))
+    monkeypatch.setattr(model_attacher, "AWAY_S", 0.02)
+    monkeypatch.setattr(model_attacher, "LONGEST_AWAY_S", 0.02)
+    monkeypatch.setattr(model_attacher, "REFUSED_S", 0.02)
     made = StateDir(tmp_path / "state")
     made.create()
     return made
