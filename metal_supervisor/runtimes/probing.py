@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from metal_supervisor.spec import first_request
@@ -38,16 +39,6 @@ class ProbeAnswer:
     """It answers, and says that it is loading its model."""
 
 
-class _Received:
-    """Received bytes, with the socket interface that `HTTPResponse` reads from."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
 def _get(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
     """(status, body) of a GET. Raises OSError, HTTPException."""
     return _parsed(_received(host, port, path, timeout_s))
@@ -60,20 +51,35 @@ def _received(host: str, port: int, path: str, timeout_s: float, key: str = "") 
     """
     until = time.monotonic() + timeout_s
     data = bytearray()
-    head = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", "Connection: close"]
-    head += [f"Authorization: Bearer {key}"] if key else []
     with _connected(host, port, timeout_s) as connection:
-        connection.sendall("\r\n".join([*head, "", ""]).encode())
-        while len(data) < MOST_BYTES:
-            if (left_s := until - time.monotonic()) <= 0:
-                raise TimeoutError
-            connection.settimeout(left_s)
-            part = connection.recv(65536)
-            if not part:  # the engine has closed it: a reset ends it for both, where a FIN leaves a port in TIME_WAIT
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                break
-            data += part
+        _send(connection, f"GET {path}", f"{host}:{port}", key)
+        if not _read(connection, data, until):
+            raise TimeoutError
     return bytes(data)
+
+
+def _send(connection: socket.socket, what: str, host: str, key: str, body: str = "") -> None:
+    """Send a request. `what`: method and path; `key`: bearer token, "" for none; `body`: JSON. Raises OSError."""
+    head = [f"{what} HTTP/1.1", f"Host: {host}", "Connection: close"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(body.encode())}"] if body else []
+    head += [f"Authorization: Bearer {key}"] if key else []
+    connection.sendall("\r\n".join([*head, "", body]).encode())
+
+
+def _read(connection: socket.socket, data: bytearray, until: float) -> bool:
+    """Read more of an answer until then (monotonic). Returns True if it is complete, or larger than MOST_BYTES."""
+    while (left_s := until - time.monotonic()) > 0:
+        connection.settimeout(left_s)
+        try:
+            part = connection.recv(65536)
+        except TimeoutError:
+            return False
+        if not part:  # the engine has closed it: a reset ends it for both, where a FIN leaves a port in TIME_WAIT
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        data += part
+        if not part or len(data) >= MOST_BYTES:
+            return True
+    return False
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
@@ -92,7 +98,8 @@ def _parsed(data: bytes) -> tuple[int, bytes]:
 
     Other exceptions of the parser become one too, as of a length that is too large to count.
     """
-    answer = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
+    received = SimpleNamespace(makefile=lambda _mode: io.BytesIO(data))  # all that the parser asks of a socket
+    answer = http.client.HTTPResponse(received)  # type: ignore[arg-type]
     try:
         answer.begin()
         return answer.status, answer.read()
@@ -201,7 +208,7 @@ class FirstRequest:
         path = self._asked.first_path
         try:
             connection = self._connection or self._sent()
-            if not self._received(connection, time.monotonic() + seconds):
+            if not _read(connection, self._data, time.monotonic() + seconds):
                 late = time.monotonic() >= self._until
                 return ProbeAnswer(False, f"{path} has not answered within {self._timeout_s:g} s") if late else None
             why = first_request.fault(path, *_parsed(bytes(self._data)), self._key)
@@ -219,25 +226,9 @@ class FirstRequest:
         body = self._asked.first_body
         if self._asked.names_itself:
             body = first_request.named(body, _own_name(host, port, self._asked))
-        head = [f"POST {self._asked.first_path} HTTP/1.1", f"Host: {host}:{port}", "Connection: close"]
-        head += ["Content-Type: application/json", f"Content-Length: {len(body.encode())}"]
-        head += [f"Authorization: Bearer {self._key[1]}"] if self._key[1] else []
         connection = self._connection = _connected(host, port, TIMEOUT_S)
-        connection.sendall("\r\n".join([*head, "", body]).encode())
+        _send(connection, f"POST {self._asked.first_path}", f"{host}:{port}", self._key[1], body)
         return connection
-
-    def _received(self, connection: socket.socket, until: float) -> bool:
-        """Read until then (monotonic). Returns True if the answer is complete."""
-        while (left_s := until - time.monotonic()) > 0:
-            connection.settimeout(left_s)
-            try:
-                part = connection.recv(65536)
-            except TimeoutError:
-                return False
-            self._data += part
-            if not part or len(self._data) >= MOST_BYTES:
-                return True
-        return False
 
 
 def _own_name(host: str, port: int, asked: Probe) -> str:
