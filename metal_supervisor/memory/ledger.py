@@ -232,7 +232,7 @@ class _Book:
         preempted = self.preemption and each.priority < entry.priority and not each.protected
         return not each.on_demand and not preempted and each.key != entry.key and each.key not in self.leaving
 
-    def victims(self, entry: Entry, preemption: bool) -> list[Entry]:
+    def victims(self, entry: Entry) -> list[Entry]:
         """Engines to stop so that an entry fits; [] if that is not enough. None of them is protected.
 
         First those that yield: lowest priority, idle before busy, longest unused. Then, with preemption, those of a
@@ -242,7 +242,7 @@ class _Book:
             (
                 each
                 for each in self.admitted
-                if (_yields(each, entry) or (preemption and each.priority < entry.priority))
+                if (_yields(each, entry) or (self.preemption and each.priority < entry.priority))
                 and not each.protected
                 and each.key not in self.leaving
                 and each.key not in self.queued
@@ -346,14 +346,10 @@ def admit(
             decisions[entry.key] = Decision(False, PRESSURE)
         elif hopeless is not None:
             decisions[entry.key] = hopeless
-        elif not entry.needs_bytes and not entry.unknown:  # an edit that needs no more memory
-            for each in books:
-                each.admit(entry)
-            decisions[entry.key] = Decision(True)
-        elif paused:
+        elif paused and (entry.needs_bytes or entry.unknown):  # not an edit that needs no more memory
             position += 1
             decisions[entry.key] = Decision(False, PRESSURE, f"{paused} (queue position {position})", position)
-        elif entry.unknown or all(each.fits(entry) for each in books):
+        elif entry.unknown or not entry.needs_bytes or all(each.fits(entry) for each in books):
             for each in books:
                 each.admit(entry)
             decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
@@ -362,17 +358,17 @@ def admit(
             decisions[entry.key] = Decision(False, INSUFFICIENT, f"needs {need}, {book.room(entry)}")
         else:
             position += 1
-            decisions[entry.key] = _wait(books, entry, position, preemption)
+            decisions[entry.key] = _wait(books, entry, position)
             for name, each in own.items():
                 if name != entry.key[0]:
                     each.expect(decisions[entry.key].displaces)
     return Ledger(budget_bytes, book.charged, decisions, {name: each.charged for name, each in own.items()})
 
 
-def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool) -> Decision:
+def _wait(books: Sequence[_Book], entry: Entry, position: int) -> Decision:
     """Queue an entry by the first of its books (namespace, machine) in which it does not fit."""
     at = next(index for index, each in enumerate(books) if not each.fits(entry))
-    decision = _queued(books[at], entry, position, preemption)
+    decision = _queued(books[at], entry, position)
     stuck = any(each.entry is entry and each.stuck for each in books[at].blocked[-1:])
     for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
         each.block(entry, stuck)
@@ -383,26 +379,21 @@ def _wait(books: Sequence[_Book], entry: Entry, position: int, preemption: bool)
     return decision
 
 
-def _queued(book: _Book, entry: Entry, position: int, preemption: bool) -> Decision:
+def _queued(book: _Book, entry: Entry, position: int) -> Decision:
     """Queue an entry in one book: choose the engines to stop for it, reserve memory, and compose the message."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
-    there, advice = book.room(entry), advice_for(entry.charge_bytes, entry.weights_bytes, book.namespace)
-    message = f"needs {amount(entry.charge_bytes, 'up')}, {there}; {advice}"
+    needs = f"needs {amount(entry.charge_bytes, 'up')}, {book.room(entry)}"
+    message = f"{needs}; {advice_for(entry.charge_bytes, entry.weights_bytes, book.namespace)}"
     if need <= left and held_up is not None:
-        message = (
-            f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
-            f"but {'/'.join(held_up.key)} needs {amount(held_up.charge_bytes, 'up')} and waits ahead of it"
-        )
-    victims = book.victims(entry, preemption) if held_up is None else []
+        ahead = f"{'/'.join(held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
+        message = f"{needs}, but {ahead} and waits ahead of it"
+    victims = book.victims(entry) if held_up is None else []
     if victims:
         book.reserve(entry, victims)
         message += f"; {', '.join('/'.join(each.key) for each in victims)} will be stopped for it"
     elif held_up is None and need <= left + book.coming:
         book.reserve(entry, ())
-        message = (
-            f"needs {amount(entry.charge_bytes, 'up')}, {there}, "
-            f"and {amount(book.leaving_bytes)} more when what is ending has ended"
-        )
+        message = f"{needs}, and {amount(book.leaving_bytes)} more when what is ending has ended"
     else:
         book.block(entry)
     text = f"{message} (queue position {position})"
