@@ -167,7 +167,7 @@ def _possible(subject: _Subject, free: int) -> list[str]:
 
 def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[str]:
     found = fit.changes(subject.charge, subject.plan, free)
-    advice = [f"it would fit with {change.text}" for change in found[:MOST_ADVICE]]
+    advice = [f"it would fit with {change}" for change in found[:MOST_ADVICE]]
     if not found:
         advice.append(f"it would take {fit.smaller_weights(subject.charge, subject.plan, free)}")
     if free < made.total_bytes <= allowed:

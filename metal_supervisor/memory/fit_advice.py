@@ -33,15 +33,6 @@ Charge: TypeAlias = Callable[[FitPlan], Estimate]
 """Estimate of the model's memory with given settings."""
 
 
-@dataclass(frozen=True)
-class SuggestedChange:
-    """A change with which the model fits."""
-
-    text: str
-    """Flag of `fit`, fields of the InferenceService, and the memory with that change, for a user."""
-    need_bytes: int
-
-
 def largest_context(charge: Charge, plan: FitPlan, free_bytes: int, most: int) -> int:
     """Largest context that fits, up to `most`, in tokens of all slots, a multiple of the engine's step; 0 if none."""
     step = CELLS * plan.slots
@@ -63,15 +54,18 @@ def _smaller_types(kind: str) -> tuple[str, ...]:
     return tuple(name for name in KV_TYPES if per_number(name) < per_number(kind))
 
 
-def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[SuggestedChange]:
-    """Changes with which a model fits that does not fit as planned: the smallest of each kind, the mildest first."""
+def changes(charge: Charge, plan: FitPlan, free_bytes: int) -> list[str]:
+    """Changes with which a model fits that does not fit as planned: the smallest of each kind, the mildest first.
+
+    Each with its flag of `fit`, its fields of the InferenceService, and the memory that is needed then.
+    """
     made = charge(plan)
-    found: list[SuggestedChange] = []
+    found: list[str] = []
     least = LEAST_CONTEXT * plan.slots
 
     def add(text: str, need: int) -> None:
         # Rounded down like what is left, into which it fits: it must not look like more.
-        found.append(SuggestedChange(f"{text}: {amount(need, 'down')}", need))
+        found.append(f"{text}: {amount(need, 'down')}")
 
     def takes(other: FitPlan) -> int:
         return charge(other).total_bytes
