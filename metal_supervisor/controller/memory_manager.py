@@ -21,8 +21,8 @@ from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
 from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.memory import eviction
 from metal_supervisor.memory.budget import Budget
-from metal_supervisor.memory.eviction import Candidate, Returning
-from metal_supervisor.memory.ledger import Ledger
+from metal_supervisor.memory.eviction import Returning
+from metal_supervisor.memory.ledger import Entry, Ledger
 from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.runtimes.use_probe import Asked
 from metal_supervisor.settings.loader import Settings
@@ -223,16 +223,12 @@ class Memory:
         if sample is None or not eviction.may_evict(watch, self._exited_at, ending, time.monotonic(), pace):
             return None
         candidates = [
-            Candidate(
-                key,
-                rank_of(record.priority),
-                ups[key].bytes,
-                record.admitted_at,
-                record.protected,
-                key in self._seen.busy,
+            Entry(
+                key, rank_of(record.priority), ups[key].bytes, waits=False, asked=0.0, admitted=record.admitted_at,
+                protected=record.protected, busy=key in self._seen.busy,
             )
             for key, record in running.items()
-        ]
+        ]  # fmt: skip
         choice = eviction.choose(candidates, sample.total_bytes - (sample.available_bytes or 0))
         if choice.victim is None:
             return self._skip(choice.skipped, choice.text)

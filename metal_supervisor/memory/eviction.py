@@ -12,23 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from metal_supervisor.memory.ledger import Entry
 from metal_supervisor.memory.pressure import PACE, Level, Pace, Watch, in_force
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An engine that is running or starting."""
-
-    key: Key
-    priority: int
-    """Larger is more important."""
-    charge_bytes: int
-    started: float
-    """Time of its start, on any clock: it is only compared with that of other candidates."""
-    protected: bool = False
-    busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class EvictionChoice:
     """One sentence with the numbers."""
 
 
-def _because(chosen: Candidate, other: Candidate) -> str:
+def _because(chosen: Entry, other: Entry) -> str:
     """Reason why one candidate comes before the next in the order of eviction."""
     name = "/".join(other.key)
     if chosen.priority != other.priority:
@@ -52,12 +39,12 @@ def _because(chosen: Candidate, other: Candidate) -> str:
     if chosen.charge_bytes != other.charge_bytes:
         size, less = amount(chosen.charge_bytes, "up"), amount(other.charge_bytes, "down")
         return f"it takes {size} and {name} {less}"
-    if chosen.started != other.started:
+    if chosen.admitted != other.admitted:
         return f"it runs longer than {name}"
     return f"its name comes before {name}"
 
 
-def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, guard: float = 0.30) -> EvictionChoice:
+def choose(candidates: Collection[Entry], used_bytes: int, floor: int = 1, guard: float = 0.30) -> EvictionChoice:
     """Choose the engine to evict: lowest priority, idle before busy, largest charge, longest running, then by name.
 
     `candidates`: all that are running, except those that are stopping already; `floor` of them always stay.
@@ -76,7 +63,7 @@ def choose(candidates: Collection[Candidate], used_bytes: int, floor: int = 1, g
     if held < guard * used_bytes:
         text = f"engines hold {shares}, less than {guard:.0%}: others are the cause"
         return EvictionChoice(None, "below_guard", text)
-    able.sort(key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.started, each.key))
+    able.sort(key=lambda each: (each.priority, each.busy, -each.charge_bytes, each.admitted, each.key))
     why = _because(able[0], able[1]) if len(able) > 1 else "no other may be stopped"
     name, freed = "/".join(able[0].key), amount(able[0].charge_bytes)
     return EvictionChoice(able[0].key, "", f"{name} is stopped to free {freed}: {why}; engines hold {shares}")

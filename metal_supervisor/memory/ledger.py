@@ -71,7 +71,7 @@ class Entry:
     yields_before: float = float("-inf")
     """If it runs: it gives its memory to an engine of no lower priority that has waited since before this Unix time."""
     busy: bool = False
-    """If it yields: it works, and others are asked to yield first."""
+    """If it yields, or may be evicted: it works, and others go first."""
     used_at: float = 0.0
     """If it yields: Unix time of its latest use."""
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from metal_supervisor.memory.eviction import (
-    Candidate,
     EvictionChoice,
     Returning,
     back_off_s,
@@ -16,6 +15,7 @@ from metal_supervisor.memory.eviction import (
     may_evict,
     may_return,
 )
+from metal_supervisor.memory.ledger import Entry
 from metal_supervisor.memory.pressure import Level, MemorySample, Watch, thresholds, watch
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Key
@@ -30,8 +30,12 @@ def key(name: str) -> Key:
     return "default", name
 
 
-def runs(name: str, gib: float = 20, priority: int = NORMAL, started: float = 0.0, **more: bool) -> Candidate:
-    return Candidate(key(name), priority, int(gib * GIB), started, **more)
+def entry(name: Key, priority: int, size: int, started: float, **more: bool) -> Entry:
+    return Entry(name, priority, size, False, 0.0, started, **more)
+
+
+def runs(name: str, gib: float = 20, priority: int = NORMAL, started: float = 0.0, **more: bool) -> Entry:
+    return entry(key(name), priority, int(gib * GIB), started, **more)
 
 
 # ── the order ────────────────────────────────────────────────────────────────────────────────────
@@ -48,7 +52,7 @@ def runs(name: str, gib: float = 20, priority: int = NORMAL, started: float = 0.
         ([runs("a", priority=LOW, protected=True), runs("b", 40)], "b", "no other may be stopped"),
     ],
 )
-def test_the_order_and_its_words(candidates: list[Candidate], victim: str, because: str) -> None:
+def test_the_order_and_its_words(candidates: list[Entry], victim: str, because: str) -> None:
     found = choose(candidates, 100 * GIB)
     assert (found.victim, found.skipped) == (key(victim), "")
     assert because in found.text
@@ -77,7 +81,7 @@ def test_the_choice_is_explained_with_numbers() -> None:
         ),
     ],
 )  # fmt: skip
-def test_why_nobody_is_chosen(candidates: list[Candidate], floor: int, skipped: str, text: str) -> None:
+def test_why_nobody_is_chosen(candidates: list[Entry], floor: int, skipped: str, text: str) -> None:
     assert choose(candidates, 100 * GIB, floor) == EvictionChoice(None, skipped, text)
 
 
@@ -91,7 +95,7 @@ def test_a_protected_one_counts_towards_the_floor_and_the_guard() -> None:
     assert choose(candidates, 101 * GIB).skipped == "below_guard"
 
 
-def goes_before(one: Candidate, other: Candidate) -> bool:
+def goes_before(one: Entry, other: Entry) -> bool:
     """The stated order once more, rule by rule."""
     if one.priority != other.priority:
         return one.priority < other.priority
@@ -99,8 +103,8 @@ def goes_before(one: Candidate, other: Candidate) -> bool:
         return other.busy
     if one.charge_bytes != other.charge_bytes:
         return one.charge_bytes > other.charge_bytes
-    if one.started != other.started:
-        return one.started < other.started
+    if one.admitted != other.admitted:
+        return one.admitted < other.admitted
     return one.key < other.key
 
 
@@ -109,7 +113,7 @@ def test_every_choice_is_explained_by_the_order() -> None:
     for seed in range(20_000):
         chance = random.Random(seed)
         candidates = [
-            Candidate(
+            entry(
                 key(f"m{index}"), chance.choice([LOW, NORMAL, HIGH]), chance.choice([0, 5, 5, 20]) * GIB,
                 chance.choice([1.0, 2.0, 3.0]), protected=chance.random() < 0.4, busy=chance.random() < 0.4,
             )
@@ -243,8 +247,8 @@ class Machine:
     seed: int
     now: float = 0.0
     watched: Watch = field(default_factory=Watch)
-    running: dict[Key, Candidate] = field(default_factory=dict)
-    leaving: dict[Key, tuple[float, Candidate]] = field(default_factory=dict)
+    running: dict[Key, Entry] = field(default_factory=dict)
+    leaving: dict[Key, tuple[float, Entry]] = field(default_factory=dict)
     """Whose process still is there: when it will have exited."""
     away: dict[Key, Returning] = field(default_factory=dict)
     times: dict[Key, int] = field(default_factory=dict)
@@ -259,7 +263,7 @@ class Machine:
         for index in range(self.chance.randint(1, 6)):
             size = self.chance.randint(0, left)
             left -= size
-            made = Candidate(
+            made = entry(
                 key(f"m{index}"), self.chance.choice([LOW, NORMAL, HIGH]), size, float(index),
                 protected=self.chance.random() < 0.2, busy=self.chance.random() < 0.3,
             )  # fmt: skip
@@ -288,7 +292,7 @@ class Machine:
             assert self.watched.level is Level.NORMAL and not self.leaving
             assert self.last_return is None or self.now - self.last_return >= 60
             del self.away[name]
-            self.running[name], self.last_return = replace(self.everybody[name], started=self.now), self.now
+            self.running[name], self.last_return = replace(self.everybody[name], admitted=self.now), self.now
 
     def evict(self) -> None:
         assert not self.leaving, "never two at once"
