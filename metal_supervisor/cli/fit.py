@@ -29,7 +29,7 @@ from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.runtime import Binary, Place
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS, Bad
 from metal_supervisor.spec.gguf import BadGguf

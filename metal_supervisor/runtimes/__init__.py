@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from metal_supervisor.runtimes import llama_server, mlx_server, ollama, omlx, vllm_swift
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime
 from metal_supervisor.spec.environment import Vocabulary
 
 __all__ = ["RUNTIMES", "VOCABULARIES", "Binary", "Executable", "Place"]

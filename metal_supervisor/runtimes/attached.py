@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.runtimes.place import Place
+from metal_supervisor.runtimes.runtime import Place
 from metal_supervisor.spec.attachment import JOB
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Engine, Probe, Service

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from metal_supervisor.confinement.seatbelt import APP
 from metal_supervisor.host import machine
-from metal_supervisor.runtimes.place import Binary, Executable
+from metal_supervisor.runtimes.runtime import Binary, Executable
 from metal_supervisor.settings.loader import flag_of
 
 LOOK_WAIT_S = 0.3

@@ -21,8 +21,7 @@ from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import LOAD_MODE, Option, accepted, as_built, options_of
 from metal_supervisor.runtimes.llama_memory import checkpoints, demand, prompt_cache_mib
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime
 from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, parse, refusal
 from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source, named_files, with_files
 from metal_supervisor.spec.environment import as_arguments

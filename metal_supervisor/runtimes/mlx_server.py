@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from metal_supervisor.confinement.access import Access
 from metal_supervisor.runtimes.mlx_arguments import MLX
 from metal_supervisor.runtimes.mlx_memory import demand, estimate_of, prompt_cache_bytes, slot_tokens
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service

@@ -16,8 +16,7 @@ from metal_supervisor.runtimes import llama_memory
 from metal_supervisor.runtimes.attached import SHARED, attended, of_the_daemon
 from metal_supervisor.runtimes.llama_server import DEFAULT_CONTEXT
 from metal_supervisor.runtimes.mlx_server import meaningless
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime, Shared
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime, Shared
 from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Engine, Probe, Service
 

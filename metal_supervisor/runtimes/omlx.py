@@ -15,8 +15,7 @@ from metal_supervisor.runtimes import mlx_memory
 from metal_supervisor.runtimes.attached import attended, of_the_daemon
 from metal_supervisor.runtimes.mlx_server import NOT_HERE as NOT_MLX
 from metal_supervisor.runtimes.mlx_server import meaningless
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime, Shared
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime, Shared
 from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service
 
 NAME = "omlx"

@@ -14,8 +14,7 @@ from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.runtimes.mlx_arguments import VLLM
 from metal_supervisor.runtimes.mlx_memory import as_demand, by_config, whole
 from metal_supervisor.runtimes.mlx_server import NOT_HERE, meaningless
-from metal_supervisor.runtimes.place import Binary, Executable, Place
-from metal_supervisor.runtimes.runtime import Runtime
+from metal_supervisor.runtimes.runtime import Binary, Executable, Place, Runtime
 from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.sizes import MIB
 from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service

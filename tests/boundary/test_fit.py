@@ -19,7 +19,7 @@ from metal_supervisor.memory.estimate import estimate
 from metal_supervisor.memory.fit_advice import FitPlan
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demands
-from metal_supervisor.runtimes.place import Binary
+from metal_supervisor.runtimes.runtime import Binary
 from metal_supervisor.spec.gguf import Prefix, read_header
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Verdict

@@ -19,8 +19,7 @@ TOY = '''
 
     from metal_supervisor.confinement.access import Access
     from metal_supervisor.models.metadata import Demand
-    from metal_supervisor.runtimes.place import Executable
-    from metal_supervisor.runtimes.runtime import Runtime
+    from metal_supervisor.runtimes.runtime import Executable, Runtime
     from metal_supervisor.spec.types import Engine, Probe
 
 

@@ -37,7 +37,7 @@ from metal_supervisor.runtimes.llama_memory import (
     prompt_cache_mib,
 )
 from metal_supervisor.runtimes.llama_server import engine
-from metal_supervisor.runtimes.place import Binary, Place
+from metal_supervisor.runtimes.runtime import Binary, Place
 from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.sizes import GIB, MIB, amount
 from metal_supervisor.spec.types import Endpoint, Model, Service
