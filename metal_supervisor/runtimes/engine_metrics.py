@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metal_supervisor.runtimes.metric_families import COUNTER, HISTOGRAM, PARTS, SUMMARY, UNTYPED, Family, Sample
 from metal_supervisor.spec.types import Key
 
+COUNTER, GAUGE, HISTOGRAM, SUMMARY, UNTYPED = "counter", "gauge", "histogram", "summary", "untyped"
+PARTS: Mapping[str, tuple[str, ...]] = {HISTOGRAM: ("_bucket", "_sum", "_count"), SUMMARY: ("_sum", "_count")}
+"""Suffixes of a family's samples, by type, besides the family's own name."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
 MOST_IN_ALL = 20_000
 """Series of all engines together."""
@@ -43,6 +45,36 @@ REASONS: Mapping[str, str] = {
 }
 """Reasons for dropping. Those from `duplicate` on, and `format` for an incomplete histogram, drop one family; the
 others drop the whole answer."""
+
+
+class Unreadable(ValueError):
+    """The page is rejected. `reason`: "format", or "series" or "size" if it is too large."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    """(name, value) in the order of the page; values are printable and bounded."""
+    value: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """The samples of one metric."""
+
+    name: str
+    """For a counter with `_total`, if its samples have it."""
+    kind: str
+    help: str
+    """Printable, "" if there is none."""
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True)

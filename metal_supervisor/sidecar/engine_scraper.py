@@ -17,8 +17,7 @@ from operator import itemgetter
 
 from metal_supervisor.host import local_status
 from metal_supervisor.runtimes import RUNTIMES, engine_metrics, probing
-from metal_supervisor.runtimes.engine_metrics import Block, Joined, Told
-from metal_supervisor.runtimes.metric_families import Unreadable
+from metal_supervisor.runtimes.engine_metrics import Block, Joined, Told, Unreadable
 from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.spec.processes import RunNote

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Parsed
 
-from metal_supervisor.runtimes.metric_families import (
+from metal_supervisor.runtimes.engine_metrics import (
     COUNTER,
     GAUGE,
     HISTOGRAM,

@@ -17,10 +17,10 @@ from metal_supervisor.runtimes.engine_metrics import (
     REASONS,
     Block,
     Told,
+    Unreadable,
     blocks,
     merged,
 )
-from metal_supervisor.runtimes.metric_families import Unreadable
 from metal_supervisor.sidecar.exposition import (
     LONGEST_LINE,
     LONGEST_TEXT,
