@@ -17,7 +17,7 @@ from metal_supervisor.controller import pacing, plan
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping, Wanted
 from metal_supervisor.controller.program_files import ProgramFiles, put_aside_refused
 from metal_supervisor.controller.snapshot import Snapshot
-from metal_supervisor.runtimes.use_probe import Asked, are_busy
+from metal_supervisor.runtimes.probing import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import LIVE, Diff, Observed, RunNote
 from metal_supervisor.spec.record import Record

@@ -24,7 +24,7 @@ from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.eviction import Returning
 from metal_supervisor.memory.ledger import Entry, Ledger
 from metal_supervisor.memory.pressure import Level, Watch
-from metal_supervisor.runtimes.use_probe import Asked
+from metal_supervisor.runtimes.probing import Asked
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote

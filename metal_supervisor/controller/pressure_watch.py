@@ -21,7 +21,7 @@ from metal_supervisor.memory import machine_memory as host_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Watch, in_force, thresholds, watch
 from metal_supervisor.runtimes import RUNTIMES, builds
-from metal_supervisor.runtimes.use_probe import Asked, are_busy
+from metal_supervisor.runtimes.probing import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import Key

@@ -12,18 +12,24 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Probe
 
-TIMEOUT_S, CONNECT_S = 2.0, 1.0
+TIMEOUT_S, CONNECT_S, BUSY_S = 2.0, 1.0, 0.5
+MOST_ASKED = 64
+"""Engines that are asked at a time whether they are busy."""
 MOST_BYTES = 1 << 20
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of a socket whose close is a reset."""
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,35 @@ def busy(port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TI
     if not isinstance(slots, list):
         return None  # it requires a key, or its slots endpoint is disabled
     return any(isinstance(slot, dict) and slot.get("is_processing") is True for slot in slots)
+
+
+def is_busy(pid: int, port: int, asked: Probe, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S) -> bool:
+    """As `busy`; an engine that cannot tell is judged by its connections."""
+    told = busy(port, asked, host, timeout_s)
+    return processes.has_clients(pid, port) if told is None else told
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Address and probe by which an engine is asked whether it is busy."""
+
+    pid: int
+    address: str
+    """The address that it listens on."""
+    port: int
+    probe: Probe
+
+
+def are_busy(engines: Mapping[K, Asked]) -> dict[K, bool]:
+    """Key -> True if that engine is serving a request. Asks all at once: each may be slow to answer, or not answer."""
+
+    def is_one(asked: Asked) -> bool:
+        return is_busy(asked.pid, asked.port, asked.probe, local_status.asked_at(asked.address), BUSY_S)
+
+    if not engines:
+        return {}
+    with ThreadPoolExecutor(min(len(engines), MOST_ASKED), "busy") as pool:
+        return dict(zip(engines, pool.map(is_one, engines.values()), strict=True))
 
 
 def _sleeps(host: str, port: int, asked: Probe, timeout_s: float) -> bool:

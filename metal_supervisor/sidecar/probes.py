@@ -217,8 +217,8 @@ class _Drain(threading.Thread):
 
     def run(self) -> None:
         while not self.over.is_set():
-            was, told = self.busy, probing.busy(self.target.port, self.target.probe, self.target.host)
-            self.busy = processes.has_clients(self.target.pid, self.target.port) if told is None else told
+            was, target = self.busy, self.target
+            self.busy = probing.is_busy(target.pid, target.port, target.probe, target.host)
             if self.busy != was:
                 self._on_change()
             if not self.busy:

@@ -16,7 +16,7 @@ from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping
 from metal_supervisor.controller.snapshot import Snapshot
-from metal_supervisor.runtimes import use_probe
+from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Diff, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
@@ -69,7 +69,7 @@ def patient_server() -> Iterator[int]:
 def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient_server: int
 ) -> None:
-    monkeypatch.setattr(use_probe, "TIMEOUT_S", 10.0)
+    monkeypatch.setattr(probing, "BUSY_S", 10.0)
     state = StateDir(tmp_path / "state")
     state.create()
     rpc: Any = None

@@ -51,7 +51,7 @@ from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.memory.pressure import Pace
 from metal_supervisor.models.metadata import Demand
-from metal_supervisor.runtimes import use_probe
+from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
@@ -1026,7 +1026,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leftovers, "processes", SimpleNamespace(command_line=command_line))
     patch.setattr(leftovers, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)
-    patch.setattr(use_probe.probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
+    patch.setattr(probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
     for name in ("section", "section_spec", "is_unedited"):  # the same few texts, again and again
         patch.setattr(programs, name, lru_cache(maxsize=4096)(getattr(programs, name)))
 
