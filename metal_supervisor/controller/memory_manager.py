@@ -21,7 +21,6 @@ from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
 from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.memory import eviction
 from metal_supervisor.memory.budget import Budget
-from metal_supervisor.memory.eviction import Returning
 from metal_supervisor.memory.ledger import Entry, Ledger
 from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.runtimes.probing import Asked
@@ -249,7 +248,7 @@ class Memory:
 
     def _return(self, records: dict[Key, Record], now: float) -> None:
         away = [
-            Returning(key, rank_of(record.priority), record.evicted_at, max(record.evictions, 1))
+            record
             for key, record in records.items()
             if record.evicted_at is not None and key not in self._leaving and self._would_fit(record)
         ]

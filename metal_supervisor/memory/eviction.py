@@ -9,11 +9,13 @@ All functions are pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from metal_supervisor.memory.ledger import Entry
 from metal_supervisor.memory.pressure import PACE, Level, Pace, Watch, in_force
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key
 
@@ -92,17 +94,6 @@ def may_evict(watch: Watch, last_exit_at: float | None, still_leaving: bool, now
 # ── who returns ──────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Returning:
-    """An evicted engine that waits to return."""
-
-    key: Key
-    priority: int
-    evicted_at: float
-    times: int = 1
-    """Number of evictions, this one included."""
-
-
 def back_off_s(times: int, pace: Pace = PACE) -> float:
     """Back-off in seconds after so many evictions: 5, 10, 20, 40, then 60 minutes."""
     return float(min(pace.back_off_s * 2 ** min(max(times - 1, 0), 30), pace.back_off_limit_s))
@@ -115,7 +106,7 @@ def _over(since: float | None, length_s: float, now: float) -> bool:
 
 
 def may_return(
-    evicted: Sequence[Returning],
+    evicted: Iterable[Record],
     watch: Watch,
     now: float,
     last_return_at: float | None,
@@ -135,5 +126,9 @@ def may_return(
     present = now if clock is None else clock
     if not _over(last_return_at, pace.return_every_s, present):
         return None
-    able = [each for each in evicted if _over(each.evicted_at, back_off_s(each.times, pace), present)]
-    return min(able, key=lambda each: (-each.priority, each.evicted_at, each.key)).key if able else None
+    able = [
+        (-rank_of(each.priority), each.evicted_at or 0.0, each.key)
+        for each in evicted
+        if _over(each.evicted_at, back_off_s(each.evictions, pace), present)
+    ]
+    return min(able)[2] if able else None

@@ -9,7 +9,6 @@ import pytest
 
 from metal_supervisor.memory.eviction import (
     EvictionChoice,
-    Returning,
     back_off_s,
     choose,
     may_evict,
@@ -17,9 +16,12 @@ from metal_supervisor.memory.eviction import (
 )
 from metal_supervisor.memory.ledger import Entry
 from metal_supervisor.memory.pressure import Level, MemorySample, Watch, thresholds, watch
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Key
 from tests.support.effort import cases
+from tests.support.records import a_record
 
 HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
 TOTAL = 128 * GIB
@@ -181,13 +183,18 @@ def test_the_next_one_waits_for_the_exit_and_for_what_it_brought() -> None:
 # ── who returns ──────────────────────────────────────────────────────────────────────────────────
 
 
+def gone(name: str, rank: int, at: float, times: int = 1) -> Record:
+    priority = next(name for name, each in PRIORITIES.items() if each == rank)
+    return a_record(name, priority=priority, evicted_at=at, evictions=times)
+
+
 def calm(until: float, since: float = 0.0) -> Watch:
     return seen(*((since + index * 5, 50.0) for index in range(int((until - since) / 5) + 1)))
 
 
 def test_the_most_important_returns_first_then_who_left_first() -> None:
     evicted = [
-        Returning(key("late"), HIGH, -900), Returning(key("low"), LOW, -2000), Returning(key("early"), HIGH, -1000),
+        gone("late", HIGH, -900), gone("low", LOW, -2000), gone("early", HIGH, -1000),
     ]  # fmt: skip
     assert may_return(evicted, calm(300), 300, None) == key("early")
     assert may_return(evicted[:2], calm(300), 300, None) == key("late")
@@ -196,7 +203,7 @@ def test_the_most_important_returns_first_then_who_left_first() -> None:
 
 
 def test_normal_must_have_lasted_and_still_be() -> None:
-    evicted = [Returning(key("a"), NORMAL, -9000)]
+    evicted = [gone("a", NORMAL, -9000)]
     assert may_return(evicted, calm(295), 295, None) is None
     assert may_return(evicted, calm(295), 300, None) == key("a")
     assert may_return(evicted, calm(300), 361, None) is None, "nothing is known any more"
@@ -208,7 +215,7 @@ def test_normal_must_have_lasted_and_still_be() -> None:
 
 
 def test_one_returns_at_a_time() -> None:
-    evicted = [Returning(key("a"), NORMAL, -9000)]
+    evicted = [gone("a", NORMAL, -9000)]
     assert may_return(evicted, calm(300), 300, 241) is None
     assert may_return(evicted, calm(300), 300, 240) == key("a")
 
@@ -217,24 +224,24 @@ def test_the_back_off_doubles_up_to_an_hour() -> None:
     assert [back_off_s(times) / 60 for times in (0, 1, 2, 3, 4, 5, 6, 10**9)] == [5, 5, 10, 20, 40, 60, 60, 60]
     watched = calm(1200)
     for times, minutes in ((1, 5), (2, 10), (3, 20)):
-        gone = [Returning(key("a"), NORMAL, 1200 - minutes * 60 + 1, times)]
-        assert may_return(gone, watched, 1200, None) is None
-        gone = [replace(gone[0], evicted_at=1200 - minutes * 60)]
-        assert may_return(gone, watched, 1200, None) == key("a")
+        away = [gone("a", NORMAL, 1200 - minutes * 60 + 1, times)]
+        assert may_return(away, watched, 1200, None) is None
+        away = [replace(away[0], evicted_at=1200 - minutes * 60)]
+        assert may_return(away, watched, 1200, None) == key("a")
 
 
 def test_one_that_must_stay_away_holds_up_nobody() -> None:
-    evicted = [Returning(key("high"), HIGH, 290, 5), Returning(key("low"), LOW, -9000)]
+    evicted = [gone("high", HIGH, 290, 5), gone("low", LOW, -9000)]
     assert may_return(evicted, calm(300), 300, None) == key("low")
 
 
 def test_times_may_be_of_another_clock_and_it_may_be_set_back() -> None:
     unix = 1_790_000_000.0
-    gone = [Returning(key("a"), NORMAL, unix)]
-    assert may_return(gone, calm(300), 300, None, clock=unix + 299) is None
-    assert may_return(gone, calm(300), 300, None, clock=unix + 300) == key("a")
-    assert may_return(gone, calm(300), 300, unix + 299, clock=unix + 300) is None
-    assert may_return(gone, calm(300), 300, unix, clock=unix - 86_400) == key("a")
+    away = [gone("a", NORMAL, unix)]
+    assert may_return(away, calm(300), 300, None, clock=unix + 299) is None
+    assert may_return(away, calm(300), 300, None, clock=unix + 300) == key("a")
+    assert may_return(away, calm(300), 300, unix + 299, clock=unix + 300) is None
+    assert may_return(away, calm(300), 300, unix, clock=unix - 86_400) == key("a")
 
 
 # ── a machine in a closed loop ───────────────────────────────────────────────────────────────────
@@ -250,7 +257,7 @@ class Machine:
     running: dict[Key, Entry] = field(default_factory=dict)
     leaving: dict[Key, tuple[float, Entry]] = field(default_factory=dict)
     """Whose process still is there: when it will have exited."""
-    away: dict[Key, Returning] = field(default_factory=dict)
+    away: dict[Key, Record] = field(default_factory=dict)
     times: dict[Key, int] = field(default_factory=dict)
     others_bytes: int = 0
     last_exit: float | None = None
@@ -306,7 +313,7 @@ class Machine:
         assert all(goes_before(victim, each) for each in self.running.values() if not each.protected)
         self.evictions += 1
         self.times[victim.key] = self.times.get(victim.key, 0) + 1
-        self.away[victim.key] = Returning(victim.key, victim.priority, self.now, self.times[victim.key])
+        self.away[victim.key] = gone(victim.key[1], victim.priority, self.now, self.times[victim.key])
         self.leaving[victim.key] = self.now + self.chance.uniform(0, 40), victim
 
 
