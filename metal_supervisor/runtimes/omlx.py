@@ -33,8 +33,7 @@ MODELS = f"{SERVED}/models"
 
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     **NOT_MLX,
-    "cacheTypeK": (("f16", "bf16"), "set spec.turboQuantBits instead"),
-    "cacheTypeV": (("f16", "bf16"), "set spec.turboQuantBits instead"),
+    **dict.fromkeys(("cacheTypeK", "cacheTypeV"), (("f16", "bf16"), "set spec.turboQuantBits instead")),
     "idleTtlS": ((), "a model of oMLX stays loaded while its service runs"),
 }
 """Option of the spec that oMLX does not honour -> (values that change nothing, why all others are refused)."""

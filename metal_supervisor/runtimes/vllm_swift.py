@@ -30,8 +30,7 @@ TURBO_BITS: Mapping[str, int] = {"turbo4v2": 4, "turbo4": 4, "turbo3": 3, "turbo
 """Scheme of a compressed cache -> bits per number."""
 FIELDS: Mapping[str, tuple[tuple[object, ...], str]] = {
     **{name: row for name, row in NOT_HERE.items() if not name.startswith("cacheTypeCustom")},
-    "batchSize": ((), "vLLM makes its batches by itself"),
-    "uBatchSize": ((), "vLLM makes its batches by itself"),
+    **dict.fromkeys(("batchSize", "uBatchSize"), ((), "vLLM makes its batches by itself")),
     "cacheTypeK": (("f16",), f"vllm-swift has {', '.join(TURBO_BITS)}, as spec.cacheTypeCustomK"),
     "cacheTypeV": (("f16",), f"vllm-swift has {', '.join(TURBO_BITS)}, as spec.cacheTypeCustomK"),
     "noWarmup": ((False,), "vLLM always warms up"),
