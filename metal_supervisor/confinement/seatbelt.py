@@ -57,8 +57,6 @@ GRANTS: Mapping[str, tuple[str, ...]] = {
         '(allow file-read* file-map-executable (literal (param "{}")))',
         ABOVE,
     ),
-    # llama.cpp lists the directory that it is started from, and takes EACCES for an answer, but not Seatbelt's EPERM.
-    "BESIDE": ('(allow file-read-data (literal (param "{}")))',),
     "APP": ('(allow process-exec* (subpath (param "{}")))',),
     "LIBRARY": ('(allow file-read* file-map-executable (subpath (param "{}")))', ABOVE),
     "READ": ('(allow file-read* (subpath (param "{}")))', ABOVE),
@@ -83,11 +81,11 @@ def profile(access: Access, home: str) -> tuple[str, dict[str, str], dict[str, s
     frameworks = [each for each in access.libraries if access.python and FRAMEWORK in each]
     values: tuple[tuple[str, Iterable[str], dict[str, str]], ...] = (
         ("BINARY", access.execute, resolved),
-        ("BESIDE", dict.fromkeys(map(os.path.dirname, access.execute)), resolved),
         ("APP", [f"{each}/{APP}" for each in frameworks], resolved),
         ("LIBRARY", access.libraries, resolved),
         ("READ", access.read, judged),
-        ("LIST", access.list, resolved),
+        # llama.cpp lists the directory that it is started from, and takes EACCES for an answer, not Seatbelt's EPERM.
+        ("LIST", dict.fromkeys((*map(os.path.dirname, access.execute), *access.list)), resolved),
         ("WRITE", access.write, judged),
         ("BIND", [f"*:{port}" for port in access.bind], judged),
     )
