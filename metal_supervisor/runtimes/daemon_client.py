@@ -6,6 +6,7 @@ An error with status 200, as Ollama sends some, counts as a refusal.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from collections.abc import Iterator
@@ -42,40 +43,30 @@ class Daemon:
 
     def call(self, method: str, path: str, body: Body = None, timeout_s: float = TIMEOUT_S) -> Json:
         """Send one request and return the JSON object; {} for an empty answer. Raises Away, DaemonRefused."""
-        connection, answer = self._sent(method, path, body, timeout_s)
-        try:
+        with self._sent(method, path, body, timeout_s) as answer:
             text = answer.read(MOST_BYTES)
             if answer.length:  # a read up to a limit does not tell that the end is missing
                 raise http.client.IncompleteRead(text, answer.length)
-        except BROKEN as error:
-            raise Away(f"{path}: {type(error).__name__}") from None
-        finally:
-            connection.close()
-        found = _parsed(text)
-        return _accepted(answer.status, found, path)
+        return _accepted(answer.status, _parsed(text), path)
 
     def lines(self, method: str, path: str, body: Body, stall_s: float) -> Iterator[Json]:
         """Send one request and yield its streamed answer, JSON lines. `stall_s`: longest pause between two lines.
 
         Raises Away, DaemonRefused.
         """
-        connection, answer = self._sent(method, path, body, stall_s)
-        try:
-            if answer.status >= 400:
-                _accepted(answer.status, _parsed(answer.read(MOST_BYTES)), path)
-            while line := answer.readline(LONGEST_LINE):
-                if line.strip():
-                    yield _accepted(answer.status, _parsed(line), path)
-        except TimeoutError:
-            raise Away(f"{path}: nothing has come for {stall_s:g} s") from None
-        except BROKEN as error:
-            raise Away(f"{path}: {type(error).__name__}") from None
-        finally:
-            connection.close()
+        with self._sent(method, path, body, stall_s) as answer:
+            try:
+                if answer.status >= 400:
+                    _accepted(answer.status, _parsed(answer.read(MOST_BYTES)), path)
+                while line := answer.readline(LONGEST_LINE):
+                    if line.strip():
+                        yield _accepted(answer.status, _parsed(line), path)
+            except TimeoutError:
+                raise Away(f"{path}: nothing has come for {stall_s:g} s") from None
 
-    def _sent(
-        self, method: str, path: str, body: Body, timeout_s: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    @contextlib.contextmanager
+    def _sent(self, method: str, path: str, body: Body, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+        """Send one request; its answer is to be read within the block. Raises Away."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         data: Any = body
@@ -85,12 +76,16 @@ class Daemon:
             headers["Content-Length"] = str(body.seek(0, 2))
             body.seek(0)
         try:
-            connection.request(method, path, data, headers)
-            return connection, connection.getresponse()
+            try:
+                connection.request(method, path, data, headers)
+                answer = connection.getresponse()
+            except TimeoutError:
+                raise Away(f"{path}: no answer in time") from None
+            yield answer
         except BROKEN as error:
+            raise Away(f"{path}: {type(error).__name__}") from None
+        finally:
             connection.close()
-            what = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-            raise Away(f"{path}: {what}") from None
 
 
 def _parsed(text: bytes) -> Json:
