@@ -104,7 +104,6 @@ class MemorySample:
 class Thresholds:
     """Thresholds of the levels on one machine."""
 
-    total_bytes: int
     warning_bytes: int
     """Available bytes below which the level is Warning."""
     critical_bytes: int
@@ -119,7 +118,7 @@ def thresholds(total_bytes: int, budget_bytes: int, warning: float = 0.20, criti
     headroom_bytes = max(total_bytes - budget_bytes, 0)
     warning_bytes = min(round(warning * total_bytes), round(WARNING_OF_HEADROOM * headroom_bytes))
     critical_bytes = min(round(critical * total_bytes), round(CRITICAL_OF_HEADROOM * headroom_bytes), warning_bytes)
-    return Thresholds(total_bytes, warning_bytes, critical_bytes)
+    return Thresholds(warning_bytes, critical_bytes)
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,8 @@ def _signals(sample: MemorySample, growth: float | None, limits: Thresholds, eas
     if available is not None:
         critical, warning = available < critical_bytes * ease, available < warning_bytes * ease
         text = f"{amount(available)} of {amount(sample.total_bytes)} available"
-        if warning and limits.total_bytes:
-            share = 100 * (critical_bytes if critical else warning_bytes) / limits.total_bytes
+        if warning:
+            share = 100 * (critical_bytes if critical else warning_bytes) / sample.total_bytes
             text += f", below {share:.1f} %"
         add(critical, warning, text)
     if (kernel := KERNEL.get(sample.kernel_level or 0)) is not None:

@@ -67,13 +67,13 @@ def test_thresholds_are_scaled_to_what_the_budget_leaves_free(
 
 
 def test_configured_shares_are_caps() -> None:
-    assert thresholds(100, 10, warning=0.05, critical=0.02) == Thresholds(100, 5, 2)
-    assert thresholds(100, 10, warning=0.05, critical=0.40) == Thresholds(100, 5, 5)
+    assert thresholds(100, 10, warning=0.05, critical=0.02) == Thresholds(5, 2)
+    assert thresholds(100, 10, warning=0.05, critical=0.40) == Thresholds(5, 5)
 
 
 def test_without_headroom_the_available_memory_is_no_reason() -> None:
     limits = thresholds(TOTAL, TOTAL + GIB)
-    assert limits == Thresholds(TOTAL, 0, 0)
+    assert limits == Thresholds(0, 0)
     assert watch(Watch(), sample(0, 0), limits).raw is NORMAL
     assert watch(Watch(), sample(0, 0, kernel_level=4), limits).raw is CRITICAL
 
