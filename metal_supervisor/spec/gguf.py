@@ -1,7 +1,7 @@
 """Reader of GGUF headers: the hyperparameters of a model and the sizes of its tensors, without its weights.
 
 A model must be judged before it is loaded, and often before it is downloaded, so the same reader serves a file,
-a set of shards, and the first bytes of a remote one (`Prefix`, which says by `NeedMore` how many it wants).
+a set of shards, and a file on a server: its `Source` is asked for no more than the header needs.
 The file is untrusted: counts, lengths and sums are bounded before anything is allocated or added, values that are not
 needed (token lists, templates) are skipped, and every defect is a `BadGguf` that names it.
 
@@ -79,37 +79,11 @@ class CutShort(BadGguf):
     """The file ends before its header says that it does."""
 
 
-class NeedMore(Exception):
-    """The header is longer than the bytes at hand."""
-
-    def __init__(self, total_bytes_wanted: int) -> None:
-        super().__init__(f"the header is longer; the first {total_bytes_wanted} bytes are wanted")
-        self.total_bytes_wanted = total_bytes_wanted
-
-
 class Source(Protocol):
     """Where the bytes come from."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`, at least one unless the file ends there."""
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The first bytes of a file of which there may be more."""
-
-    data: bytes
-    size_bytes: int | None = None
-    """Size of the whole file, None if it is not known."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes at hand from `offset`. Past them raises NeedMore for at least twice as many: few requests do."""
-        if offset < len(self.data):
-            return self.data[offset : offset + size]
-        if self.size_bytes is not None and offset >= self.size_bytes:
-            return b""
-        wanted = max(offset + size, 2 * len(self.data))
-        raise NeedMore(wanted if self.size_bytes is None else min(wanted, self.size_bytes))
 
 
 @dataclass(frozen=True)
@@ -394,6 +368,6 @@ class _Reader:
 def read_header(source: Source, size_bytes: int | None = None) -> Header:
     """Read the header of a file; with `size_bytes`, also check that the file holds all of its tensors.
 
-    Raises BadGguf, and whatever the source raises: NeedMore, if it is a Prefix that is too short.
+    Raises BadGguf, and whatever the source raises.
     """
     return _Reader(source, size_bytes).header()

@@ -20,12 +20,13 @@ from metal_supervisor.memory.fit_advice import FitPlan
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demands
 from metal_supervisor.runtimes.runtime import Binary
-from metal_supervisor.spec.gguf import Prefix, read_header
+from metal_supervisor.spec.gguf import read_header
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
 from tests.support import kv_models
+from tests.support.in_memory import InMemory
 from tests.support.records import a_record
 from tests.support.system import tiny_gguf
 
@@ -112,7 +113,7 @@ def test_what_is_charged_is_what_the_engine_would_be_started_with(shell: Shell, 
     assert (asked.context, asked.slots, asked.batch, asked.cache_k, asked.cache_v) == (8192, 4, 2048, "q8_0", "q8_0")
     assert asked.flash_attention
     data = (models / "tiny.gguf").read_bytes()
-    expected = estimate(read_header(Prefix(data, len(data)), len(data)), replace(asked, prompt_cache_bytes=64 * MIB))
+    expected = estimate(read_header(InMemory(data), len(data)), replace(asked, prompt_cache_bytes=64 * MIB))
     assert found["needBytes"] == expected.total_bytes
     assert (found["budgetBytes"], found["fits"], found["running"]) == (BUDGET, True, {})
 

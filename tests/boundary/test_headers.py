@@ -39,11 +39,12 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms
 from metal_supervisor.runtimes import Binary
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.gguf import Header, Prefix, read_header
+from metal_supervisor.spec.gguf import Header, read_header
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Endpoint, Model, Service
 from tests.support.broken import mutated
 from tests.support.faults import Figure, fault
+from tests.support.in_memory import InMemory
 from tests.support.pace import within
 from tests.support.shards import write_shards
 from tests.support.system import eventually, free_ports, tiny_gguf
@@ -82,7 +83,7 @@ def remote(*urls: str) -> Reading:
 
 def header_of(path: Path) -> Header:
     data = path.read_bytes()
-    return read_header(Prefix(data, len(data)), len(data))
+    return read_header(InMemory(data), len(data))
 
 
 def long_header() -> bytes:
@@ -269,6 +270,16 @@ def test_a_remote_header_is_the_one_of_the_file(how: str, web: Web, tiny: Path) 
     found = remote(f"{web.url}/{how}/tiny.gguf")
     assert found.header == header_of(tiny), found.problem
     assert found.size_bytes == {"larger": size * 10}.get(how, size)
+
+
+def test_a_server_that_sends_less_than_it_is_asked_for_is_asked_until_a_skipped_list_is_over(web: Web) -> None:
+    key = b"tokenizer.ggml.scores"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 0, 100_000) + bytes(100_000)
+    made = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + entry + entry.replace(b"scores", b"others")
+    web.files["m.gguf"] = data = made + bytes(-len(made) % 32)
+    found = remote(f"{web.url}/short/m.gguf")
+    assert found.header is not None and len(found.header.metadata) == 2, found.problem
+    assert found.header.data_offset == found.size_bytes == len(data)
 
 
 def test_only_the_beginning_of_a_large_model_is_fetched(web: Web, tiny: Path) -> None:

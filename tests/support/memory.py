@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from metal_supervisor.memory.estimate import CacheSettings, Estimate, estimate
-from metal_supervisor.spec.gguf import MAX_HEADER_BYTES, Prefix, read_header
+from metal_supervisor.spec.gguf import MAX_HEADER_BYTES, read_header
 from tests.support import kv_models
+from tests.support.in_memory import InMemory
 from tests.support.kv_models import Kind
 from tests.support.kv_parts import Sizes
 
@@ -77,7 +78,7 @@ class Case:
         """Our side, of the model that was written there."""
         size = path.stat().st_size
         with path.open("rb") as file:
-            return estimate(read_header(Prefix(file.read(min(size, MAX_HEADER_BYTES)), size), size), self.settings)
+            return estimate(read_header(InMemory(file.read(min(size, MAX_HEADER_BYTES))), size), self.settings)
 
 
 LARGE: Mapping[str, Kind] = {

@@ -25,15 +25,15 @@ from metal_supervisor.spec.gguf import (
     MAX_TENSORS,
     TYPES,
     BadGguf,
+    CutShort,
     Header,
-    NeedMore,
     Omitted,
-    Prefix,
     Source,
     read_header,
 )
 from metal_supervisor.spec.shards import merge, shard_names
 from tests.support.broken import mutated
+from tests.support.in_memory import InMemory
 from tests.support.shards import write_shards
 
 U32, TEXT, LIST, I32 = 4, 8, 9, 5
@@ -73,7 +73,7 @@ def file(
 
 
 def read(data: bytes, size_bytes: int | None = None) -> Header:
-    return read_header(Prefix(data, len(data) if size_bytes is None else size_bytes), size_bytes)
+    return read_header(InMemory(data), size_bytes)
 
 
 @dataclass
@@ -159,7 +159,7 @@ def test_all_kinds_of_values_are_read(tmp_path: Path) -> None:
 
 
 def test_of_a_header_the_status_of_a_model_gets_what_the_api_takes(tiny: Path) -> None:
-    assert read_header(Prefix(tiny.read_bytes())).summary == {
+    assert read_header(InMemory(tiny.read_bytes())).summary == {
         "architecture": "llama", "modelName": "tiny-llama", "license": "cc0-1.0", "contextLength": 2048,
         "embeddingSize": 64, "headCount": 4, "layerCount": 3,
     }  # fmt: skip
@@ -200,31 +200,17 @@ def test_blocks_are_told_by_their_tensors() -> None:
     assert header.recurrent_layers == {0, 2, 4, 5}
 
 
-# ── the first bytes of a remote file ─────────────────────────────────────────────────────────────
+# ── the first bytes of a file ────────────────────────────────────────────────────────────────────
 
 
-def test_any_beginning_of_a_file_gives_the_header_or_asks_for_more(tiny: Path) -> None:
+def test_any_beginning_of_a_file_gives_the_header_or_is_cut_short(tiny: Path) -> None:
     data = tiny.read_bytes()
     whole = read(data)
     for length in range(0, whole.data_offset - 32, 37):
-        with pytest.raises(NeedMore) as asked:
-            read_header(Prefix(data[:length], len(data)))
-        assert length < asked.value.total_bytes_wanted <= len(data)
-    assert read_header(Prefix(data[: whole.data_offset], len(data))) == whole
-    assert read_header(Prefix(data[: whole.data_offset])) == whole, "without knowing how long the file is"
-
-
-def test_a_long_header_takes_few_requests() -> None:
-    data = file(texts("tokenizer.ggml.tokens", (f"token{index}" for index in range(100_000))))
-    have, requests = 64 * 1024, 1
-    while True:
-        try:
-            header = read_header(Prefix(data[:have], 70 << 30))
-            break
-        except NeedMore as more:
-            have, requests = more.total_bytes_wanted, requests + 1
-    assert header.tokens == 100_000
-    assert requests <= 6
+        with pytest.raises(CutShort, match="in the middle of its header"):
+            read_header(InMemory(data[:length]))
+    assert read_header(InMemory(data[: whole.data_offset]), len(data)) == whole
+    assert read_header(InMemory(data[: whole.data_offset])) == whole, "without knowing how long the file is"
 
 
 def test_of_a_70_gb_model_only_the_header_is_read() -> None:
@@ -255,7 +241,7 @@ def test_an_unknown_type_reaches_to_the_next_tensor_and_the_last_to_the_end() ->
     assert header.weights_bytes == 32 + 4096 + (10_000 - 8192)
     assert header.assumptions == ("type 99 unknown: sizes taken from the tensors' places in the file",)
     with pytest.raises(BadGguf, match="'c' has the unknown type 99, and nothing tells its size"):
-        read_header(Prefix(data, len(data)))
+        read_header(InMemory(data))
 
 
 # ── what is wrong is said ────────────────────────────────────────────────────────────────────────
@@ -301,7 +287,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 def test_what_is_wrong_with_a_file_is_said(name: str) -> None:
     data, message = BAD[name]
     with pytest.raises(BadGguf, match=message):
-        read_header(Prefix(data, len(data)))
+        read_header(InMemory(data))
 
 
 def test_a_file_that_was_not_downloaded_to_its_end_is_told_by_its_size(tiny: Path) -> None:
@@ -362,23 +348,20 @@ def small() -> bytes:
 def test_a_thousand_broken_headers_do_no_harm(base: str, tiny: Path) -> None:
     whole = small() if base == "small" else tiny.read_bytes()[: read(tiny.read_bytes()).data_offset]
     chance = random.Random(1)
-    outcomes = dict.fromkeys(("read", "bad", "more"), 0)
+    outcomes = dict.fromkeys(("read", "bad", "cut"), 0)
     tracemalloc.start()
     try:
         for _ in range(1000):
             data = mutated(whole, chance)
             size = chance.choice([None, len(data), len(data) + 4096])
             try:
-                header = read_header(Prefix(data, size), size)
+                header = read_header(InMemory(data), size)
                 assert 0 <= header.weights_bytes <= 1 << 50
                 outcomes["read"] += 1
                 estimate(header, CacheSettings(512))
             except BadGguf as error:
                 assert 0 < len(str(error)) < 400
-                outcomes["bad"] += 1
-            except NeedMore as error:
-                assert len(data) < error.total_bytes_wanted
-                outcomes["more"] += 1
+                outcomes["cut" if isinstance(error, CutShort) else "bad"] += 1
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ from metal_supervisor.models.metadata import Reading, merged, read_config, unrea
 from metal_supervisor.models.remote.web import Client, read_part
 from metal_supervisor.models.remote.web_answers import Answer, extent, is_encoded
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
-from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, NeedMore, Prefix, read_header
+from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, read_header
 from metal_supervisor.spec.sources import shown
 
 READ_S, ALTOGETHER_S = 20.0, 180.0
@@ -82,22 +82,22 @@ class _Remote:
     def _failed(self, text: str) -> Unusable:
         return Unusable("DownloadFailed", f"{shown(self._url)} {text}")
 
-    def header(self) -> Reading:
-        """Read as many first bytes as the header needs. Raises BadGguf."""
-        wanted = FIRST_BYTES
-        while True:
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes from `offset`, for the header reader. Requests at least twice as many as are here: few requests do."""
+        while offset >= len(self.data) and (self.size_bytes is None or len(self.data) < self.size_bytes):
+            # Up to the longest header allowed: the reader itself refuses a longer one.
+            wanted = min(max(offset + size, 2 * len(self.data), FIRST_BYTES), MAX_HEADER_BYTES)
             if not self.read_on(wanted):
                 if self.size_bytes is not None and len(self.data) < self.size_bytes:
                     raise self._failed(f"ended after {len(self.data)} of {self.size_bytes} bytes")
                 self.size_bytes = len(self.data)  # the end of the file
-            try:
-                header = read_header(Prefix(self.data, self.size_bytes), self.size_bytes)
-            except NeedMore as more:
-                # Up to the longest header allowed: the reader itself refuses a longer one.
-                wanted = min(max(more.total_bytes_wanted, wanted), MAX_HEADER_BYTES)
-                continue
-            size = self.size_bytes
-            return Reading(header.data_offset + header.data_bytes if size is None else size, header)
+        return self.data[offset : offset + size]
+
+    def header(self) -> Reading:
+        """Read the header. Raises BadGguf."""
+        self.read(0, 1)  # the server tells the size
+        header, size = read_header(self, self.size_bytes), self.size_bytes
+        return Reading(header.data_offset + header.data_bytes if size is None else size, header)
 
 
 def read_listing(listing: Listing, client: Client) -> Reading:

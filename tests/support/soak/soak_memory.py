@@ -18,11 +18,12 @@ from metal_supervisor.memory.machine_memory import host_budget
 from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demand, prompt_cache_mib
-from metal_supervisor.spec.gguf import Prefix, read_header
+from metal_supervisor.spec.gguf import read_header
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Standing
+from tests.support.in_memory import InMemory
 from tests.support.soak.soak_check import Claim, Engine
 from tests.support.soak.soak_plan import ANY, EXTRAS
 
@@ -64,7 +65,7 @@ class Sizes:
 
     def __init__(self, model: Path) -> None:
         content = model.read_bytes()
-        self._reading = Reading(len(content), read_header(Prefix(content, len(content)), len(content)))
+        self._reading = Reading(len(content), read_header(InMemory(content), len(content)))
         whole = host_budget(1.0, None).total_bytes
         first = sum(self.need_bytes(want) for want in first_wants().values())
         self.fraction = (first + SPARE_PART * self.need_bytes(Want())) / whole
