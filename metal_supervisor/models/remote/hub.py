@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,33 +22,12 @@ from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 if TYPE_CHECKING:
     from metal_supervisor.models.remote.hub_client import Hub, HubEntry
 
-SET_WHILE_IMPORTED = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DEBUG": "0"}
-"""The library reads them once, when it is imported. The first also keeps it from requesting /api/agent-harnesses, which
-it uses to describe this program to every server; the second, if it were on, would log every request."""
-_importing = threading.Lock()
-
 
 def own_token() -> str:
     """The token of this Mac's user: HF_TOKEN in the environment, else the file that `hf auth login` wrote; else ""."""
-    _import_library()
     from metal_supervisor.models.remote import hub_client
 
     return hub_client.own_token()
-
-
-def _import_library() -> None:
-    """Import the Hub's library, on first use, with SET_WHILE_IMPORTED in the environment for as long as that takes."""
-    with _importing:
-        before = {name: os.environ.get(name) for name in SET_WHILE_IMPORTED}
-        os.environ.update(SET_WHILE_IMPORTED)
-        try:
-            import metal_supervisor.models.remote.hub_client  # noqa: F401
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
 
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────
@@ -64,7 +42,6 @@ def listing(
     look for one itself. `pinned`: the commit of an earlier try, "" if there was none; if it is gone, the revision is
     used. `timeout_s`: for each wait on the network; all of them together take at most six times as long.
     """
-    _import_library()
     from metal_supervisor.models.remote import hub_client
 
     token = token.strip()

@@ -121,6 +121,8 @@ def _client() -> httpx2.Client:
     return httpx2.Client(transport=_CheckedTransport(), follow_redirects=True, max_redirects=REDIRECTS, trust_env=False)
 
 
+constants.HF_HUB_DISABLE_TELEMETRY = True  # and no request for /api/agent-harnesses, to tell servers of this program
+constants.HF_DEBUG = False  # every request would be logged
 huggingface_hub.set_client_factory(_client)
 for _name in ("huggingface_hub", "httpx2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)  # they log URLs; what matters is in a condition

@@ -10,36 +10,30 @@ from pathlib import Path
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Unusable
-from metal_supervisor.models.remote import web, web_answers
+from metal_supervisor.models.remote import hub, web, web_answers
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, hub_parts, shown
 
 
-def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, hub: str, pinned: str = "") -> Listing:
-    """List the files of an artifact. `hub`: base URL of the Hub or of a mirror, or the absolute path of a local one.
+def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, where: str, pinned: str = "") -> Listing:
+    """List the files of an artifact. `where`: base URL of the Hub or of a mirror, or the absolute path of a local one.
 
     `pinned`: commit of an earlier try, "" if there was none. Raises Unusable, Stopped.
     """
     if hub_parts(artifact.source):
-        return _on_hub(artifact, keys, client, hub, pinned)
+        return _on_hub(artifact, keys, client, where, pinned)
     if bucket_key(artifact.source):
-        return _in_bucket(artifact, keys, client)
+        from metal_supervisor.models.remote import s3  # XML, which most Macs never need
+
+        return s3.listing(artifact, keys, client.page)
     return _on_web(artifact, keys, client)
 
 
 def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, where: str, pinned: str) -> Listing:
-    from metal_supervisor.models.remote import hub  # slow to import, and most services do not need it
-
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
     token = keys.get("HF_TOKEN") or ("" if artifact.secret else hub.own_token())
     return hub.listing(artifact, where.rstrip("/"), token, client, pinned)
-
-
-def _in_bucket(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> Listing:
-    from metal_supervisor.models.remote import s3
-
-    return s3.listing(artifact, keys, client.page)
 
 
 def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> Listing:
