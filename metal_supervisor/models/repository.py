@@ -54,18 +54,12 @@ def chosen(names: Collection[str], artifact: Artifact, of: str) -> tuple[str, ..
     if artifact.directory:
         return directory(names, artifact.files, of)
     wanted = [name for name in names if not artifact.files or name in artifact.files]
-    return shards(gguf(wanted, artifact.quantization, of))
-
-
-def shards(path: str) -> tuple[str, ...]:
-    """Paths of all shards of a file; its own if it has none."""
-    folder, base = posixpath.split(path)
-    return tuple(posixpath.join(folder, name) for name in shard_names(base))
+    return shard_names(gguf(wanted, artifact.quantization, of))
 
 
 def gguf(names: Iterable[str], quantization: str, of: str) -> str:
     """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Unusable."""
-    held = sorted({shards(name)[0] for name in names if _is_model(name)})
+    held = sorted({shard_names(name)[0] for name in names if _is_model(name)})
     wanted = _quantized(held, quantization) if quantization else held
     if len(wanted) == 1:
         return wanted[0]

@@ -38,12 +38,10 @@ def projector_of(spec: Json, place: str) -> str:
 
 def check_files(spec: Json, place: str, known: Collection[str]) -> None:
     """Raises Bad for a file of a Model that nothing loads. `known`: sources of what is loaded besides."""
-    directory, slash, last = place.rpartition("/")
-    shards = [f"{directory}{slash}{name}" for name in shard_names(last)]
     for index, name in enumerate(fields.texts(spec, "spec.files", fields.MOST_FILES)):
         where = f"spec.files[{index}]"
         found = beside(place, name, where)
-        if found not in (*shards, *known):
+        if found not in (*shard_names(place), *known):
             text = f"{where} {name!r:.80} would not be loaded: it is no shard of spec.source, nor spec.mmproj"
             raise Bad("UnsupportedField", f"{text}; remove it")
 

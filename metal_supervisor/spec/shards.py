@@ -11,12 +11,15 @@ from dataclasses import replace
 
 from metal_supervisor.spec.gguf import BadGguf, Header
 
-SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_SHARDS = 1024
 
 
 def shard_names(name: str) -> tuple[str, ...]:
-    """The names of all files that belong to `name`, itself among them: llama.cpp's `…-00001-of-00003.gguf`."""
+    """The names of all files that belong to `name`, itself among them: llama.cpp's `…-00001-of-00003.gguf`.
+
+    Of a path the paths, of a URL the URLs.
+    """
     found = SHARD.fullmatch(name)
     if found is None or not 1 <= int(found[2]) <= int(found[3]) <= MAX_SHARDS:
         return (name,)

@@ -139,7 +139,7 @@ def canonical(written: str, where: str = "spec.source") -> str:
     if not written:
         raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
     if written.startswith("/"):
-        return _first_shard(written)
+        return shard_names(written)[0]
     if library := library_model(written):
         return f"https://ollama.com/{'' if '/' in library else 'library/'}{library}"
     scheme, separator, _ = written.partition("://")
@@ -157,7 +157,7 @@ def canonical(written: str, where: str = "spec.source") -> str:
     if scheme == "s3":
         if bucket_key(written) is None:
             raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like s3://BUCKET/KEY")
-        return _first_shard(written)
+        return shard_names(written)[0]
     if scheme == "hf":
         return _hub_uri(written, where)
     if scheme not in ("http", "https"):
@@ -175,13 +175,7 @@ def _file(written: str, where: str) -> str:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200}: file:// needs three slashes")
     if not parts.path.startswith("/"):
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no file")
-    return _first_shard(fields.text(urllib.parse.unquote(parts.path), where))
-
-
-def _first_shard(place: str) -> str:
-    """The place of the first shard, whichever of the set was named; of any other file, its own."""
-    directory, slash, name = place.rpartition("/")
-    return directory + slash + shard_names(name)[0]
+    return shard_names(fields.text(urllib.parse.unquote(parts.path), where))[0]
 
 
 def _hub_uri(written: str, where: str) -> str:
@@ -203,7 +197,7 @@ def _web(written: str, where: str) -> str:
     found = HUB_PAGE.fullmatch(urllib.parse.urlunsplit(parts._replace(query="", fragment="")))
     if found:
         return _hub(found[1], found[2] or "", found[3] or "", where)
-    return urllib.parse.urlunsplit(parts._replace(path=_first_shard(parts.path), fragment=""))
+    return urllib.parse.urlunsplit(parts._replace(path=shard_names(parts.path)[0], fragment=""))
 
 
 def _hub(repository: str, revision: str, path: str, where: str) -> str:
@@ -212,7 +206,7 @@ def _hub(repository: str, revision: str, path: str, where: str) -> str:
         _inside(plain, where)
     revision = urllib.parse.quote(urllib.parse.unquote(revision or DEFAULT_REVISION), safe="")
     base = f"hf://{repository}@{revision}"
-    return _first_shard(f"{base}/{urllib.parse.quote(plain)}") if plain else base
+    return shard_names(f"{base}/{urllib.parse.quote(plain)}")[0] if plain else base
 
 
 def _inside(name: str, where: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.remote.web import Client, bearer
+from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
     """
     commit = revision if repository.COMMIT.fullmatch(revision) else ""
     pieces = []
-    for name in repository.shards(path):
+    for name in shard_names(path):
         found = hub.head(commit or revision, name)
         if not commit and not found.commit and (commit := _told_apart(hub, revision)):
             found = hub.head(commit, found.name)
@@ -200,7 +201,7 @@ def _commit_of(cache: Path, revision: str) -> str:
 def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:
     """Find an artifact's model in one place; None unless all of it is there. Raises Unusable if it cannot be used."""
     if path and not artifact.directory:
-        names = repository.shards(path)
+        names = shard_names(path)
     else:
         mirror = _Mirror(mirror.root, mirror.repository / path)
         if not (held := mirror.files()):
