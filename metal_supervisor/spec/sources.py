@@ -180,7 +180,7 @@ def _file(written: str, where: str) -> str:
 
 def _hub_uri(written: str, where: str) -> str:
     found = HUB_URI.fullmatch(written)
-    if found is None or re.match(r"hf://(datasets|spaces)/", written):
+    if found is None or re.match(r"hf://(buckets|datasets|kernels|spaces)/", written):
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R:QUANT or hf://O/R@REV/FILE")
     return _hub(found[1], found[2] or "", found[3] or "", where)
 

@@ -47,8 +47,7 @@ def listing(
 
     token = token.strip()
     headers = bearer(token)
-    repo, revision, path = hub_client.parsed(artifact.source)
-    _check_name(path or "-", artifact.source)
+    repo, revision, path = _parts(artifact)
     hub = hub_client.Hub(endpoint, token, repo, client, timeout_s)
     if repository.COMMIT.fullmatch(pinned):
         try:
@@ -120,6 +119,13 @@ def _shown(repo: str, path: str) -> str:
     return f"{repo}/{path:.120}" if path else repo
 
 
+def _parts(artifact: Artifact) -> tuple[str, str, str]:
+    """(repository, revision, path). Raises Unusable for a path that no file here can have."""
+    repo, revision, path = hub_parts(artifact.source) or ("", "", "")  # `origins` passes no other source
+    _check_name(path or "-", artifact.source)
+    return repo, revision, path
+
+
 def _check_name(name: str, source: str) -> None:
     if not repository.is_safe(name):
         text = f"spec.source {shown(source)!r:.200} names no file that could be kept"
@@ -173,10 +179,7 @@ def local(artifact: Artifact, directory: Path) -> Path:
     `<directory>/models--O--R`, the layout of the Hub's own cache. The Hub's library is not imported: both layouts are
     documented. Raises Unusable.
     """
-    repo, revision, path = hub_parts(artifact.source) or ("", "", "")
-    if not repo:
-        raise Unusable("InvalidModel", f"spec.source {shown(artifact.source)!r:.200} is not of Hugging Face")
-    _check_name(path or "-", artifact.source)
+    repo, revision, path = _parts(artifact)
     _check_name(revision, artifact.source)
     plain = directory / repo
     cache = directory / f"models--{repo.replace('/', '--')}"

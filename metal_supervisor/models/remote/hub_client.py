@@ -12,7 +12,6 @@ import contextlib
 import logging
 import re
 import time
-import urllib.parse
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.remote import web, web_answers
 from metal_supervisor.models.remote.source_policy import SourcePolicy
-from metal_supervisor.spec.sources import DEFAULT_REVISION, shown
+from metal_supervisor.spec.sources import shown
 
 ALTOGETHER = 6
 """Timeout of all requests about one source, as a multiple of the timeout of one."""
@@ -193,8 +192,9 @@ class Hub:
             raise
         except errors.HfHubHTTPError as error:
             raise self._refusal(error, revision, path) from None
-        except errors.HFValidationError:
-            raise Unusable("InvalidModel", f"{self.repo} is no name of a repository", Retry.NEVER) from None
+        except errors.HFValidationError as error:  # of the name alone, which it quotes
+            text = f"{self.repo} is no name of a repository for Hugging Face's own library: {error!s:.200}"
+            raise Unusable("InvalidModel", text, Retry.NEVER) from None
         except Exception as error:  # noqa: BLE001 - whatever a server's answer makes the library raise
             text = f"gives an answer on {self.repo} that is not understood ({type(error).__name__})"
             raise _no_mirror(self.endpoint, text) from None
@@ -233,19 +233,6 @@ def _commit(said: object) -> str:
 
 def _size(said: object) -> int | None:
     return said if isinstance(said, int) and not isinstance(said, bool) and said >= 0 else None
-
-
-def parsed(source: str) -> tuple[str, str, str]:
-    """Parse a canonical `hf://…` into (repository, revision, path). Raises Unusable."""
-    try:
-        uri = huggingface_hub.parse_hf_uri(source)
-    except errors.HfUriError as error:
-        text = f"spec.source {shown(source)!r:.200} is refused by Hugging Face's own reader"
-        raise Unusable("InvalidModel", f"{text}: {error.msg:.200}", Retry.NEVER) from None
-    if uri.type != "model":
-        text = f"spec.source {shown(source)!r:.200} names a {uri.type}"
-        raise Unusable("InvalidModel", f"{text}; give a model's repository", Retry.NEVER)
-    return uri.id, uri.revision or DEFAULT_REVISION, urllib.parse.unquote(uri.path_in_repo)
 
 
 def own_token() -> str:
