@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.models.background import LOOK_WAIT_S, BackgroundLooks
-from metal_supervisor.models.listing import Listing, Piece
+from metal_supervisor.models.listing import Listing, Piece, Unusable
 from metal_supervisor.models.metadata import Reading, merged, read_config, unreadable
 from metal_supervisor.models.remote.fetch import Opened
-from metal_supervisor.models.remote.ollama_library import NotThere, blob_url
+from metal_supervisor.models.remote.ollama_library import blob_url
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
@@ -166,7 +166,7 @@ def _library(source: str, registry: str) -> Reading:
     client = Client(SourcePolicy(lax=True), READ_S)
     try:
         return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)
-    except NotThere as error:
+    except Unusable as error:
         return Reading(None, problem=str(error))
     finally:
         client.close()

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from daemon_support import Answer, Stand, said, standing
 
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.remote import ollama_library, web
-from metal_supervisor.models.remote.ollama_library import MODEL, NotThere, blob_url
+from metal_supervisor.models.remote.ollama_library import MODEL, blob_url
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from tests.support.system import free_ports
@@ -60,15 +61,15 @@ def test_the_layer_with_the_model_is_found(stand: Stand, source: str, path: str)
 )  # fmt: skip
 def test_garbage_names_no_model(stand: Stand, answer: Answer) -> None:
     stand.answers["GET", PATH] = answer
-    with pytest.raises(NotThere, match=r"what Ollama's library says of phi4-mini:3\.8b names no model"):
+    with pytest.raises(Unusable, match=r"what Ollama's library says of phi4-mini:3\.8b names no model"):
         found(stand)
 
 
 def test_a_model_that_is_not_there_is_told_with_the_status(stand: Stand) -> None:
-    with pytest.raises(NotThere, match=r"has no phi4-mini:3\.8b \(it answered 404\)"):
+    with pytest.raises(Unusable, match=r"has no phi4-mini:3\.8b \(it answered 404\)"):
         found(stand)
     stand.answers["GET", PATH] = Answer(500, b"oops")
-    with pytest.raises(NotThere, match="it answered 500"):
+    with pytest.raises(Unusable, match="it answered 500"):
         found(stand)
 
 
@@ -78,16 +79,16 @@ def test_a_registry_that_is_away_stalls_or_is_cut_off_does_not_answer(
     monkeypatch.setattr(ollama_library, "TIMEOUT_S", 0.2)
     for answer in (Answer(200, b"{", promised_bytes=100), Answer(200, b"{", promised_bytes=100, stalls=True)):
         stand.answers["GET", PATH] = answer
-        with pytest.raises(NotThere, match="does not answer"):
+        with pytest.raises(Unusable, match="does not answer"):
             found(stand)
-    with pytest.raises(NotThere, match="does not answer"):
+    with pytest.raises(Unusable, match="does not answer"):
         blob_url(SOURCE, f"http://127.0.0.1:{free_ports(1)[0]}", Client(SourcePolicy(lax=True)))
 
 
 def test_a_vast_manifest_is_not_read_to_its_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "LONGEST_PAGE_BYTES", 100)
     stand.answers["GET", PATH] = manifest(*[OTHER_LAYER] * 1000, MODEL_LAYER)
-    with pytest.raises(NotThere, match="too long"):
+    with pytest.raises(Unusable, match="too long"):
         found(stand)
 
 

@@ -19,26 +19,22 @@ TIMEOUT_S = 10.0
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class NotThere(Exception):
-    """The registry has no such model, or does not answer; the message says which."""
-
-
 def blob_url(source: str, registry: str, client: Client) -> str:
-    """URL of the GGUF of a library model. `registry`: a mirror, "" for the library itself. Raises NotThere."""
+    """URL of the GGUF of a library model. `registry`: a mirror, "" for the library itself. Raises Unusable."""
     name, _, tag = library_model(source).partition(":")
     path = name if "/" in name else f"library/{name}"
     base = f"{(registry or REGISTRY).rstrip('/')}/v2/{path}"
     try:
         answer = client.page("GET", f"{base}/manifests/{tag}", {"Accept": MANIFEST}, TIMEOUT_S)
     except Unusable as error:
-        raise NotThere(f"Ollama's library does not answer: {error}") from None
+        raise Unusable("SourceNotFound", f"Ollama's library does not answer: {error}") from None
     if answer.status != 200:
-        raise NotThere(f"Ollama's library has no {name}:{tag} (it answered {answer.status})")
+        raise Unusable("SourceNotFound", f"Ollama's library has no {name}:{tag} (it answered {answer.status})")
     try:
         layers = json.loads(answer.body)["layers"]
         digest = next(each["digest"] for each in layers if each.get("mediaType") == MODEL)
         if not DIGEST.fullmatch(digest):
             raise ValueError(digest)
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
-        raise NotThere(f"what Ollama's library says of {name}:{tag} names no model") from None
+        raise Unusable("SourceNotFound", f"what Ollama's library says of {name}:{tag} names no model") from None
     return f"{base}/blobs/{digest}"
