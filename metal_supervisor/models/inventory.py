@@ -7,6 +7,7 @@ model; nothing outside the store is touched, and no link is followed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from metal_supervisor.models.disk_space import nearest_existing
 from metal_supervisor.models.housekeeping import Item, Kind
@@ -178,7 +178,7 @@ def _journal_bytes(part: Path) -> int:
 
 
 def _used_texts(state: StateDir) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """Return ([(service, a text that may name a model's path), …], records that cannot be read).
+    """Return ([(service, JSON that may name a model's path), …], records that cannot be read).
 
     Projectors and draft models are only on the command line, so the specs are searched too: the running and the next.
     """
@@ -189,24 +189,13 @@ def _used_texts(state: StateDir) -> tuple[list[tuple[str, str]], tuple[str, ...]
         name = program if record.is_daemon else "/".join(record.key)
         note = notes.get(program)
         specs = {record.spec_file or "", record.next_spec, note.spec_file if note else ""}
-        found += [(name, text) for text in record.files]
-        found += [(name, text) for each in specs for text in _strings(state.read_spec(each))]
+        said = [record.files, *map(state.read_spec, specs)]
+        found.append((name, json.dumps(said, ensure_ascii=False)))
     return found, tuple(sorted(bad))
 
 
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _strings(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
-
-
 def _users(path: Path, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    spellings = {str(path), str(path.resolve())}
+    spellings = {json.dumps(str(each), ensure_ascii=False)[1:-1] for each in (path, path.resolve())}
     within = re.compile("|".join(rf"{re.escape(each)}(?![\w.-])" for each in spellings))
     return tuple(sorted({name for name, text in texts if within.search(text)}))
 

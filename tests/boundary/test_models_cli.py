@@ -153,6 +153,13 @@ def test_a_file_that_only_the_command_line_names_is_used(mac: Mac) -> None:
     assert (found[projector.name]["usedBy"], found[other.name]["usedBy"]) == (["default/tiny"], [])
 
 
+def test_a_file_below_a_directory_of_any_name_is_used(tmp_path: Path) -> None:
+    mac = Mac(tmp_path / 'Jörg\'s "Mac" \\ 模')
+    used, named = mac.slot(HUB), mac.slot("hf://o/r/mmproj.gguf")
+    mac.uses(used.path / "m.gguf", argv=("llama-server", f"--mmproj={named.path}/m.gguf"))
+    assert [each["usedBy"] for each in mac.listed().values()] == [["default/tiny"]] * 2
+
+
 def test_names_of_others_move_no_cursor(mac: Mac) -> None:
     slot = mac.slot(HUB)
     contents = slot.read()
