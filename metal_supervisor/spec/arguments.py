@@ -167,11 +167,6 @@ class Argument:
         return self.index if self.glued else self.index + 1
 
     @property
-    def complete(self) -> bool:
-        """True if the flag has all of its values; always True for one in no table."""
-        return self.flag is None or len(self.values) == len(self.flag.values)
-
-    @property
     def ignored(self) -> bool:
         """True if it means nothing on a Mac."""
         return self.flag is not None and self.flag.verdict is FlagVerdict.IGNORED
@@ -193,11 +188,6 @@ class ParsedArguments:
         """Value of a flag; of several the last one counts."""
         found = (each.values[0] for each in reversed(self.items) if each.values and _is(each, name))
         return next(found, default)
-
-    @property
-    def ignored(self) -> tuple[Argument, ...]:
-        """Flags that mean nothing on a Mac."""
-        return tuple(each for each in self.items if each.ignored)
 
     def words(self, item: Argument) -> tuple[str, ...]:
         """An argument and its values, as they are written."""
@@ -295,7 +285,7 @@ def _refused(
         return "UnsupportedField", f"{text}{opens(name, 'extra-args')}"
     if item.ambiguous:
         return "InvalidSpec", f"{shown} could be several flags; write its name in full"
-    if not item.complete:
+    if len(item.values) != len(item.flag.values):
         if item.glued and not item.flag.values:
             return "InvalidSpec", f"{shown} takes no value; remove what follows the '='"
         what = "a value" if len(item.flag.values) == 1 else f"{len(item.flag.values)} values"

@@ -311,7 +311,7 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         ignored=(
             *misspelled.misspelled(resource, misspelled.SERVICE),
             *misspelled.misspelled(found, misspelled.MODEL, f'Model "{model.name}" '),
-            *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.ignored),
+            *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.items if each.ignored),
             *ignored,
         ),
     )
