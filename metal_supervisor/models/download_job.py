@@ -170,9 +170,14 @@ class DownloadJob:
 
     def _acceptable(self, listing: Listing, mismatch: tuple[str, str] | None) -> Listing:
         """A listing with the Model's own sha256. Raises Unusable if it is known that it cannot be what is wanted."""
-        if listing.path:
-            return listing
-        listing = _expected(self.artifact, listing)
+        wanted = self.artifact.sha256
+        if listing.pieces and not self.artifact.directory:
+            first, *others = (replace(piece, gguf=True) for piece in listing.pieces)
+            if wanted and first.sha256 not in ("", wanted):
+                text = f"{shown(self.artifact.source)} should have spec.sha256 {wanted}"
+                text += f", and its server has {first.sha256}; nothing was fetched"
+                raise Unusable("ModelDigestMismatch", text, Retry.NEVER)
+            listing = replace(listing, pieces=(replace(first, wanted_sha256=wanted), *others))
         for piece in listing.pieces:
             self._refuse_again(mismatch, piece.digest)
         return listing
@@ -360,14 +365,3 @@ def _size(path: Path) -> int:
         return path.lstat().st_size
     except OSError:
         return 0
-
-
-def _expected(artifact: Artifact, listing: Listing) -> Listing:
-    """Add the Model's own sha256 to a listing. Raises Unusable, before any byte is fetched, if the server's differs."""
-    if artifact.directory:
-        return listing
-    first, *others = (replace(piece, gguf=True) for piece in listing.pieces)
-    if artifact.sha256 and first.sha256 not in ("", artifact.sha256):
-        text = f"{shown(artifact.source)} should have spec.sha256 {artifact.sha256}, and its server has {first.sha256}"
-        raise Unusable("ModelDigestMismatch", f"{text}; nothing was fetched", Retry.NEVER)
-    return replace(listing, pieces=(replace(first, wanted_sha256=artifact.sha256), *others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from metal_supervisor.models.download_turns import DownloadTurns
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places, places_of
 from metal_supervisor.models.remote.source_policy import SourcePolicy
-from metal_supervisor.models.remote.web import STALL_S
+from metal_supervisor.models.remote.web import STALL_S, origin
 from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import HUB, Settings
 from metal_supervisor.spec.limits import Amount
@@ -38,8 +37,8 @@ class Terms:
 def terms_of(settings: Settings) -> Terms:
     """Terms from this Mac's settings."""
     # A mirror that is configured is trusted, whatever its address.
-    parts = urllib.parse.urlsplit(settings.hub if settings.hub != HUB else "")
-    own = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)) if parts.hostname else None
+    _, host, port = origin(settings.hub)
+    own = (host, port) if host and settings.hub != HUB else None
     rules = SourcePolicy(listed(settings.allowed_hosts), listed(settings.private_hosts), own)
     disk = settings.limits.disk
     return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)

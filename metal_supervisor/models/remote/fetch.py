@@ -65,7 +65,7 @@ def fetch(client: web.Client, piece: Piece, target: Path, secret: Mapping[str, s
     """Fetch a piece to `target`, whose directory must exist. Raises Unusable, Stopped, OSError."""
     part = partial(target)
     try:
-        _Fetch(client, piece, part, watcher).run(secret)
+        _Fetch(client, piece, target, watcher).run(secret)
         with part.open("rb") as file:
             check_head(file.read(512), piece)
     except Unusable as error:
@@ -131,9 +131,10 @@ def _usable(part: Path, note: Path, wanted: Journal) -> int:
 class _Fetch:
     """The transfer of one piece to its partial file."""
 
-    def __init__(self, client: web.Client, piece: Piece, part: Path, watcher: FetchWatcher) -> None:
-        self._client, self._piece, self._part, self._watcher = client, piece, part, watcher
-        self._note = part.with_name(f"{part.name}.json")
+    def __init__(self, client: web.Client, piece: Piece, target: Path, watcher: FetchWatcher) -> None:
+        self._client, self._piece, self._target, self._watcher = client, piece, target, watcher
+        self._part = partial(target)
+        self._note = self._part.with_name(f"{self._part.name}.json")
         self._journal = Journal(piece.validator, piece.size_bytes, piece.sha256, boot=machine.boot_id())
         self._what = shown(piece.url)
 
@@ -158,7 +159,7 @@ class _Fetch:
         answer = self._client.get(piece.url, asked, secret)
         try:
             if answer.status == 416 and have:
-                self._begin_anew()
+                discard(self._target)
                 raise self._failed("has become shorter; it is fetched anew")
             if answer.status not in (200, 206):
                 refusal = web_answers.refusal(piece.url, answer, bool(secret))
@@ -244,11 +245,8 @@ class _Fetch:
         except BadGguf as error:
             if ends and not isinstance(error, CutShort):
                 return
-            self._begin_anew()
+            discard(self._target)
             raise self._failed(f"tells no length, and what came of it does not end as it should: {error}") from None
-
-    def _begin_anew(self) -> None:
-        discard(self._part.with_name(self._part.name.removesuffix(PARTIAL)))
 
     def _failed(self, text: str, retry: Retry = Retry.SOON) -> Unusable:
         return Unusable("DownloadFailed", f"{self._what} {text}", retry)
