@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.spec.gguf import BadGguf, CutShort, Header, NotGguf
-from metal_supervisor.spec.shards import merge
 
 
 @dataclass(frozen=True)
@@ -63,17 +62,27 @@ def unreadable(error: BadGguf, size: int | None) -> Reading:
 
 
 def merged(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
-    """Merge the readings of all shards, given in their order."""
+    """Merge the readings of all shards, given in their order; the first says how many there are."""
     sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
     size = sum(sizes) if len(sizes) == len(readings) else None
     for name, reading in zip(names, readings, strict=True):
         if reading.header is None:  # an engine may take a first one that can be read for the whole model
             return Reading(size if readings[0].header is None else None, problem=f"{name}: {reading.problem}")
-    first, *rest = [reading.header for reading in readings if reading.header is not None]
-    try:
-        return Reading(size, merge(first, rest))
-    except BadGguf as error:
-        return unreadable(error, size)
+    shards = [reading.header for reading in readings if reading.header is not None]
+    first = shards[0]
+    count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
+    if number != 0:
+        return Reading(None, problem=f"it is shard {number!r:.20}, counted from 0; the model begins with the first one")
+    if max(1, count if isinstance(count, int) else 1) != len(shards):
+        return Reading(None, problem=f"the first shard says that there are {count!r:.20}; {len(shards)} were given")
+    header = replace(
+        first,
+        weights_bytes=sum(each.weights_bytes for each in shards),
+        attention_layers=frozenset().union(*(each.attention_layers for each in shards)),
+        recurrent_layers=frozenset().union(*(each.recurrent_layers for each in shards)),
+        assumptions=tuple(dict.fromkeys(text for each in shards for text in each.assumptions)),
+    )
+    return Reading(size, header)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import tiny_gguf
 from gguf.constants import GGML_QUANT_SIZES
 
 from metal_supervisor.memory.estimate import CacheSettings, estimate
+from metal_supervisor.models.metadata import Reading, merged
 from metal_supervisor.spec.gguf import (
     LONGEST_SUMMARY,
     MAX_ENTRIES,
@@ -31,7 +32,7 @@ from metal_supervisor.spec.gguf import (
     Source,
     read_header,
 )
-from metal_supervisor.spec.shards import merge, shard_names
+from metal_supervisor.spec.shards import shard_names
 from tests.support.broken import mutated
 from tests.support.in_memory import InMemory
 from tests.support.shards import write_shards
@@ -305,29 +306,30 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_shards(tmp_path_factory.mktemp("shards"), "m.gguf")
 
 
+def merged_of(paths: list[Path]) -> Reading:
+    readings = [Reading(path.stat().st_size, read(path.read_bytes())) for path in paths]
+    return merged([path.name for path in paths], readings)
+
+
 def test_shards_are_judged_together(shards: list[Path]) -> None:
     assert tuple(path.name for path in shards) == shard_names(shards[0].name) == shard_names(shards[2].name)
-    first, *rest = (read(path.read_bytes()) for path in shards)
-    merged = merge(first, rest)
-    assert merged.weights_bytes == 6 * 4 * 32 * 4
-    assert merged.attention_layers == {0, 1}
-    assert merged.assumptions == ()
+    found = merged_of(shards).header
+    assert found is not None and found.weights_bytes == 6 * 4 * 32 * 4
+    assert found.attention_layers == {0, 1}
+    assert found.assumptions == ()
 
 
 def test_shards_that_do_not_belong_together_are_refused(shards: list[Path]) -> None:
-    first, second, _ = (read(path.read_bytes()) for path in shards)
-    with pytest.raises(BadGguf, match="says that there are 3; 2 were given"):
-        merge(first, [second])
-    with pytest.raises(BadGguf, match="it is shard 1, counted from 0"):
-        merge(second, [first, first])
+    first, second, _ = shards
+    assert "says that there are 3; 2 were given" in merged_of([first, second]).problem
+    assert "it is shard 1, counted from 0" in merged_of([second, first, first]).problem
 
 
 def test_a_model_in_one_file_is_its_only_shard(tiny: Path) -> None:
     assert shard_names("tiny.gguf") == ("tiny.gguf",)
     assert shard_names("m-00004-of-00003.gguf") == ("m-00004-of-00003.gguf",)
     assert shard_names("m-00001-of-99999.gguf") == ("m-00001-of-99999.gguf",), "nobody lists so many"
-    header = read(tiny.read_bytes())
-    assert merge(header, []) == header
+    assert merged_of([tiny]).header == read(tiny.read_bytes())
 
 
 # ── hostile files ────────────────────────────────────────────────────────────────────────────────
