@@ -150,7 +150,7 @@ def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Com
             if why := misread(item, place):
                 raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} {why}")
             origin = Artifact(place, secret=model.secret if same_origin(place, model.source) else None)
-            found[place] = Companion(Role.ADAPTER, where, place, origin=origin)
+            found[place] = Companion(Role.ADAPTER, where, origin)
             if len(found) > MOST_NAMED:
                 raise Bad("InvalidSpec", f"{where} names one file too many: at most {MOST_NAMED} are possible")
     return tuple(found.values())
@@ -160,6 +160,6 @@ def draft_beside(artifact: Artifact, name: str) -> Companion:
     """The draft model that is a file beside the model's own, or any other by its absolute path. Raises Bad."""
     field = f"{SPECULATION}.draftModel"
     if name.startswith("/"):
-        return Companion(Role.DRAFT, field, fields.address(name, field))
+        return Companion(Role.DRAFT, field, Artifact(fields.address(name, field)))
     found = beside(artifact.source, name, field)
-    return Companion(Role.DRAFT, field, found, origin=replace(artifact, source=found, sha256="", quantization=""))
+    return Companion(Role.DRAFT, field, replace(artifact, source=found, sha256="", quantization=""))

@@ -26,7 +26,7 @@ def read_model(resource: Json, draft: str = "") -> Model:
     metadata, artifact = resource.get("metadata", {}), read_artifact(resource)
     projector = companions.projector_of(resource, artifact.source)
     if not artifact.directory or artifact.local:
-        drafts = [companions.draft_beside(artifact, draft).source] if draft else []
+        drafts = [companions.draft_beside(artifact, draft).artifact.source] if draft else []
         companions.check_files(resource, artifact.source, (projector, *drafts))
     if fields.get(resource, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
         raise Bad("UnsupportedField", "spec.refreshPolicy is not supported yet; leave it at IfNotPresent")
@@ -64,8 +64,8 @@ def model_files(
     if name := said.get("draftModelRef"):
         draft = _draft(namespace, name, model_of)
     origin = replace(model.artifact, source=model.projector, sha256="", quantization="")
-    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', model.projector, origin=origin)
-    return model, tuple(each for each in (projector, draft) if each is not None and each.source)
+    projector = Companion(Role.PROJECTOR, f'Model "{model.name}": spec.mmproj', origin)
+    return model, tuple(each for each in (projector, draft) if each is not None and each.artifact.source)
 
 
 def _draft(namespace: str, name: str, model_of: Callable[[Key], Json | None]) -> Companion:
@@ -84,7 +84,7 @@ def _draft(namespace: str, name: str, model_of: Callable[[Key], Json | None]) ->
     if model.format != "gguf":
         raise Bad("FormatMismatch", f'{path}: Model "{model.name}" has spec.format {model.format!r:.40}, not gguf')
     edition, artifact = f"{model.uid}/{model.generation}", model.artifact
-    return Companion(Role.DRAFT, path, artifact.source, edition, model.gpu_layers, artifact)
+    return Companion(Role.DRAFT, path, artifact, edition, model.gpu_layers)
 
 
 def read_limit(model: Json) -> ModelLimit:

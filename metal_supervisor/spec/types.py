@@ -7,7 +7,6 @@ All are frozen; a change is a new value.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -111,21 +110,14 @@ class Companion:
     role: Role
     field: str
     """The field that names it, as a message has it."""
-    source: str
-    """Source of the file, as in `Artifact.source`."""
+    artifact: Artifact
     edition: str = ""
     """uid and generation of the Model that has it, "" if that is the service's own."""
     gpu_layers: int | None = None
-    origin: Artifact | None = dataclasses.field(default=None, compare=False)
-    """The artifact to fetch, if `source` does not say it all."""
-
-    @property
-    def artifact(self) -> Artifact:
-        return self.origin or Artifact(self.source)
 
     @property
     def key(self) -> PartKey:
-        return self.source if self.role is Role.ADAPTER else self.role
+        return self.artifact.source if self.role is Role.ADAPTER else self.role
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def test_a_name_leads_nowhere_but_beside_the_model(name: str) -> None:
         found = decided(source=source, extraArgs=[name, value])
         assert isinstance(found, Service)
         (companion,) = found.companions
-        assert companion.source in ("hf://o/r@main/x.gguf", "/models/x.gguf")
+        assert companion.artifact.source in ("hf://o/r@main/x.gguf", "/models/x.gguf")
     for value in ("../x.gguf", "a/../../x.gguf", "..", "a\\..\\x"):
         refused = decided(source="/models/tiny.gguf", extraArgs=[name, value])
         assert not isinstance(refused, Service) and "must name a file beside spec.source" in refused[1]

@@ -47,7 +47,7 @@ def test_a_draft_model_is_another_model_of_the_namespace(said: str, kind: str) -
     assert found.options["speculativeDecoding"] == {
         "type": kind, "nDraftMax": 5, "pMin": 0.5, "draftModelRef": "small"
     }
-    assert found.companions == (Companion(Role.DRAFT, REF, "/models/small.gguf", "d-1/4"),)
+    assert found.companions == (Companion(Role.DRAFT, REF, Artifact("/models/small.gguf"), "d-1/4"),)
 
 
 @pytest.mark.parametrize("said", ["mtp", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"])
@@ -102,9 +102,9 @@ def test_what_is_wrong_with_the_draft_model_is_said_of_the_field_that_names_it()
 
 def test_a_draft_model_may_be_a_file_beside_the_model() -> None:
     (found,) = accepted(speculates("draft", draftModel="d.gguf"), model(files=["tiny.gguf", "d.gguf"])).companions
-    assert found == Companion(Role.DRAFT, "spec.speculativeDecoding.draftModel", "/models/d.gguf")
+    assert found == Companion(Role.DRAFT, "spec.speculativeDecoding.draftModel", Artifact("/models/d.gguf"))
     (found,) = accepted(speculates("draft", draftModel="/elsewhere/d.gguf")).companions
-    assert found.source == "/elsewhere/d.gguf"
+    assert found.artifact.source == "/elsewhere/d.gguf"
 
 
 def test_only_llama_server_speculates_or_takes_a_projector() -> None:
@@ -138,7 +138,7 @@ def test_no_speculation_of_any_shape_raises(said: Any) -> None:
 def test_a_projector_lies_beside_the_model(source: str, name: str, found: str) -> None:
     service_of_it = accepted(service(), model(source=source, mmproj=name))
     assert service_of_it.model.projector == found
-    assert service_of_it.companions == (Companion(Role.PROJECTOR, 'Model "tiny": spec.mmproj', found),)
+    assert service_of_it.companions == (Companion(Role.PROJECTOR, 'Model "tiny": spec.mmproj', Artifact(found)),)
 
 
 @pytest.mark.parametrize("name", ["../p.gguf", "/p.gguf", ".", "a/../../p", "x\0y"])

@@ -16,6 +16,7 @@ from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_memory import demand
 from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
 from metal_supervisor.spec.arguments import Argument, FlagVerdict, parse
+from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Companion, Endpoint, Model, Probe, Role, Service
 from tests.support.published import GEMMA_27B, LLAMA_8B
 
@@ -330,7 +331,8 @@ def test_speculation_without_a_model_is_no_preset() -> None:
 
 
 def speculating(said: dict[str, Any], layers: int | None = None) -> tuple[Service, Place]:
-    companion = Companion(Role.DRAFT, "spec.speculativeDecoding.draftModelRef", "/models/d.gguf", "d/1", layers)
+    draft = Artifact("/models/d.gguf")
+    companion = Companion(Role.DRAFT, "spec.speculativeDecoding.draftModelRef", draft, "d/1", layers)
     asked = replace(service(speculativeDecoding=said), companions=(companion,))
     return asked, replace(PLACE, further={Role.DRAFT: "/models/d.gguf"})
 

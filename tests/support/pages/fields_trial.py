@@ -185,7 +185,7 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     port = service.container_port or PORT
     path = service.model.source.removeprefix("file://")  # the store keeps what is downloaded by its source, too
     reading = Reading(4 * GIB, config=None if service.model.format == "gguf" else MLX_CONFIG)
-    further = {each.role: each.source for each in service.companions}
+    further = {each.role: each.artifact.source for each in service.companions}
     place = Place(path, HOST, port, 8, "/state", reading, further)
     engine = row.engine(service, binary, place)
     demand = row.demand(service, engine.argv, reading, lambda _path: reading) or Demand(None)
