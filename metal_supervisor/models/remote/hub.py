@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
 if TYPE_CHECKING:
-    from metal_supervisor.models.remote.hub_client import Hub, HubEntry
+    from metal_supervisor.models.remote.hub_client import Hub
 
 
 def own_token() -> str:
@@ -78,14 +78,14 @@ def _shards(hub: Hub, revision: str, path: str) -> tuple[str, tuple[Piece, ...]]
     commit = revision if repository.COMMIT.fullmatch(revision) else ""
     pieces = []
     for name in shard_names(path):
-        found = hub.head(commit or revision, name)
-        if not commit and not found.commit and (commit := _told_apart(hub, revision)):
-            found = hub.head(commit, found.name)
-        commit = commit or found.commit
-        if found.commit not in ("", commit):
+        said, piece = hub.head(commit or revision, name)
+        if not commit and not said and (commit := _told_apart(hub, revision)):
+            said, piece = hub.head(commit, name)
+        commit = commit or said
+        if said not in ("", commit):
             text = f"{shown(hub.endpoint)} serves another commit of {hub.repo} than it was asked for"
             raise Unusable("DownloadFailed", f"{text}; is it a mirror of Hugging Face?")
-        pieces.append(_piece(hub, found, posixpath.basename(name), commit or revision))
+        pieces.append(replace(piece, name=posixpath.basename(name), url=hub.url(commit or revision, name)))
     return commit, tuple(pieces)
 
 
@@ -102,17 +102,11 @@ def _told_apart(hub: Hub, revision: str) -> str:
 
 def _directory(hub: Hub, artifact: Artifact, commit: str, path: str) -> tuple[Piece, ...]:
     held, prefix = hub.files(commit), f"{path}/" if path else ""
-    below = {name.removeprefix(prefix): entry for name, entry in held.items() if name.startswith(prefix)}
+    below = {name.removeprefix(prefix): piece for name, piece in held.items() if name.startswith(prefix)}
     names = repository.chosen(below, artifact, _shown(hub.repo, path))
     # The list of names is public even where the files are not: only a request for one shows that they may be read.
-    hub.head(commit, below[names[0]].name)
-    return tuple(_piece(hub, below[name], name, commit) for name in names)
-
-
-def _piece(hub: Hub, entry: HubEntry, name: str, revision: str) -> Piece:
-    # The library strips the quotes; with them it is the ETag that the file's server sends.
-    validator = entry.etag if entry.sha256 or not entry.etag else f'"{entry.etag}"'
-    return Piece(name, hub.url(revision, entry.name), entry.size_bytes, entry.sha256, validator)
+    hub.head(commit, prefix + names[0])
+    return tuple(replace(below[name], name=name) for name in names)
 
 
 def _shown(repo: str, path: str) -> str:
@@ -135,43 +129,6 @@ def _check_name(name: str, source: str) -> None:
 # ── in a directory of this Mac ───────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _Mirror:
-    """One directory of a local mirror that may hold a repository's files."""
-
-    root: Path
-    """Directory of the mirror: no link may lead out of it."""
-    repository: Path
-    """Directory of the repository's files; it need not exist."""
-
-    def files(self) -> dict[str, Path]:
-        """Its files by their names in the repository, without hidden directories. Raises Unusable for too many."""
-        found: dict[str, Path] = {}
-        for where, folders, names in os.walk(self.repository):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in names:
-                path = Path(where, name)
-                found[path.relative_to(self.repository).as_posix()] = path
-                if len(found) > repository.MOST_FILES:
-                    text = f"{self.repository} has more than {repository.MOST_FILES} files"
-                    raise Unusable("InvalidModelFile", f"{text}; name one of them in spec.source")
-        return found
-
-    def file(self, name: str) -> Path | None:
-        """Path of a file in it, None if there is none. Raises Unusable if a link leads out of the mirror."""
-        path = self.repository / name
-        try:
-            if not path.is_file():
-                return None
-            inside = path.resolve(strict=True).is_relative_to(self.root.resolve(strict=True))
-        except OSError as error:
-            raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}; check its permissions") from None
-        if not inside:
-            text = f"{path} is a link that leads out of {self.root}"
-            raise Unusable("InvalidModelFile", f"{text}; put the file itself there")
-        return path
-
-
 def local(artifact: Artifact, directory: Path) -> Path:
     """Find a model in a local mirror: its file (the first of its shards), or the directory of its repository.
 
@@ -184,7 +141,7 @@ def local(artifact: Artifact, directory: Path) -> Path:
     plain = directory / repo
     cache = directory / f"models--{repo.replace('/', '--')}"
     for place in (plain, cache / "snapshots" / _commit_of(cache, revision)):
-        if found := _looked_up(_Mirror(directory, place), artifact, path):
+        if found := _looked_up(directory, place, artifact, path):
             return found
     what = _shown(repo, path)
     text = f"{what} is neither in {plain} nor, at {revision!r:.80}, in {cache}; put it there"
@@ -201,14 +158,44 @@ def _commit_of(cache: Path, revision: str) -> str:
     return commit if repository.COMMIT.fullmatch(commit) else revision
 
 
-def _looked_up(mirror: _Mirror, artifact: Artifact, path: str) -> Path | None:
-    """Find an artifact's model in one place; None unless all of it is there. Raises Unusable if it cannot be used."""
+def _looked_up(mirror: Path, place: Path, artifact: Artifact, path: str) -> Path | None:
+    """Find an artifact's model in a directory of a mirror that may hold its repository.
+
+    None unless all of it is there. Raises Unusable if it cannot be used.
+    """
     if path and not artifact.directory:
         names = shard_names(path)
     else:
-        mirror = _Mirror(mirror.root, mirror.repository / path)
-        if not (held := mirror.files()):
+        place = place / path
+        if not (held := _names_below(place)):
             return None
-        names = repository.chosen(held, artifact, str(mirror.repository))
-    found = [mirror.file(name) for name in names]
-    return None if None in found else mirror.repository if artifact.directory else found[0]
+        names = repository.chosen(held, artifact, str(place))
+    if not all(_is_in(mirror, place / name) for name in names):
+        return None
+    return place if artifact.directory else place / names[0]
+
+
+def _names_below(place: Path) -> list[str]:
+    """Names of the files below a directory, without those in hidden ones. Raises Unusable for too many."""
+    found: list[str] = []
+    for where, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(where, name).relative_to(place).as_posix() for name in names]
+        if len(found) > repository.MOST_FILES:
+            text = f"{place} has more than {repository.MOST_FILES} files"
+            raise Unusable("InvalidModelFile", f"{text}; name one of them in spec.source")
+    return found
+
+
+def _is_in(mirror: Path, path: Path) -> bool:
+    """True if there is such a file. Raises Unusable if a link leads out of the mirror."""
+    try:
+        if not path.is_file():
+            return False
+        inside = path.resolve(strict=True).is_relative_to(mirror.resolve(strict=True))
+    except OSError as error:
+        raise Unusable("ModelFileUnreadable", f"{path}: {error.strerror}; check its permissions") from None
+    if not inside:
+        text = f"{path} is a link that leads out of {mirror}"
+        raise Unusable("InvalidModelFile", f"{text}; put the file itself there")
+    return True

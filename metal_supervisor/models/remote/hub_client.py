@@ -22,7 +22,7 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
 from metal_supervisor.models import repository
-from metal_supervisor.models.listing import Retry, Unusable
+from metal_supervisor.models.listing import Piece, Retry, Unusable
 from metal_supervisor.models.remote import web, web_answers
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.spec.sources import shown
@@ -37,22 +37,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class RevisionGone(Unusable):
     """The repository exists, but has no such revision (any more)."""
-
-
-@dataclass(frozen=True)
-class HubEntry:
-    """One file of a repository."""
-
-    name: str
-    """Path in the repository."""
-    size_bytes: int | None
-    """None if the server did not say."""
-    sha256: str
-    """SHA-256 of a file in LFS; "" for others."""
-    etag: str
-    """ETag without quotes that the server will send for it; "" if none."""
-    commit: str = ""
-    """Commit that the file is of, "" if the server did not say, or if this is from a list."""
 
 
 # ── the client that the library is given ─────────────────────────────────────────────────────────
@@ -143,15 +127,20 @@ class Hub:
         """URL of a file of the repository; the server may redirect from there."""
         return huggingface_hub.hf_hub_url(self.repo, path, revision=revision, endpoint=self.endpoint)
 
-    def head(self, revision: str, path: str) -> HubEntry:
-        """Metadata of one file, from a HEAD request."""
+    def _piece(self, revision: str, path: str, size: object, sha256: str, etag: str) -> Piece:
+        # The library strips the quotes; with them it is the ETag that the file's server sends.
+        validator = etag if sha256 or not etag else f'"{etag}"'
+        return Piece(path, self.url(revision, path), _size(size), sha256, validator)
+
+    def head(self, revision: str, path: str) -> tuple[str, Piece]:
+        """(commit of a file, "" if the server does not say; the file), from a HEAD request."""
         with self._asking(revision, path):
             found = huggingface_hub.get_hf_file_metadata(
                 self.url(revision, path), token=self._token, timeout=self._call.timeout_s, endpoint=self.endpoint
             )
             etag = found.etag or ""
             sha256 = etag if SHA256.fullmatch(etag) else ""
-            return HubEntry(path, _size(found.size), sha256, etag, _commit(found.commit_hash))
+            return _commit(found.commit_hash), self._piece(revision, path, found.size, sha256, etag)
 
     def commit(self, revision: str) -> str:
         """Commit that a revision points to now."""
@@ -161,9 +150,9 @@ class Hub:
                 raise _no_mirror(self.endpoint, f"names no commit of {self.repo}")
             return commit
 
-    def files(self, commit: str) -> dict[str, HubEntry]:
+    def files(self, commit: str) -> dict[str, Piece]:
         """All files of a commit by name, at most MOST_FILES; each name is checked to stay below a directory."""
-        held: dict[str, HubEntry] = {}
+        held: dict[str, Piece] = {}
         with self._asking(commit):
             for item in self._api.list_repo_tree(self.repo, recursive=True, revision=commit):
                 if not isinstance(item, huggingface_hub.RepoFile):
@@ -177,7 +166,7 @@ class Hub:
                 said = str(item.lfs.sha256) if item.lfs else ""
                 sha256 = said if SHA256.fullmatch(said) else ""
                 etag = sha256 or (item.blob_id if isinstance(item.blob_id, str) else "")
-                held[item.path] = HubEntry(item.path, _size(item.size), sha256, etag)
+                held[item.path] = self._piece(commit, item.path, item.size, sha256, etag)
         return held
 
     @contextlib.contextmanager
