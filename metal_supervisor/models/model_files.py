@@ -139,11 +139,3 @@ def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
         if name != path.name:
             size += check_file(path.with_name(name), places)
     return ModelFile("Ready", str(path), size, real=judged)
-
-
-def is_whole(path: Path, size_bytes: int | None) -> bool:
-    """True if a path is a regular file, not a link, that is not empty and has this size (None: any)."""
-    with contextlib.suppress(OSError, ValueError):
-        found = path.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and size_bytes in (None, found.st_size)
-    return False

@@ -7,11 +7,11 @@ size alone prove nothing, as a Model's author chooses both. It is hard-linked, n
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Piece, Unusable
 from metal_supervisor.models.model_directory import PinnedFiles, kept, status_below, sync_path
 from metal_supervisor.models.places import SLOT
@@ -39,8 +39,8 @@ def taken_over(
 
 def _is_it(found: Path, piece: Piece, store: Path, hashed: Callable[[int], None]) -> bool:
     """True if a file in the store is the wanted piece. Raises Unusable, OSError, and what `hashed` does."""
-    status_below(store, str(found.relative_to(store)))
-    if not model_files.is_whole(found, piece.size_bytes):
+    status = status_below(store, str(found.relative_to(store)))
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size != piece.size_bytes:
         return False
     with found.open("rb") as file:
         fetch.check_head(file.read(512), piece)

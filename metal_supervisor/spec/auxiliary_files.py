@@ -30,12 +30,6 @@ MOST_NAMED = 64
 """Files that the arguments of one engine may name: each has a thread of the store's own."""
 
 
-def projector_of(spec: Json, place: str) -> str:
-    """Source of a Model's vision projector, "" without one. `place`: of its own file, canonical. Raises Bad."""
-    name = fields.get(spec, "spec.mmproj", str, "").strip()
-    return beside(place, name, "spec.mmproj") if name else ""
-
-
 def check_files(spec: Json, place: str, known: Collection[str]) -> None:
     """Raises Bad for a file of a Model that nothing loads. `known`: sources of what is loaded besides."""
     for index, name in enumerate(fields.texts(spec, "spec.files", fields.MOST_FILES)):
@@ -109,14 +103,6 @@ def with_files(item: Argument, found: Mapping[str, str]) -> str:
     return ",".join(found.get(name, "") + behind for name, behind in _files(item))
 
 
-def unscaled(item: Argument) -> str:
-    """Reason why the argument's files lack the scales that its flag requires, or "" if they have them."""
-    if item.flag is None or item.flag.paths is not Paths.SCALED:
-        return ""
-    good = all(SCALE.allows(behind[1:]) for _, behind in _files(item))
-    return "" if good else f"must be FILE:SCALE, with {SCALE.says}"
-
-
 def misread(item: Argument, source: str) -> str:
     """Reason why the engine would misread a file's place in an argument, or "" if it would not. `source`: canonical."""
     if item.flag is None or item.flag.paths is None:
@@ -140,10 +126,12 @@ def named_by_arguments(arguments: ParsedArguments, model: Artifact) -> tuple[Com
     """
     found: dict[str, Companion] = {}
     for item in arguments.items:
-        where = f"spec.extraArgs[{item.value_index}]"
-        if named_files(item) and (why := unscaled(item)):
-            raise Bad("InvalidSpec", f"{where} {shown(item.values[0])!r:.120} {why}")
-        for name in named_files(item):
+        where, files = f"spec.extraArgs[{item.value_index}]", _files(item)
+        scaled = item.flag is not None and item.flag.paths is Paths.SCALED
+        if scaled and not all(SCALE.allows(behind[1:]) for _, behind in files):
+            text = f"must be FILE:SCALE, with {SCALE.says}"
+            raise Bad("InvalidSpec", f"{where} {shown(item.values[0])!r:.120} {text}")
+        for name, _ in files:
             place = argument_source(name, model, where)
             if not is_file(place) or library_model(place):
                 raise Bad("InvalidSpec", f"{where} {shown(name)!r:.120} must name one GGUF file")

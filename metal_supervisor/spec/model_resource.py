@@ -24,7 +24,8 @@ def read_model(resource: Json, draft: str = "") -> Model:
     `draft`: name of the draft model that the service has beside it, "" without one.
     """
     metadata, artifact = resource.get("metadata", {}), read_artifact(resource)
-    projector = companions.projector_of(resource, artifact.source)
+    named = fields.get(resource, "spec.mmproj", str, "").strip()
+    projector = sources.beside(artifact.source, named, "spec.mmproj") if named else ""
     if not artifact.directory or artifact.local:
         drafts = [companions.draft_beside(artifact, draft).artifact.source] if draft else []
         companions.check_files(resource, artifact.source, (projector, *drafts))

@@ -6,6 +6,7 @@ client sees, idle time not included. Averages between two scrapes are left to Pr
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 FEWEST_TOKENS = 16
@@ -19,14 +20,8 @@ def tokens_per_s(exposition: str) -> float | None:
     for line in exposition.splitlines():
         name, _, value = line.partition(" ")
         if name in (TOKENS, SECONDS):
-            found[name] = _number(value)
+            with contextlib.suppress(ValueError):
+                found[name] = float(value)
     tokens, seconds = found.get(TOKENS, 0.0), found.get(SECONDS, 0.0)
     rate = tokens / seconds if tokens >= FEWEST_TOKENS and seconds > 0 else math.nan
     return rate if math.isfinite(rate) else None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
