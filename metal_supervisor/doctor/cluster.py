@@ -10,10 +10,9 @@ from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import MANAGED_BY, SLICE_MANAGER, api_path
 from metal_supervisor.cluster.status_mode import age_s
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import addresses, local_status, machine, processes
-from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.machine import Interface
 from metal_supervisor.placement.leases import KIND, NODE, REAPER_LEASE
 from metal_supervisor.settings.loader import conf_dir
@@ -46,17 +45,17 @@ def judge_kinds(versions: Sequence[str], served: Sequence[str]) -> Finding:
     return ok(f"{', '.join(KINDS)} of {GROUP} in {', '.join(versions)}")
 
 
-def _kinds(around: Surroundings) -> Sequence[Finding]:
+def _kinds(around: Surroundings) -> Found:
     kube = around.link.kube
     if kube is None:
-        return [unasked(around.link.problem)]
+        return unasked(around.link.problem)
     try:
         group = kube.request("GET", f"/apis/{GROUP}")
         versions = [str(each.get("version")) for each in group.get("versions") or []]
         served = kube.request("GET", f"/apis/{GROUP}/{VERSION}").get("resources") or [] if VERSION in versions else []
     except KubeError as error:
         if error.code != 404:
-            return [unknown(str(error))]
+            return unknown(str(error))
         versions, served = [], []
     return [judge_kinds(versions, [str(each.get("name")) for each in served]), *_namespace(kube, around)]
 
@@ -77,8 +76,12 @@ def _namespace(kube: Kube, around: Surroundings) -> Sequence[Finding]:
 # ── its clock ────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_clock(offset_s: float) -> Finding:
-    """Finding about the clock. `offset_s`: the server's clock minus this machine's, within a second."""
+def _clock(around: Surroundings) -> Found:
+    if around.settings.embedded:
+        return []
+    if around.link.kube is None:
+        return unasked(around.link.problem)
+    offset_s = around.link.kube.clock_offset_s  # the server's minus this machine's, within a second
     if abs(offset_s) < SKEW_WARN_S:
         return ok("this Mac's clock and the API server's agree")
     text = f"this Mac's clock is {abs(offset_s):.0f} s {'behind' if offset_s > 0 else 'ahead of'} the API server's"
@@ -86,13 +89,6 @@ def judge_clock(offset_s: float) -> Finding:
     if abs(offset_s) >= SKEW_FAIL_S:
         return fail(f"{text}: tokens and certificates seem not valid yet, or over", fix)
     return warn(text, fix)
-
-
-def _clock(around: Surroundings) -> Sequence[Finding]:
-    if around.settings.embedded:
-        return []
-    kube = around.link.kube
-    return [judge_clock(kube.clock_offset_s) if kube is not None else unasked(around.link.problem)]
 
 
 # ── who watches over this Mac ────────────────────────────────────────────────────────────────────
@@ -141,12 +137,12 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
     return False
 
 
-def _watch(around: Surroundings) -> Sequence[Finding]:
+def _watch(around: Surroundings) -> Found:
     if around.settings.embedded:
         return []
     kube = around.link.kube
     if kube is None:
-        return [unasked(around.link.problem)]
+        return unasked(around.link.problem)
     space = around.settings.namespace
     try:
         found = kube.request("GET", api_path("leases", space), {"labelSelector": KIND})
@@ -154,8 +150,8 @@ def _watch(around: Surroundings) -> Sequence[Finding]:
         served = space or next((each["metadata"]["namespace"] for each in leases), "default")
         fenced = is_fenced(kube, served)
     except KubeError as error:
-        return [unknown(str(error))]
-    return [judge_watch(leases, around.clock() + kube.clock_offset_s, served, _own_name(around), fenced)]
+        return unknown(str(error))
+    return judge_watch(leases, around.clock() + kube.clock_offset_s, served, _own_name(around), fenced)
 
 
 def _own_name(around: Surroundings) -> str:
@@ -183,25 +179,22 @@ def why_not(each: Interface) -> str:
     return "not routable" if machine.address_problem(each.address, allow_loopback=False) else "not on the way"
 
 
-def judge_address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bool) -> Finding:
-    """Finding about the advertised address. `interfaces`: all of this Mac, with the chosen one."""
+def _address(around: Surroundings) -> Found:
+    embedded = around.settings.embedded
+    try:
+        server = "" if embedded else around.chosen().server
+    except BadKubeconfig:
+        return unknown("the kubeconfig cannot be used")
+    choice = around.advertised(around.settings.host_ip, server, embedded)
     if choice.problem:
         return fail(choice.problem, "set --host-ip to an address of this Mac that the cluster's pods reach")
-    others = [f"{each.address} ({each.name}: {why_not(each)})" for each in interfaces if each.address != choice.address]
+    left = [each for each in around.interfaces() if each.address != choice.address]
+    others = [f"{each.address} ({each.name}: {why_not(each)})" for each in left]
     more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
     instead = f"; not {', '.join(others[:MOST_OTHERS])}{more}" if others and not embedded else ""
     if choice.note:
         return warn(f"{choice.note}{instead}", "correct --host-ip, unless that address is forwarded to this Mac")
     return ok(f"pods are told {choice.address}, by {choice.origin}{instead}")
-
-
-def _address(around: Surroundings) -> Sequence[Finding]:
-    embedded = around.settings.embedded
-    try:
-        server = "" if embedded else around.chosen().server
-    except BadKubeconfig:
-        return [unknown("the kubeconfig cannot be used")]
-    return [judge_address(around.advertised(around.settings.host_ip, server, embedded), around.interfaces(), embedded)]
 
 
 # ── ports ────────────────────────────────────────────────────────────────────────────────────────
@@ -214,12 +207,6 @@ def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: i
         others = "--port, --metrics-listen, --gateway, --ports, spec.containerPort"
         return fail(told, f"end what holds it, or choose others: {others}")
     return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
-
-
-def judge_other_system(port: int, state: str) -> Finding:
-    """Finding about another installation whose sidecar has our port. `state`: its state directory."""
-    fix = f"ask about that one with --state-dir {shlex.quote(state)}; to run both, give one another --port"
-    return warn(f"{port} of the sidecar is that of the system in {state}", fix)
 
 
 def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
@@ -250,7 +237,7 @@ def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
     return len(owners), taken
 
 
-def _ports(around: Surroundings) -> Sequence[Finding]:
+def _ports(around: Surroundings) -> Found:
     settings = around.settings
     count, taken = _held_ports(around)
     if taken:  # an engine that was started again meanwhile is no stranger
@@ -260,8 +247,10 @@ def _ports(around: Surroundings) -> Sequence[Finding]:
     # A stranger may say nothing: that must leave time for the rest of the check.
     if ours and (other := local_status.other_system_on(settings.port, settings.state_path, ASK_S / 2)):
         del taken["the sidecar"]
-        return [judge_other_system(settings.port, other), judge_ports(taken, settings.ports, count - 1)]
-    return [judge_ports(taken, settings.ports, count)]
+        text = f"{settings.port} of the sidecar is that of the system in {other}"
+        fix = f"ask about that one with --state-dir {shlex.quote(other)}; to run both, give one another --port"
+        return [warn(text, fix), judge_ports(taken, settings.ports, count - 1)]
+    return judge_ports(taken, settings.ports, count)
 
 
 CHECKS = (

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from metal_supervisor.cluster.report import confinement
-from metal_supervisor.doctor.findings import Check, Finding, all_or, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, all_or, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
 from metal_supervisor.host import chip, launchd, processes
@@ -79,8 +79,8 @@ def version_in(said: str) -> str:
     return told[1] if told else ""
 
 
-def judge_version(engine: FoundEngine, done: Done) -> Finding:
-    """Finding about an engine by the result of its `--version`."""
+def _version(around: Surroundings, engine: FoundEngine) -> Finding:
+    done = around.run((str(engine.path), "--version"), ASK_S)
     name, path = f"{engine.runtime} ({engine.executable.name})", engine.path
     if done.ok:
         return ok(f"{name} {version_in(done.out + done.err) or 'without a version'} at {path}")
@@ -109,17 +109,13 @@ def _how(runtime: str) -> str:
     return RUNTIMES[runtime].executables[0].install
 
 
-def _engines(around: Surroundings) -> Sequence[Finding]:
+def _engines(around: Surroundings) -> Found:
     here, missing = found(around)
     demanded = dict.fromkeys(listed(around.settings.runtimes), "--runtimes")
     demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in around.records().values() if each.runs}
     if "ollama" in demanded and around.settings.ollama_url != "off":
         del demanded["ollama"]  # the user's own is enough
-
-    def version(engine: FoundEngine) -> Sequence[Finding]:
-        return [judge_version(engine, around.run((str(engine.path), "--version"), ASK_S))]
-
-    told = each_of([partial(version, each) for each in here], ASK_S + 0.5)
+    told = each_of([partial(_version, around, each) for each in here], ASK_S + 0.5)
     return [*judge_missing(missing, [each.runtime for each in here], demanded), *chain(*told)]
 
 
@@ -145,7 +141,7 @@ def judge_quarantine(path: Path, done: Done) -> Finding | None:
     return fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}")
 
 
-def _binaries(around: Surroundings) -> Sequence[Finding]:
+def _binaries(around: Surroundings) -> Found:
     here, _ = found(around)
     arm = chip.quick(around.mac).name.startswith("Apple")
     bad: list[Finding | None] = []
@@ -165,7 +161,7 @@ def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
     return warn(text, f"set {engine.flag} to it (or {engine.executable.setting} in the settings file)")
 
 
-def _path(around: Surroundings) -> Sequence[Finding]:
+def _path(around: Surroundings) -> Found:
     here, _ = found(around)
     bad = [judge_path(each, str(getattr(around.settings, each.executable.setting))) for each in here]
     return all_or(bad, len(here), "launchd's PATH leads to the same engines")
@@ -180,23 +176,23 @@ def firewall_apps(listed: str) -> dict[str, bool]:
     return {path.removesuffix(OF_THE_APP): word == "Allow" for path, word in rows}
 
 
-def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: bool) -> list[Finding]:
+def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: bool) -> Found:
     """Findings about the application firewall.
 
     `programs`: those that listen, as `_listening` names them; `loopback`: True if they listen on loopback only.
     """
     if loopback:
-        return [ok("all that listens does so on loopback only, where no firewall asks")]
+        return ok("all that listens does so on loopback only, where no firewall asks")
     told = re.search(r"State = (\d)", state.out)
     if not state.ok or not told:
-        return [unknown(f"the firewall's state ({state.said:.100})")]
+        return unknown(f"the firewall's state ({state.said:.100})")
     if told[1] == "0":
-        return [ok("the application firewall is off")]
+        return ok("the application firewall is off")
     if told[1] == "2":
         text = "the application firewall blocks all incoming connections: no other machine reaches a model"
-        return [fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")]
+        return fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")
     if not apps.ok or "number of apps" not in apps.out.lower():  # a list that is not shown knows nobody
-        return [unknown(f"the programs that the application firewall, which is on, lets in ({apps.said:.100})")]
+        return unknown(f"the programs that the application firewall, which is on, lets in ({apps.said:.100})")
     allowed = firewall_apps(apps.out)
     bad = []
     for path in dict.fromkeys(map(str, programs)):
@@ -207,7 +203,7 @@ def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: 
         elif path not in allowed:
             text = f"the application firewall is on and does not know {path}: it may drop connections without a word"
             bad.append(warn(text, f"{fix}; again after each upgrade of it, as its path changes"))
-    return bad or [ok(f"the application firewall is on, and lets {len(set(programs))} programs be reached")]
+    return bad or ok(f"the application firewall is on, and lets {len(set(programs))} programs be reached")
 
 
 def _listening(around: Surroundings) -> tuple[list[Path], bool]:
@@ -227,7 +223,7 @@ def _listening(around: Surroundings) -> tuple[list[Path], bool]:
     return list(map(builds.seen_as, programs)), not engines and all(map(is_loopback, own))
 
 
-def _firewall(around: Surroundings) -> Sequence[Finding]:
+def _firewall(around: Surroundings) -> Found:
     state = around.run((FIREWALL, "--getglobalstate"), ASK_S / 2)
     apps = around.run((FIREWALL, "--listapps"), ASK_S / 2)
     return judge_firewall(state, apps, *_listening(around))
@@ -257,7 +253,7 @@ def _changed_at(path: Path) -> float | None:
         return None
 
 
-def _builds(around: Surroundings) -> Sequence[Finding]:
+def _builds(around: Surroundings) -> Found:
     table = around.table() or {}
     state, bad = around.directory, []
     for program, row in sorted(table.items()):
@@ -284,7 +280,7 @@ def judge_confinement(record: Record, observed: Observed) -> Finding | None:
     return warn(text, "see docs/security.md" if record.unconfined else restart)
 
 
-def _confinement(around: Surroundings) -> Sequence[Finding]:
+def _confinement(around: Surroundings) -> Found:
     seen = around.directory.observations()
     records = [each for each in around.records().values() if not each.is_daemon]
     up = [each for each in records if each.program in seen and seen[each.program].pid]
@@ -305,7 +301,7 @@ def judge_ollama(url: str, version: str, problem: str) -> Finding:
     return ok(f"Ollama {version} of yours answers at {url}, and is used")
 
 
-def _ollama(around: Surroundings) -> Sequence[Finding]:
+def _ollama(around: Surroundings) -> Found:
     url = around.settings.ollama_url
     if url == "off" or "ollama" not in offered(around.settings):
         return []
@@ -321,7 +317,7 @@ def _ollama(around: Surroundings) -> Sequence[Finding]:
         problem = f"it is {processes.port_holder(number)}, and speaks no HTTP" if held else "away"
     except DaemonRefused as error:
         problem = f"it is {processes.port_holder(number)}, and answered {error.status}"
-    return [judge_ollama(url, version[:40], problem)]
+    return judge_ollama(url, version[:40], problem)
 
 
 CHECKS = (

@@ -27,7 +27,8 @@ class Finding:
     """Advice; "" only if all is well."""
 
 
-Ask = Callable[["Surroundings"], Sequence[Finding]]
+Found = Finding | Sequence[Finding]
+Ask = Callable[["Surroundings"], Found]
 """Runs a check; returns no finding if it does not apply. May raise any exception: that becomes a finding too."""
 
 

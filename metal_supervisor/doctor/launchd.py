@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host import launchd
 from metal_supervisor.host.launchctl import EX_CONFIG, LAUNCHCTL, Launchctl, LaunchdError, LoadedJob
@@ -38,54 +36,43 @@ def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
     return found or [ok(f"{where} runs, pid {job.pid}, {job.spawn_type or 'spawn type not told'}")]
 
 
-def judge_jobs(jobs: Sequence[tuple[str, LoadedJob | None]], stop_s: float) -> list[Finding]:
-    """Findings about our jobs. `jobs`: (domain, our job in it, None if it is not loaded)."""
-    loaded = [(domain, job) for domain, job in jobs if job is not None]
+def _jobs(around: Surroundings) -> Found:
+    loaded, unasked = _loaded(around, LABEL)
     if not loaded:
-        return [warn("no launchd job: after a restart of this Mac nothing of it starts by itself", INSTALL)]
+        return unasked or warn("no launchd job: after a restart of this Mac nothing of it starts by itself", INSTALL)
+    stop_s = launchd.exit_timeout_s(around.settings.stop_timeout)
     found = [finding for domain, job in loaded for finding in judge_job(domain, job, stop_s)]
     if len(loaded) > 1:
         text = f"it is loaded twice, in {' and '.join(domain for domain, _ in loaded)}: only one of them can run"
         found.append(fail(text, f"{LAUNCHCTL} bootout {loaded[-1][0]}/{LABEL}"))
-    return found
+    return [*found, *unasked]
 
 
-def judge_incumbent(domains: Sequence[str]) -> Finding:
-    """Finding about LLMKube's own agent. `domains`: those in which it is loaded."""
-    if not domains:
-        return ok("no other agent is loaded")
+def _incumbent(around: Surroundings) -> Found:
+    """LLMKube's own agent."""
+    loaded, unasked = _loaded(around, INCUMBENT)
+    if not loaded:
+        return unasked or ok("no other agent is loaded")
+    domains = [domain for domain, _ in loaded]
     jobs = [f"{each}/{INCUMBENT}" for each in domains]
     text = f"LLMKube's metal-agent is loaded too ({', '.join(jobs)}): both would run the same services"
     stop = "; ".join(f"{LAUNCHCTL} disable {job} && {LAUNCHCTL} bootout {job}" for job in jobs)
-    return fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}")
+    return [fail(text, f"{stop}{' (with sudo)' if 'system' in domains else ''}"), *unasked]
 
 
-def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob | None]], list[Finding]]:
-    """([(domain, job of that label in it, None if not loaded)], findings about domains that cannot be queried)."""
+def _loaded(around: Surroundings, label: str) -> tuple[list[tuple[str, LoadedJob]], list[Finding]]:
+    """([(domain, job of that label loaded in it)], findings about domains that cannot be queried)."""
     jobs, unasked = [], []
     for domain in ("system", f"gui/{around.uid}"):
         try:
-            jobs.append((domain, Launchctl(around.run, domain).job(label)))
+            if job := Launchctl(around.run, domain).job(label):
+                jobs.append((domain, job))
         except LaunchdError as error:
             unasked.append(unknown(str(error)))
     return jobs, unasked
 
 
-def _job(around: Surroundings) -> Sequence[Finding]:
-    jobs, unasked = _loaded(around, LABEL)
-    if unasked and all(job is None for _, job in jobs):
-        return unasked
-    stop_s = launchd.exit_timeout_s(around.settings.stop_timeout)
-    return [*judge_jobs(jobs, stop_s), *unasked]
-
-
-def _incumbent(around: Surroundings) -> Sequence[Finding]:
-    jobs, unasked = _loaded(around, INCUMBENT)
-    domains = [domain for domain, job in jobs if job is not None]
-    return unasked if unasked and not domains else [judge_incumbent(domains), *unasked]
-
-
 CHECKS = (
-    Check("launchd", _job, mac=True),
+    Check("launchd", _jobs, mac=True),
     Check("other agent", _incumbent, mac=True),
 )

@@ -12,21 +12,18 @@ import errno
 import socket
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
 from metal_supervisor.doctor import expiry
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.software import FOR_GOOD
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.instants import utc
-from metal_supervisor.spec.processes import ProgramState
 
 SOON_S = 3 * 86400.0
 ANSWER_S = 4.0
@@ -43,15 +40,15 @@ LOCAL_NETWORK = (
 # ── the kubeconfig ───────────────────────────────────────────────────────────────────────────────
 
 
-def _kubeconfig(around: Surroundings) -> Sequence[Finding]:
+def _kubeconfig(around: Surroundings) -> Found:
     if around.settings.embedded and not around.settings.kubeconfig_path.exists():
         return []  # written at the first start
     try:
         chosen = around.chosen()
     except BadKubeconfig as error:
-        return [fail(str(error), "correct --kubeconfig or --context, or the file")]
+        return fail(str(error), "correct --kubeconfig or --context, or the file")
     where = "the embedded API" if around.settings.embedded else f"context {chosen.context} of {chosen.file}"
-    return [ok(f"{where}, server {chosen.server_name}")]
+    return ok(f"{where}, server {chosen.server_name}")
 
 
 # ── its credential ───────────────────────────────────────────────────────────────────────────────
@@ -81,19 +78,15 @@ def judge_expiry(what: str, expires: float | None, now: float) -> Finding:
     return ok(f"{what} holds until {utc(expires)}")
 
 
-def _credential(around: Surroundings) -> Sequence[Finding]:
+def _credential(around: Surroundings) -> Found:
+    """The credential of the context's user, from the files it names; runs no plugin. Raises OSError."""
     if around.settings.embedded:
         return []
     try:
         chosen = around.chosen()
     except BadKubeconfig:
         return []  # reported by the check `kubeconfig`
-    return [judge_user(chosen, around.clock())]
-
-
-def judge_user(chosen: Chosen, now: float) -> Finding:
-    """Finding about the credential of a context's user, from the files it names; runs no plugin. Raises OSError."""
-    user = chosen.user
+    user, now = chosen.user, around.clock()
     if chosen.token_file:
         text = chosen.token_file.read_text("ascii").strip()
         token = read_token(text)
@@ -137,12 +130,6 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
     return fail(f"{server}: {error.strerror or type(error).__name__}", fix)
 
 
-def judge_silence(server: str) -> Finding:
-    """Finding about a server that accepts connections and does not answer."""
-    text = f"{server} accepts connections, and then says nothing"
-    return fail(text, "is it a Kubernetes API? a tunnel or forwarded port whose other end is gone looks like this")
-
-
 def judge_answer(server: str, error: KubeError) -> Finding:
     """Finding about a server that answered with an error."""
     if error.reason == "Untrusted":
@@ -158,28 +145,21 @@ def judge_answer(server: str, error: KubeError) -> Finding:
     return fail(error.message, "check the server in the kubeconfig, and what is between (proxy-url, TLS)")
 
 
-def judge_embedded(table: Mapping[str, ProgramState] | None, log: Path, start: str) -> Finding:
-    """Finding about the embedded API that does not answer: only a warning if that is because the system is down.
-
-    `table`: None if supervisord does not answer; `log`: the API's; `start`: the command that starts the system.
-    """
+def _embedded(around: Surroundings) -> Finding:
+    """Finding about the embedded API that does not answer: only a warning if that is because the system is down."""
+    table = around.table()
     if table is None:
+        start = start_command(around.settings.state_path)
         return warn("the embedded API does not answer: the system does not run", f"start it with `{start}`, {FOR_GOOD}")
     state = table["apiserver"].state.value if "apiserver" in table else "missing"
-    return fail(f"the embedded API does not answer: supervisord runs, and has apiserver as {state}", f"see {log}")
+    text = f"the embedded API does not answer: supervisord runs, and has apiserver as {state}"
+    return fail(text, f"see {around.directory.log_path('apiserver')}")
 
 
-def _not_there(around: Surroundings, finding: Finding) -> Finding:
-    if not around.settings.embedded:
-        return finding
-    log = around.directory.log_path("apiserver")
-    return judge_embedded(around.table(), log, start_command(around.settings.state_path))
-
-
-def _api(around: Surroundings) -> Sequence[Finding]:
-    link = around.link
-    if around.settings.embedded and not around.settings.kubeconfig_path.exists():
-        return [_not_there(around, unknown(""))]
+def _api(around: Surroundings) -> Found:
+    link, embedded = around.link, around.settings.embedded
+    if embedded and not around.settings.kubeconfig_path.exists():
+        return _embedded(around)
     try:
         chosen = around.chosen()
         server = chosen.server_name
@@ -188,28 +168,29 @@ def _api(around: Surroundings) -> Sequence[Finding]:
             around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
     except BadKubeconfig:
         link.problem = "the kubeconfig cannot be used"
-        return [fail("not asked: the kubeconfig cannot be used", "see kubeconfig")]
+        return fail("not asked: the kubeconfig cannot be used", "see kubeconfig")
     except OSError as error:
-        return [_not_there(around, judge_connection(server, error, around.on_mac))]
+        return _embedded(around) if embedded else judge_connection(server, error, around.on_mac)
     until = time.monotonic() + ANSWER_S
     try:
         (kube,) = answers([partial(around.login, around.settings.kubeconfig_path, around.settings.context)], ANSWER_S)
     except TimeoutError:
         text = f"the login took longer than {ANSWER_S:g} s, so the server was not asked"
-        return [warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")]
+        return warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")
     except BadKubeconfig as error:
         link.problem = "there is no login"
-        return [fail(f"not asked: {error}", "correct the user of that context, or what it names")]
+        return fail(f"not asked: {error}", "correct the user of that context, or what it names")
     try:
         (said,) = answers([partial(kube.request, "GET", "/version")], until - time.monotonic())
         link.kube = kube
     except TimeoutError:
-        return [judge_silence(server)]
+        text = f"{server} accepts connections, and then says nothing"
+        return fail(text, "is it a Kubernetes API? a tunnel or forwarded port whose other end is gone looks like this")
     except KubeError as error:
         if error.code == 403:
             link.kube = kube
-        return [judge_answer(server, error)]
-    return [ok(f"{server} answers, Kubernetes {said.get('gitVersion') or 'of no version'}")]
+        return judge_answer(server, error)
+    return ok(f"{server} answers, Kubernetes {said.get('gitVersion') or 'of no version'}")
 
 
 CHECKS = (

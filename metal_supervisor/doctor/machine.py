@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import chip, machine, processes
 from metal_supervisor.host.commands import Done
-from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.machine_memory import device_mib
-from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.spec.processes import ProgramState, RunNote
 from metal_supervisor.spec.sizes import MIB, amount
@@ -26,31 +24,31 @@ OLDEST_MACOS = 13
 # ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
 
 
-def judge_chip(name: str, macos: str, translated: bool) -> Finding:
-    """Finding about chip and macOS. `name`: the chip's; `translated`: True if our own Python, built for Intel, runs
-    under Rosetta.
-    """
-    shown = f"{name or 'unknown chip'}, macOS {macos or 'of unknown version'}"
-    if translated:
+def _chip(around: Surroundings) -> Found:
+    found = chip.quick(around.mac)
+    shown = f"{found.name or 'unknown chip'}, macOS {found.macos or 'of unknown version'}"
+    if found.rosetta:
         text = f"{shown}; this Python is built for Intel and runs under Rosetta, and so would what it starts"
         return fail(text, "make the environment anew with a Python for Apple chips (/opt/homebrew/bin/python3)")
-    if not name.startswith("Apple"):
+    if not found.name.startswith("Apple"):
         return fail(f"{shown}: without an Apple chip there is no unified memory", "use a Mac with Apple Silicon")
-    major = re.match(r"\d+", macos)
+    major = re.match(r"\d+", found.macos)
     if major and int(major[0]) < OLDEST_MACOS:
         return warn(f"{shown} is older than anything this was made for", f"update to macOS {OLDEST_MACOS} or newer")
     return ok(shown)
 
 
-def _chip(around: Surroundings) -> Sequence[Finding]:
-    if around.mac is None:
-        return []
-    found = chip.quick(around.mac)
-    return [judge_chip(found.name, found.macos, found.rosetta)]
+def _metal(around: Surroundings) -> Found:
+    try:
+        _, path = builds.find(around.settings, RUNTIMES["llama-server"].executables)
+    except machine.NoBinary:
+        return []  # reported by the check `engines`
+    listed = around.run((str(path), "--list-devices"), ASK_S)
+    return [_metal_here(listed), _metal_of_daemon(around.report())]
 
 
-def judge_metal(listed: Done) -> Finding:
-    """Finding about Metal. `listed`: of `llama-server --list-devices`, run in this very context."""
+def _metal_here(listed: Done) -> Finding:
+    """Finding about Metal in this very context. `listed`: of `llama-server --list-devices`."""
     if not listed.ok:
         return unknown(f"llama-server does not list its devices ({listed.last_line[:120] or listed.code})")
     device = re.search(r"(?m)^\s*((?:MTL|Metal)\d*: .*?) \(", listed.out + listed.err)
@@ -61,7 +59,7 @@ def judge_metal(listed: Done) -> Finding:
     return ok(f"{device[1]}, {amount(mib * MIB)}")
 
 
-def judge_metal_of_daemon(report: Json) -> Finding:
+def _metal_of_daemon(report: Json) -> Finding:
     """Finding about Metal in the controller's context, which may differ from this one. `report`: the controller's."""
     word = report.get("metal")
     if word == "there":
@@ -74,20 +72,12 @@ def judge_metal_of_daemon(report: Json) -> Finding:
     return warn(f"Metal in the controller's context is not known: the controller {why}", "ask again when it runs")
 
 
-def _metal(around: Surroundings) -> Sequence[Finding]:
-    try:
-        _, path = builds.find(around.settings, RUNTIMES["llama-server"].executables)
-    except machine.NoBinary:
-        return []  # reported by the check `engines`
-    here = judge_metal(around.run((str(path), "--list-devices"), ASK_S))
-    return [here, judge_metal_of_daemon(around.report())]
-
-
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_memory(sample: MemorySample, found: Budget, wired_mib: int | None) -> Finding:
-    """Finding about memory and budget. `wired_mib`: iogpu.wired_limit_mb, 0 if it is not set, None off a Mac."""
+def _memory(around: Surroundings) -> Found:
+    sample, found = around.sample(), around.own_budget(around.settings)
+    wired_mib = None if around.mac is None else around.mac.wired_limit_mib()  # 0 if it is not set
     available = "unknown" if sample.available_bytes is None else amount(sample.available_bytes, "down")
     limit = "" if wired_mib is None else f", wired limit {f'{wired_mib} MiB' if wired_mib else 'not set'}"
     text = f"{amount(sample.total_bytes)}, {available} available{limit}; models may have {found.explain()}"
@@ -98,11 +88,6 @@ def judge_memory(sample: MemorySample, found: Budget, wired_mib: int | None) -> 
     if found.bytes > sample.total_bytes * 15 // 16:
         return warn(f"{text}: that leaves next to nothing to macOS", "lower --memory-fraction")
     return ok(text)
-
-
-def _memory(around: Surroundings) -> Sequence[Finding]:
-    wired = None if around.mac is None else around.mac.wired_limit_mib()
-    return [judge_memory(around.sample(), around.own_budget(around.settings), wired)]
 
 
 # ── sleep, power, start ──────────────────────────────────────────────────────────────────────────
@@ -120,8 +105,9 @@ def sleep_minutes(custom: str) -> dict[str, int]:
     return found
 
 
-def judge_sleep(minutes: Mapping[str, int], caffeinate: str) -> Finding:
-    """Finding about idle sleep. `caffeinate`: program that keeps the Mac awake while a model is wanted, "" for none."""
+def _sleep(around: Surroundings) -> Found:
+    minutes = sleep_minutes(around.run((PMSET, "-g", "custom"), ASK_S).out)
+    caffeinate = around.settings.caffeinate
     if not minutes:
         return unknown("pmset names no settings of sleep")
     sleepy = [f"{each} min on {source}" for source, each in minutes.items() if each]
@@ -131,18 +117,21 @@ def judge_sleep(minutes: Mapping[str, int], caffeinate: str) -> Finding:
     return warn(f"it sleeps after {', '.join(sleepy)}{kept}; a Mac asleep is a dead endpoint", NEVER_SLEEP)
 
 
-def judge_battery(batteries: str) -> Finding:
-    """Finding about battery and lid: an internal battery means a laptop. `batteries`: output of `pmset -g batt`."""
-    if "InternalBattery" not in batteries:
+def _battery(around: Surroundings) -> Found:
+    """Battery and lid: an internal battery means a laptop."""
+    done = around.run((PMSET, "-g", "batt"), ASK_S)
+    if not done.ok:
+        return unknown(f"pmset: {done.err.strip()[:100]}")
+    if "InternalBattery" not in done.out:
         return ok("no battery, no lid")
-    if "Battery Power" in batteries.partition("\n")[0]:
+    if "Battery Power" in done.out.partition("\n")[0]:
         return warn("it runs on its battery: it is slower, and sleeps when it is empty", "connect it to power")
     text = "a laptop: with its lid shut it sleeps, whatever its settings say"
     return warn(text, "leave the lid open, or connect power and a display")
 
 
-def judge_filevault(done: Done) -> Finding:
-    """Finding about FileVault. `done`: of `fdesetup status`."""
+def _filevault(around: Surroundings) -> Found:
+    done = around.run((FDESETUP, "status"), ASK_S)
     if "FileVault is Off" in done.out:
         return ok("FileVault is off: it starts without anybody")
     if "FileVault is On" in done.out:
@@ -151,26 +140,12 @@ def judge_filevault(done: Done) -> Finding:
     return unknown(f"fdesetup says {done.said[:100]!r}")
 
 
-def _sleep(around: Surroundings) -> Sequence[Finding]:
-    done = around.run((PMSET, "-g", "custom"), ASK_S)
-    return [judge_sleep(sleep_minutes(done.out), around.settings.caffeinate)]
-
-
-def _battery(around: Surroundings) -> Sequence[Finding]:
-    done = around.run((PMSET, "-g", "batt"), ASK_S)
-    return [judge_battery(done.out) if done.ok else unknown(f"pmset: {done.err.strip()[:100]}")]
-
-
-def _filevault(around: Surroundings) -> Sequence[Finding]:
-    return [judge_filevault(around.run((FDESETUP, "status"), ASK_S))]
-
-
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
 def judge_orphans(
     table: Mapping[str, ProgramState] | None, alive: Mapping[str, RunNote], marked: Collection[int]
-) -> list[Finding]:
+) -> Finding:
     """Finding about engines without a supervisord.
 
     `table`: None if supervisord does not answer; `alive`: notes of running engines; `marked`: pids of all engines.
@@ -181,7 +156,7 @@ def judge_orphans(
         outlived = [f"{name} (pid {note.pid})" for name, note in sorted(alive.items())] + strangers
         text = f"left over from a supervisord that was killed: {', '.join(outlived)}"
         fix = "start the system again: what is still wanted serves on, the rest is ended"
-        return [warn(text, fix)] if outlived else [ok("nothing was left running")]
+        return warn(text, fix) if outlived else ok("nothing was left running")
     loose = [
         f"{name} (pid {note.pid})"
         for name, note in sorted(alive.items())
@@ -189,11 +164,11 @@ def judge_orphans(
     ]
     if loose or strangers:
         text = f"engines that supervisord does not know: {', '.join(loose + strangers)}; they hold memory and ports"
-        return [warn(text, "look again in a minute, it may just be starting; then end them by pid")]
-    return [ok(f"none; {len(alive)} engines, all of them supervisord's")]
+        return warn(text, "look again in a minute, it may just be starting; then end them by pid")
+    return ok(f"none; {len(alive)} engines, all of them supervisord's")
 
 
-def _orphans(around: Surroundings) -> Sequence[Finding]:
+def _orphans(around: Surroundings) -> Found:
     directory = around.directory
     marked = [pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
     alive = {

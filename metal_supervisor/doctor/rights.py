@@ -16,7 +16,7 @@ from metal_supervisor.cluster.accounts import read_token
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.manifests import api_path
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, unasked, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unasked, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import answers
 from metal_supervisor.settings.loader import conf_dir
@@ -169,10 +169,10 @@ def _account(around: Surroundings) -> tuple[str, str] | None:
     return (token.namespace, token.account) if token else None
 
 
-def _rights(around: Surroundings) -> Sequence[Finding]:
+def _rights(around: Surroundings) -> Found:
     kube, settings = around.link.kube, around.settings
     if kube is None:
-        return [unasked(around.link.problem)]
+        return unasked(around.link.problem)
     try:
         account = _account(around)
         node = settings.node_name or "<node>"
@@ -181,10 +181,10 @@ def _rights(around: Surroundings) -> Sequence[Finding]:
         found = [(each, _missing(kube, each.rights)) for each in needed]
     except KubeError as error:
         if error.code == 404 and settings.embedded:
-            return [ok("the embedded API lets everybody who knows its address do everything")]
-        return [unknown(str(error))]
+            return ok("the embedded API lets everybody who knows its address do everything")
+        return unknown(str(error))
     except BadKubeconfig as error:
-        return [unknown(str(error))]
+        return unknown(str(error))
     bind = bundles(rbac, settings.namespace or "default", account or ("default", f"metal-{node}"), node, False)[1].grant
     return judge(found, bind)
 

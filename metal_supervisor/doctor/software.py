@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from metal_supervisor import __version__
-from metal_supervisor.doctor.findings import Check, Finding, fail, ok, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import start_command
-from metal_supervisor.spec.processes import ProgramState, State
+from metal_supervisor.spec.processes import State
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
@@ -50,47 +50,42 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _python(_around: Surroundings) -> Sequence[Finding]:
+def _python(_around: Surroundings) -> Found:
     try:
         declared = metadata.requires("metal-supervisor") or []
     except metadata.PackageNotFoundError:
-        return [warn("metal-supervisor is not installed as a package", "install it: pip install .")]
+        return warn("metal-supervisor is not installed as a package", "install it: pip install .")
     wanted = {
         each.name: (str(each.specifier), version_of(each.name))
         for each in map(Requirement, declared)
         if each.marker is None or each.marker.evaluate({"extra": ""})
     }
-    return [judge_python(platform.python_version(), wanted)]
+    return judge_python(platform.python_version(), wanted)
 
 
 # ── settings and the state directory ─────────────────────────────────────────────────────────────
 
 
-def judge_settings(file: str, problem: str, gateway: str = "") -> Finding:
-    """Finding about the settings. `problem`: the loader's message, "" if they are valid; `file`: "" without one.
-
-    `gateway`: why it must not listen with them, though each is valid.
-    """
-    if problem:
-        return fail(problem, "correct it; a system that runs goes on with the last settings that were in order")
-    if gateway:
-        return fail(f"the gateway does not listen: {gateway}", "correct it, then metal-supervisor upgrade")
+def _settings(around: Surroundings) -> Found:
+    settings, file = around.settings, around.config_file
+    if around.config_problem:
+        text = "correct it; a system that runs goes on with the last settings that were in order"
+        return fail(around.config_problem, text)
+    if settings.gateway_on and settings.gateway_problem:  # though each of them is valid
+        text = f"the gateway does not listen: {settings.gateway_problem}"
+        return fail(text, "correct it, then metal-supervisor upgrade")
     return ok(f"{file} is in order" if file else "no file; defaults, environment and flags are in order")
 
 
-def _settings(around: Surroundings) -> Sequence[Finding]:
-    gateway = around.settings.gateway_problem if around.settings.gateway_on else ""
-    return [judge_settings(around.config_file, around.config_problem, gateway)]
-
-
-def judge_directory(path: Path, found: os.stat_result | None, uid: int) -> Finding:
-    """Finding about the state directory. `found`: its stat, None if it does not exist."""
-    if found is None:
+def _directory(around: Surroundings) -> Found:
+    path = around.settings.state_path
+    if not path.exists():
         return ok(f"{path} is made at the first start")
+    found = path.stat()
     if not stat.S_ISDIR(found.st_mode):
         return fail(f"{path} is no directory", "choose another with --state-dir")
-    if found.st_uid != uid:
-        who = f"it belongs to user id {found.st_uid}, and you are {uid}"
+    if found.st_uid != around.uid:
+        who = f"it belongs to user id {found.st_uid}, and you are {around.uid}"
         return fail(f"{path}: {who}", "run doctor, and everything else, as the user that the system runs as")
     if found.st_mode & 0o077:
         mode = oct(found.st_mode & 0o777)[2:]
@@ -99,23 +94,19 @@ def judge_directory(path: Path, found: os.stat_result | None, uid: int) -> Findi
     return ok(f"{path}, yours alone")
 
 
-def _directory(around: Surroundings) -> Sequence[Finding]:
-    path = around.settings.state_path
-    return [judge_directory(path, path.stat() if path.exists() else None, around.uid)]
-
-
 # ── supervisord ──────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding | None:
-    """Finding about supervisord's socket; None if there is none, which the check `supervisord` reports."""
-    if found is None:
-        return None
+def _socket(around: Surroundings) -> Found:
+    path = around.directory.socket
+    if not os.path.lexists(path):
+        return []  # reported by the check `supervisord`
+    found = os.lstat(path)
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISSOCK(found.st_mode):
         return fail(f"{path} is in the way: it is no socket", "remove it, and start the system again")
-    if found.st_uid != uid:
-        text = f"{path} belongs to user id {found.st_uid}, and you are {uid}"
+    if found.st_uid != around.uid:
+        text = f"{path} belongs to user id {found.st_uid}, and you are {around.uid}"
         return fail(text, "run doctor as the user that the system runs as")
     if mode not in SOCKET_MODES:
         text = f"{path} has mode {mode:o}: others could start and stop programs as you"
@@ -123,43 +114,26 @@ def judge_socket(path: str, found: os.stat_result | None, uid: int) -> Finding |
     return ok(f"mode {mode:o}, yours")
 
 
-def _socket(around: Surroundings) -> Sequence[Finding]:
-    path = Path(around.directory.socket)
-    found = judge_socket(str(path), path.lstat() if os.path.lexists(path) else None, around.uid)
-    return [found] if found else []
-
-
-def judge_supervisord(where: str, there: bool, version: str, problem: str, start: str) -> Finding:
-    """Finding about supervisord.
-
-    `there`: True if its socket exists; `version`: "" if it did not answer, for the reason in `problem`; `start`: the
-    command that starts the system.
-    """
-    if not there:
-        return warn(f"nothing runs: there is no socket {where}", f"start it with `{start}`, {FOR_GOOD}")
-    if not version:
-        text = f"{where} is there, but does not answer: {problem}"
-        return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
-    return ok(f"{version} answers at {where}")
-
-
-def _supervisord(around: Surroundings) -> Sequence[Finding]:
-    path, version, problem = around.directory.socket, "", ""
-    there = os.path.lexists(path)
-    if there:
-        supervisord = around.supervisord
+def _supervisord(around: Surroundings) -> Found:
+    path = around.directory.socket
+    if not os.path.lexists(path):
+        start = start_command(around.settings.state_path)
+        return warn(f"nothing runs: there is no socket {path}", f"start it with `{start}`, {FOR_GOOD}")
+    with contextlib.closing(around.supervisord) as supervisord:
         try:
-            version = str(supervisord.call("supervisor.getSupervisorVersion", timeout_s=ASK_S))
+            version = supervisord.call("supervisor.getSupervisorVersion", timeout_s=ASK_S)
         except (Unavailable, Refused) as error:
-            problem = str(error).partition(": ")[2] or str(error)
-        finally:
-            supervisord.close()
-    return [judge_supervisord(path, there, version, problem, start_command(around.settings.state_path))]
+            text = f"{path} is there, but does not answer: {str(error).partition(': ')[2] or error}"
+            return fail(text, "it was killed, or hangs; start the system again: what its engines do is taken over")
+    return ok(f"{version} answers at {path}")
 
 
-def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path, gateway: str = "") -> Finding:
-    """Finding about our own programs under supervisord. `logs`: their directory; `gateway`: its problem if it runs."""
-    needed = {"controller", "sidecar", *(["apiserver"] if embedded else [])}
+def _programs(around: Surroundings) -> Found:
+    """Our own programs under supervisord; one worker of the gateway may stand by."""
+    table, state = around.table(), around.settings.state_path
+    if table is None:
+        return []
+    needed = {"controller", "sidecar", *(["apiserver"] if around.settings.embedded else [])}
     good = State.RUNNING, State.STARTING
     serving = [each for each in gateway_note.WORKERS if each in table and table[each].state in good]
     standby = set(gateway_note.WORKERS if serving else gateway_note.WORKERS[1:]) - set(serving)
@@ -170,18 +144,10 @@ def judge_programs(table: Mapping[str, ProgramState], embedded: bool, logs: Path
         if name not in table or table[name].state not in good
     ]
     if wrong:
-        return fail("; ".join(wrong), f"see the logs in {logs}; `metal-supervisor upgrade` starts them anew")
-    if gateway:
+        return fail("; ".join(wrong), f"see the logs in {state / 'log'}; `metal-supervisor upgrade` starts them anew")
+    if gateway := processes.problem_told(gateway_note.read(state)):
         return fail(f"the gateway's problem: {gateway}", "correct it; the gateway tries again every few seconds")
     return ok(f"{', '.join(wanted)} run")
-
-
-def _programs(around: Surroundings) -> Sequence[Finding]:
-    table = around.table()
-    if table is None:
-        return []
-    gateway = processes.problem_told(gateway_note.read(around.settings.state_path))
-    return [judge_programs(table, around.settings.embedded, around.settings.state_path / "log", gateway)]
 
 
 CHECKS = (

@@ -12,10 +12,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TypeVar
 
 from metal_supervisor.cluster.exec_plugin import scrub
-from metal_supervisor.doctor.findings import Finding, unknown
+from metal_supervisor.doctor.findings import Finding, Found, unknown
 
 T = TypeVar("T")
-Question = Callable[[], Sequence[Finding]]
+Question = Callable[[], Found]
 
 
 def _asked(question: Callable[[], T]) -> Future[T]:
@@ -48,13 +48,11 @@ def each_of(questions: Sequence[Question], within_s: float) -> list[Sequence[Fin
     return [_found(each, within_s) for each in asked]
 
 
-def _found(asked: Future[Sequence[Finding]], within_s: float) -> Sequence[Finding]:
+def _found(asked: Future[Found], within_s: float) -> Sequence[Finding]:
     if not asked.done():
-        return (unknown(f"no answer within {within_s:g} s"),)
-    error = asked.exception()
-    return asked.result() if error is None else (_failed(error),)
-
-
-def _failed(error: BaseException) -> Finding:
-    text = getattr(error, "strerror", None) or str(error) or "no reason was given"
-    return unknown(scrub(f"{type(error).__name__}: {text}")[:300])
+        return [unknown(f"no answer within {within_s:g} s")]
+    if error := asked.exception():
+        text = getattr(error, "strerror", None) or str(error) or "no reason was given"
+        return [unknown(scrub(f"{type(error).__name__}: {text}")[:300])]
+    found = asked.result()
+    return [found] if isinstance(found, Finding) else found

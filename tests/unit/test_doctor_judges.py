@@ -9,26 +9,33 @@ import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from metal_supervisor.cluster.accounts import Token
 from metal_supervisor.cluster.answers import KubeError
-from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software, store
+from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.registry import CHECKS
+from metal_supervisor.doctor.surroundings import Link, Surroundings
+from metal_supervisor.host import local_status
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.host.launchctl import LoadedJob
 from metal_supervisor.host.machine import Interface
-from metal_supervisor.memory.budget import budget, metal_limit
+from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Standing
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.supervisord.client import Unavailable
 from tests.support.records import a_record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
@@ -49,6 +56,106 @@ def status(mode: int, uid: int = 501) -> os.stat_result:
 
 def row(name: str, state: State = State.RUNNING, pid: int = 7) -> ProgramState:
     return ProgramState(name, state, pid, NOW, 0.0)
+
+
+def asked(name: str, said: Done | dict[str, Done] | None = None, **facts: Any) -> Any:
+    """What a check comes to where only these facts are known; `said`: by programs, by how their command line ends."""
+
+    def run(argv: Sequence[str], _timeout_s: float) -> Done:
+        return said.get(argv[-1], Done(113, "", "not found")) if isinstance(said, dict) else said or Done(127, "", "")
+
+    settings = Settings(**{"state_dir": str(STATE), "gateway": "off", **facts.pop("settings", {})})
+    (check,) = (each for each in CHECKS if each.name == name)
+    return check.ask(cast(Surroundings, SimpleNamespace(settings=settings, uid=501, run=run, **facts)))
+
+
+def a_directory(mode: int, uid: int = 501) -> Any:
+    with mock.patch.multiple(Path, exists=lambda _: True, stat=lambda _: status(mode, uid)):
+        return asked("state")
+
+
+def a_socket(mode: int, uid: int = 501) -> Any:
+    with mock.patch("os.path.lexists", lambda _: True), mock.patch("os.lstat", lambda _: status(mode, uid)):
+        return asked("socket", directory=SimpleNamespace(socket="/s.sock"))
+
+
+def a_supervisord(problem: str = "") -> Any:
+    def call(_method: str, timeout_s: float) -> str:
+        if problem:
+            raise Unavailable(problem)
+        return "4.3.0"
+
+    client = SimpleNamespace(call=call, close=lambda: None)
+    with mock.patch("os.path.lexists", lambda _: True):
+        return asked("supervisord", directory=SimpleNamespace(socket="/s.sock"), supervisord=client)
+
+
+def programs(table: dict[str, ProgramState], embedded: bool = True) -> Any:
+    return asked("programs", table=lambda: table, settings={} if embedded else {"kubeconfig": "/kubeconfig"})
+
+
+def launchd_job(domain: str) -> Any:
+    keys = {"state": "running", "pid": "123", "runs": "1", "last exit code": "(never exited)",
+            "exit timeout": "120", "spawn type": "interactive (4)"}  # fmt: skip
+    printed = "".join(f"\t{key} = {value}\n" for key, value in keys.items())
+    return asked("launchd", {f"{domain}/dev.metal-supervisor": said(printed)})
+
+
+def other_agent(*domains: str) -> Any:
+    return asked("other agent", {f"{each}/com.llmkube.metal-agent": said("\tstate = running\n") for each in domains})
+
+
+def a_chip(name: str, macos: str, translated: bool = False) -> Any:
+    told = {"machdep.cpu.brand_string": name, "kern.osproductversion": macos, "sysctl.proc_translated": int(translated)}
+    return asked("chip", mac=SimpleNamespace(text=lambda key: told.get(key, ""), number=lambda key: told.get(key, 0)))
+
+
+def memory(sample: MemorySample, found: Budget, wired: int | None) -> Any:
+    mac = None if wired is None else SimpleNamespace(wired_limit_mib=lambda: wired)
+    return asked("memory", sample=lambda: sample, own_budget=lambda _: found, mac=mac)
+
+
+def room(free_bytes: int, report: dict[str, Any]) -> Any:
+    return asked("disk", free_bytes=lambda _: free_bytes, report=lambda: report)
+
+
+def store_of(number: int = 0, path: str = "") -> Any:
+    def listed(_: Path) -> list[str]:
+        if number:
+            raise OSError(number, os.strerror(number))
+        return []
+
+    return asked("store", list_directory=listed, settings={"model_store": path})
+
+
+def version(done: Done) -> Any:
+    return engines._version(cast(Surroundings, SimpleNamespace(run=lambda *_: done)), LLAMA)
+
+
+def embedded_api(table: dict[str, ProgramState] | None) -> Any:
+    return asked("api", table=lambda: table, directory=StateDir(STATE), link=Link())
+
+
+def clock(offset_s: float) -> Any:
+    link = SimpleNamespace(kube=SimpleNamespace(clock_offset_s=offset_s))
+    return asked("clock", link=link, settings={"kubeconfig": "/kubeconfig"})
+
+
+def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bool = False) -> Any:
+    facts = {"advertised": lambda *_: choice, "interfaces": lambda: interfaces}
+    if embedded:
+        return asked("address", **facts)
+    chosen = SimpleNamespace(server="https://a")
+    return asked("address", **facts, chosen=lambda: chosen, settings={"kubeconfig": "/kubeconfig"})
+
+
+def another_system() -> Any:
+    held = {"the sidecar": (9090, "python (pid 3)")}
+    with (
+        mock.patch.object(cluster, "_held_ports", lambda _: (1, dict(held))),
+        mock.patch.object(local_status, "other_system_on", lambda *_: "/Users/u/an other"),
+    ):
+        return asked("ports")[0]
 
 
 OURS = {name: row(name) for name in ("controller", "sidecar", "apiserver")}
@@ -114,95 +221,95 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("python", "ok", software.judge_python("3.11.7", {"a": (">=1.2,<2", "1.10.0")}), ("3.11.7",)),
     ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "")}), ("a is missing", "reinstall")),
     ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
-    ("settings", "ok", software.judge_settings("/m.toml", ""), ("/m.toml",)),
-    ("settings", "fail", software.judge_settings("/m.toml", "unknown 'prot'; did you mean 'port'?"), ("'port'",)),
-    ("settings", "fail", software.judge_settings("/m.toml", "", "there are no keys"), ("gateway", "no keys")),
-    ("state", "ok", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700), 501), ()),
-    ("state", "ok", software.judge_directory(STATE, None, 501), ("first start",)),
-    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFDIR | 0o750), 501), ("mode 750", "chmod 700")),
-    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFDIR | 0o700, 0), 501),
+    ("settings", "ok", asked("settings", config_file="/m.toml", config_problem=""), ("/m.toml",)),
+    ("settings", "fail", asked("settings", config_file="/m.toml", config_problem="unknown 'prot'; use 'port'"),
+     ("'port'",)),
+    ("settings", "fail", asked("settings", config_file="/m.toml", config_problem="",
+     settings={"gateway": "0.0.0.0:9100"}), ("the gateway does not listen", "keys")),
+    ("state", "ok", a_directory(stat.S_IFDIR | 0o700), ()),
+    ("state", "ok", asked("state"), ("first start",)),
+    ("state", "fail", a_directory(stat.S_IFDIR | 0o750), ("mode 750", "chmod 700")),
+    ("state", "fail", a_directory(stat.S_IFDIR | 0o700, 0),
      ("user id 0", "as the user")),
-    ("state", "fail", software.judge_directory(STATE, status(stat.S_IFREG | 0o600), 501), ("--state-dir",)),
-    ("socket", "ok", software.judge_socket("/s/supervisor.sock", status(stat.S_IFSOCK | 0o700), 501), ("mode 700",)),
-    ("socket", "ok", software.judge_socket("/s/supervisor.sock", status(stat.S_IFSOCK | 0o600), 501), ("mode 600",)),
-    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o777), 501), ("mode 777", "chmod 700")),
-    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFSOCK | 0o700, 0), 501), ("user id 0",)),
-    ("socket", "fail", software.judge_socket("/s.sock", status(stat.S_IFREG | 0o600), 501), ("no socket", "remove")),
-    ("supervisord", "ok", software.judge_supervisord("/s.sock", True, "4.3.0", "", ""), ("4.3.0 answers at /s.sock",)),
-    ("supervisord", "warn", software.judge_supervisord("/s.sock", False, "", "", "run it"),
-     ("nothing runs", "`run it`")),
-    ("supervisord", "fail", software.judge_supervisord("/s.sock", True, "", "refused", ""),
+    ("state", "fail", a_directory(stat.S_IFREG | 0o600), ("--state-dir",)),
+    ("socket", "ok", a_socket(stat.S_IFSOCK | 0o700), ("mode 700",)),
+    ("socket", "ok", a_socket(stat.S_IFSOCK | 0o600), ("mode 600",)),
+    ("socket", "fail", a_socket(stat.S_IFSOCK | 0o777), ("mode 777", "chmod 700")),
+    ("socket", "fail", a_socket(stat.S_IFSOCK | 0o700, 0), ("user id 0",)),
+    ("socket", "fail", a_socket(stat.S_IFREG | 0o600), ("no socket", "remove")),
+    ("supervisord", "ok", a_supervisord(), ("4.3.0 answers at /s.sock",)),
+    ("supervisord", "warn", asked("supervisord", directory=SimpleNamespace(socket="/none/s.sock")),
+     ("nothing runs", "start it with `metal-supervisor run")),
+    ("supervisord", "fail", a_supervisord("supervisord does not answer: refused"),
      ("does not answer: refused",)),
-    ("programs", "ok", software.judge_programs(OURS, True, STATE), ("apiserver, controller, sidecar",)),
-    ("programs", "fail", software.judge_programs({"sidecar": row("sidecar")}, False, STATE),
+    ("programs", "ok", programs(OURS), ("apiserver, controller, sidecar",)),
+    ("programs", "fail", programs({"sidecar": row("sidecar")}, False),
      ("controller is missing",)),
-    ("programs", "fail", software.judge_programs({**OURS, "sidecar": row("sidecar", State.FATAL)}, True, STATE),
+    ("programs", "fail", programs({**OURS, "sidecar": row("sidecar", State.FATAL)}),
      ("sidecar FATAL", "logs")),
-    ("programs", "fail", software.judge_programs(OURS, True, STATE, "its certificate has expired"),
-     ("gateway", "its certificate has expired")),
-    ("launchd", "ok", launchd.judge_jobs([("system", JOB), ("gui/501", None)], 30), ("system/dev.metal-supervisor",)),
-    ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", None)], 30),
+    ("launchd", "ok", launchd_job("system"), ("system/dev.metal-supervisor",)),
+    ("launchd", "warn", asked("launchd", {}),
      ("no launchd job", "LaunchDaemon")),
-    ("launchd", "warn", launchd.judge_jobs([("system", None), ("gui/501", JOB)], 30), ("agent of a login session",)),
+    ("launchd", "warn", launchd_job("gui/501"), ("agent of a login session",)),
     ("launchd", "warn", launchd.judge_job("system", replace(JOB, exit_timeout_s=5), 30), ("killed 5 s", "ExitTimeOut")),
     ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="x", last_exit="78: EX_CONFIG"), 9),
      ("78: EX_CONFIG", "directory of its log")),
     ("launchd", "fail", launchd.judge_job("system", replace(JOB, state="spawn scheduled", last_exit="1"), 30),
      ("spawn scheduled", "last exit 1")),
     ("launchd", "fail", launchd.judge_job("system", replace(JOB, spawn_type="daemon (3)"), 30), ("Interactive",)),
-    ("other agent", "ok", launchd.judge_incumbent([]), ()),
-    ("other agent", "fail", launchd.judge_incumbent(["gui/501"]), ("com.llmkube.metal-agent", "bootout gui/501/")),
-    ("other agent", "fail", launchd.judge_incumbent(["system", "gui/501"]),
+    ("other agent", "ok", other_agent(), ()),
+    ("other agent", "fail", other_agent("gui/501"), ("com.llmkube.metal-agent", "bootout gui/501/")),
+    ("other agent", "fail", other_agent("system", "gui/501"),
      ("system/com.llmkube.metal-agent, gui/501/com.llmkube.metal-agent", "bootout system/", "with sudo")),
-    ("chip", "ok", machine.judge_chip("Apple M4 Max", "26.1", False), ("Apple M4 Max, macOS 26.1",)),
-    ("chip", "fail", machine.judge_chip("Apple M4 Max", "26.1", True), ("Rosetta", "/opt/homebrew")),
-    ("chip", "fail", machine.judge_chip("Intel(R) Core(TM) i9", "15.2", False), ("without an Apple chip",)),
-    ("chip", "warn", machine.judge_chip("Apple M1", "12.7", False), ("older",)),
-    ("metal", "ok", machine.judge_metal(said(DEVICES)), ("MTL0: Apple M4 Max", "107.5 GiB")),
-    ("metal", "fail", machine.judge_metal(said("Available devices:\n")), ("no Metal device",)),
-    ("metal", "warn", machine.judge_metal(said(code=TIMED_OUT, err="did not end")), ("did not end",)),
-    ("metal", "ok", machine.judge_metal_of_daemon({"metal": "there"}), ("it is there, too",)),
-    ("metal", "fail", machine.judge_metal_of_daemon({"metal": "absent"}), ("MetalUnavailable", "--agent")),
-    ("metal", "warn", machine.judge_metal_of_daemon({"metal": ""}), ("has not told yet",)),
-    ("metal", "warn", machine.judge_metal_of_daemon({}), ("does not run",)),
-    ("memory", "ok", machine.judge_memory(SAMPLE, BUDGET, 0), ("128.0 GiB, 90.0 GiB", "not set", "107.0 GiB (Metal")),
-    ("memory", "warn", machine.judge_memory(replace(SAMPLE, problems=("level is 9",)), BUDGET, 0), ("level is 9",)),
-    ("memory", "warn", machine.judge_memory(SAMPLE, replace(BUDGET, bytes=127 * GIB), None), ("--memory-fraction",)),
-    ("memory", "fail", machine.judge_memory(replace(SAMPLE, total_bytes=0), BUDGET, 0), ("cannot be read",)),
-    ("sleep", "ok", machine.judge_sleep(machine.sleep_minutes("AC Power:\n sleep 0\n"), ""), ("never",)),
-    ("sleep", "warn", machine.judge_sleep(machine.sleep_minutes(CUSTOM.format(10)), "/usr/bin/caffeinate"),
+    ("chip", "ok", a_chip("Apple M4 Max", "26.1"), ("Apple M4 Max, macOS 26.1",)),
+    ("chip", "fail", a_chip("Apple M4 Max", "26.1", True), ("Rosetta", "/opt/homebrew")),
+    ("chip", "fail", a_chip("Intel(R) Core(TM) i9", "15.2"), ("without an Apple chip",)),
+    ("chip", "warn", a_chip("Apple M1", "12.7"), ("older",)),
+    ("metal", "ok", machine._metal_here(said(DEVICES)), ("MTL0: Apple M4 Max", "107.5 GiB")),
+    ("metal", "fail", machine._metal_here(said("Available devices:\n")), ("no Metal device",)),
+    ("metal", "warn", machine._metal_here(said(code=TIMED_OUT, err="did not end")), ("did not end",)),
+    ("metal", "ok", machine._metal_of_daemon({"metal": "there"}), ("it is there, too",)),
+    ("metal", "fail", machine._metal_of_daemon({"metal": "absent"}), ("MetalUnavailable", "--agent")),
+    ("metal", "warn", machine._metal_of_daemon({"metal": ""}), ("has not told yet",)),
+    ("metal", "warn", machine._metal_of_daemon({}), ("does not run",)),
+    ("memory", "ok", memory(SAMPLE, BUDGET, 0), ("128.0 GiB, 90.0 GiB", "not set", "107.0 GiB (Metal")),
+    ("memory", "warn", memory(replace(SAMPLE, problems=("level is 9",)), BUDGET, 0), ("level is 9",)),
+    ("memory", "warn", memory(SAMPLE, replace(BUDGET, bytes=127 * GIB), None), ("--memory-fraction",)),
+    ("memory", "fail", memory(replace(SAMPLE, total_bytes=0), BUDGET, 0), ("cannot be read",)),
+    ("sleep", "ok", asked("sleep", said("AC Power:\n sleep 0\n")), ("never",)),
+    ("sleep", "warn", asked("sleep", said(CUSTOM.format(10)), settings={"caffeinate": "/usr/bin/caffeinate"}),
      ("1 min on Battery Power, 10 min on AC Power", "caffeinate keeps", "pmset -a sleep 0")),
-    ("sleep", "warn", machine.judge_sleep({}, ""), ("could not be asked",)),
-    ("battery", "ok", machine.judge_battery("Now drawing from 'AC Power'\n"), ("no lid",)),
-    ("battery", "warn", machine.judge_battery("Now drawing from 'AC Power'\n -InternalBattery-0\t80%; charged\n"),
+    ("sleep", "warn", asked("sleep", said()), ("could not be asked",)),
+    ("battery", "ok", asked("battery", said("Now drawing from 'AC Power'\n")), ("no lid",)),
+    ("battery", "warn", asked("battery", said("Now drawing from 'AC Power'\n -InternalBattery-0\t80%; charged\n")),
      ("lid",)),
-    ("battery", "warn", machine.judge_battery("Now drawing from 'Battery Power'\n -InternalBattery-0\t80%\n"),
+    ("battery", "warn", asked("battery", said("Now drawing from 'Battery Power'\n -InternalBattery-0\t80%\n")),
      ("on its battery", "power")),
-    ("filevault", "ok", machine.judge_filevault(said("FileVault is Off.\n")), ("off",)),
-    ("filevault", "warn", machine.judge_filevault(said("FileVault is On.\n")), ("is unlocked", "authrestart")),
-    ("filevault", "warn", machine.judge_filevault(said("Encryption in progress")), ("Encryption in progress",)),
+    ("filevault", "ok", asked("filevault", said("FileVault is Off.\n")), ("off",)),
+    ("filevault", "warn", asked("filevault", said("FileVault is On.\n")), ("is unlocked", "authrestart")),
+    ("filevault", "warn", asked("filevault", said("Encryption in progress")), ("Encryption in progress",)),
     ("orphans", "ok", machine.judge_orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
     ("orphans", "ok", machine.judge_orphans(None, {}, []), ("nothing",)),
     ("orphans", "ok", machine.judge_orphans(
         {"default.tiny": row("default.tiny", pid=90)}, {"default.tiny": replace(NOTE, launcher_pid=90)}, [40]), ()),
     ("orphans", "warn", machine.judge_orphans(None, {"default.tiny": NOTE}, [40, 41]), ("(pid 40)", "pid 41", "start")),
     ("orphans", "warn", machine.judge_orphans({}, {"default.tiny": NOTE}, [40]), ("does not know", "(pid 40)")),
-    ("store", "ok", store.judge_readable(STATE, None, "/py", False), ("can be read",)),
-    ("store", "ok", store.judge_readable(STATE, FileNotFoundError(errno.ENOENT, "no"), "/py", False),
+    ("store", "ok", store_of(), ("can be read",)),
+    ("store", "ok", store_of(errno.ENOENT),
      ("first download",)),
-    ("store", "warn", store.judge_readable(Path("/tmp/m"), None, "/py", True), ("temporary", "--model-store")),
-    ("store", "fail", store.judge_readable(STATE, PermissionError(errno.EPERM, "x"), "/py", False),
+    ("store", "warn", store_of(path="/tmp/m"), ("temporary", "--model-store")),
+    ("store", "fail", store_of(errno.EPERM),
      ("Full Disk Access",)),
-    ("store", "fail", store.judge_readable(STATE, PermissionError(errno.EACCES, "Permission denied"), "/py", False),
+    ("store", "fail", store_of(errno.EACCES),
      ("Permission denied", "give it")),
-    ("disk", "ok", store.judge_room(80 * GIB, INCOMING), ("llm/big, needs 50.0 GiB",)),
-    ("disk", "ok", store.judge_room(80 * GIB, {}), ("80.0 GiB free",)),
-    ("disk", "warn", store.judge_room(GIB, {}), ("no model can be fetched", "models gc")),
-    ("disk", "fail", store.judge_room(51 * GIB, INCOMING), ("still needs 50.0 GiB", "models gc")),
-    ("engines", "ok", engines.judge_version(LLAMA, said(err="version: 7200 (abc)\nbuilt with clang")), ("7200",)),
-    ("engines", "fail", engines.judge_version(LLAMA, said(code=-9)), ("signal 9", "brew install llama.cpp")),
-    ("engines", "fail", engines.judge_version(LLAMA, said(code=1, err="dyld: Library not loaded")), ("dyld",)),
-    ("engines", "warn", engines.judge_version(LLAMA, said(code=TIMED_OUT)), ("4 s",)),
+    ("disk", "ok", room(80 * GIB, INCOMING), ("llm/big, needs 50.0 GiB",)),
+    ("disk", "ok", room(80 * GIB, {}), ("80.0 GiB free",)),
+    ("disk", "warn", room(GIB, {}), ("no model can be fetched", "models gc")),
+    ("disk", "fail", room(51 * GIB, INCOMING), ("still needs 50.0 GiB", "models gc")),
+    ("engines", "ok", version(said(err="version: 7200 (abc)\nbuilt with clang")), ("7200",)),
+    ("engines", "fail", version(said(code=-9)), ("signal 9", "brew install llama.cpp")),
+    ("engines", "fail", version(said(code=1, err="dyld: Library not loaded")), ("dyld",)),
+    ("engines", "warn", version(said(code=TIMED_OUT)), ("4 s",)),
     ("engines", "ok", engines.judge_missing({"omlx": "no"}, ["llama-server"], {}), ()),
     ("engines", "fail", engines.judge_missing({"omlx": "not found"}, ["llama-server"], {"omlx": "--runtimes"}),
      ("omlx is wanted by --runtimes", "brew install jundot")),
@@ -272,11 +379,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("who we are", "renew")),
     ("api", "warn", login.judge_answer("https://a", KubeError(403, "Forbidden", "no")), ("refuses", "rights")),
     ("api", "fail", login.judge_answer("https://a", KubeError(404, "", "answered 404")), ("is it a Kubernetes API",)),
-    ("api", "fail", login.judge_silence("https://a"), ("says nothing", "tunnel")),
-    ("api", "warn", login.judge_embedded(None, STATE / "log" / "a.log", "run it"), ("does not run", "`run it`")),
-    ("api", "fail", login.judge_embedded({"apiserver": row("apiserver", State.BACKOFF)}, STATE / "apiserver.log", ""),
+    ("api", "warn", embedded_api(None), ("does not run", "start it with `")),
+    ("api", "fail", embedded_api({"apiserver": row("apiserver", State.BACKOFF)}),
      ("apiserver as BACKOFF", "apiserver.log")),
-    ("api", "fail", login.judge_embedded({}, STATE / "apiserver.log", ""), ("apiserver as missing",)),
+    ("api", "fail", embedded_api({}), ("apiserver as missing",)),
     ("rights", "ok", rights.judge([(each, []) for each in NEEDED], "bind"), ("29 rights",)),
     ("rights", "fail", rights.judge([without(MAIN, "patch endpointslices.discovery.k8s.io", "get services")], "bind"),
      ("patch endpointslices.discovery.k8s.io", "get services", "namespace llm", "namespace.yaml")),
@@ -288,9 +394,9 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("kinds", "fail", cluster.judge_kinds([], []), ("not installed", "--server-side -f")),
     ("kinds", "fail", cluster.judge_kinds(["v1"], ["models"]), ("in v1, and we speak v1alpha1",)),
     ("kinds", "fail", cluster.judge_kinds(["v1alpha1"], ["models"]), ("lacks inferenceservices",)),
-    ("clock", "ok", cluster.judge_clock(-9.0), ("agree",)),
-    ("clock", "warn", cluster.judge_clock(12.0), ("12 s behind",)),
-    ("clock", "fail", cluster.judge_clock(-3600.0), ("3600 s ahead", "Date & Time")),
+    ("clock", "ok", clock(-9.0), ("agree",)),
+    ("clock", "warn", clock(12.0), ("12 s behind",)),
+    ("clock", "fail", clock(-3600.0), ("3600 s ahead", "Date & Time")),
     ("watch", "ok", cluster.judge_watch([LEASE, PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
     ("watch", "ok", cluster.judge_watch([PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
     ("watch", "warn", cluster.judge_watch([LEASE, PEER], NOW + 3600, "llm", "mac-a"), ("no other Mac", "reaper.yaml")),
@@ -300,22 +406,22 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("the fence", "no reaper", "reaper.yaml")),
     ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", "mac-a", True), ("the reaper runs",)),
     ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm", "mac-a"), ("no reaper",)),
-    ("address", "ok", cluster.judge_address(AddressChoice("192.168.1.20", "the route to api"),
+    ("address", "ok", address(AddressChoice("192.168.1.20", "the route to api"),
      [Interface("lo0", "127.0.0.1", True), EN0, Interface("en7", "10.0.0.9", False),
       Interface("utun4", "100.64.0.3", True),
-      Interface("en0", "fe80::1", True), Interface("bridge100", "192.168.64.1", True)], False),
+      Interface("en0", "fe80::1", True), Interface("bridge100", "192.168.64.1", True)]),
      ("192.168.1.20, by the route to api", "lo0: loopback", "en7: down", "fe80::1 (en0: link-local)",
       "bridge100: of virtual machines", "utun4: not on the way")),
-    ("address", "ok", cluster.judge_address(AddressChoice("127.0.0.1", "the embedded API"), [EN0], True),
+    ("address", "ok", address(AddressChoice("127.0.0.1", "the embedded API"), [EN0], True),
      ("by the embedded API",)),
-    ("address", "warn", cluster.judge_address(AddressChoice("10.1.1.1", "--host-ip", note="no address now"), [], False),
+    ("address", "warn", address(AddressChoice("10.1.1.1", "--host-ip", note="no address now"), []),
      ("no address now",)),
-    ("address", "fail", cluster.judge_address(AddressChoice("", "r", "NoRoutableAddress: no route"), [EN0], False),
+    ("address", "fail", address(AddressChoice("", "r", "NoRoutableAddress: no route"), [EN0]),
      ("--host-ip",)),
     ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
     ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
      ("9090 of the sidecar is held by nginx", "--port")),
-    ("ports", "warn", cluster.judge_other_system(9090, "/Users/u/an other"), ("--state-dir '/Users/u/an other'",)),
+    ("ports", "warn", another_system(), ("9090 of the sidecar", "--state-dir '/Users/u/an other'")),
 ]  # fmt: skip
 NAMES = [f"{check}-{wanted}" for check, wanted, _, _ in CASES]
 WITH_A_CLUSTER = {"kubeconfig"}
