@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from metal_supervisor.cluster.report import confinement
-from metal_supervisor.doctor.findings import Check, Finding, Found, all_or, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, all_well, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
 from metal_supervisor.host import chip, launchd, processes
@@ -26,8 +26,7 @@ from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import flag_of
 from metal_supervisor.spec.hosts import is_loopback
-from metal_supervisor.spec.processes import LIVE, Observed
-from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.state import gateway_note
 
 XATTR, FILE = "/usr/bin/xattr", "/usr/bin/file"
@@ -73,27 +72,19 @@ def found(around: Surroundings) -> tuple[list[FoundEngine], dict[str, str]]:
 # ── whether they are there, and work ─────────────────────────────────────────────────────────────
 
 
-def version_in(said: str) -> str:
-    """The version in a program's output, "" if there is none."""
-    told = _VERSION.search(said)
-    return told[1] if told else ""
-
-
 def _version(around: Surroundings, engine: FoundEngine) -> Finding:
     done = around.run((str(engine.path), "--version"), ASK_S)
     name, path = f"{engine.runtime} ({engine.executable.name})", engine.path
     if done.ok:
-        return ok(f"{name} {version_in(done.out + done.err) or 'without a version'} at {path}")
+        told = _VERSION.search(done.out + done.err)
+        return ok(f"{name} {told[1] if told else 'without a version'} at {path}")
     if done.code == TIMED_OUT:
         text = f"{name} at {path} did not tell its version within {ASK_S:g} s"
         return warn(text, "the first start after an installation takes long; ask again")
     how = f"ended by signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
-    return fail(f"{name} at {path} does not work: {how} {done.last_line[:160]}".rstrip(), _again(engine))
-
-
-def _again(engine: FoundEngine) -> str:
-    install = engine.executable.install
-    return f"{install.replace('install it', 'reinstall it')}, or name another with {engine.flag}"
+    again = engine.executable.install.replace("install it", "reinstall it")
+    text = f"{name} at {path} does not work: {how} {done.last_line[:160]}".rstrip()
+    return fail(text, f"{again}, or name another with {engine.flag}")
 
 
 def judge_missing(missing: Mapping[str, str], here: Sequence[str], demanded: Mapping[str, str]) -> list[Finding]:
@@ -122,49 +113,34 @@ def _engines(around: Surroundings) -> Found:
 # ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────
 
 
-def judge_processor(engine: FoundEngine, described: Done, arm: bool) -> Finding | None:
-    """Finding about an engine that would run under Rosetta, a tenth as fast, else None.
-
-    `described`: of `file -b`, which names the processors of a Mach-O file; `arm`: True if this Mac has an Apple chip.
-    """
-    if "Mach-O" not in described.out or not arm or "arm64" in described.out:
-        return None
-    text = f"{engine.real} is built for Intel: it would run translated by Rosetta, many times slower"
-    return fail(text, f"install Homebrew for Apple chips (in /opt/homebrew), then {engine.executable.install}")
-
-
-def judge_quarantine(path: Path, done: Done) -> Finding | None:
-    """Finding about a quarantined file, else None. `done`: of `xattr -p com.apple.quarantine`: fails without it."""
-    if not done.ok:
-        return None
-    text = f"{path} is quarantined: it came by a browser, and launchd's programs cannot start it"
-    return fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}")
-
-
 def _binaries(around: Surroundings) -> Found:
+    """An engine for Intel would run under Rosetta, a tenth as fast; launchd starts none that is quarantined."""
     here, _ = found(around)
     arm = chip.quick(around.mac).name.startswith("Apple")
-    bad: list[Finding | None] = []
+    bad = []
     for each in here:
-        bad.append(judge_processor(each, around.run((FILE, "-b", str(each.real)), ASK_S / 8), arm))
+        processors = around.run((FILE, "-b", str(each.real)), ASK_S / 8).out  # of a Mach-O file, it names them all
+        if arm and "Mach-O" in processors and "arm64" not in processors:
+            text = f"{each.real} is built for Intel: it would run translated by Rosetta, many times slower"
+            fix = f"install Homebrew for Apple chips (in /opt/homebrew), then {each.executable.install}"
+            bad.append(fail(text, fix))
         for path in dict.fromkeys((each.path, each.real)):
-            bad.append(judge_quarantine(path, around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8)))
-    return all_or(bad, len(here), f"{len(here)} built for this chip, none quarantined")
-
-
-def judge_path(engine: FoundEngine, configured: str) -> Finding | None:
-    """Finding about an engine that only this shell's PATH leads to, else None: the job's PATH is shorter."""
-    path = launchd.path_of(str(Path.home()))
-    if configured or str(engine.path.parent) in path.split(":"):
-        return None
-    text = f"{engine.runtime} is found at {engine.path} by this shell's PATH, which launchd's programs do not have"
-    return warn(text, f"set {engine.flag} to it (or {engine.executable.setting} in the settings file)")
+            if around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8).ok:  # it fails without that attribute
+                text = f"{path} is quarantined: it came by a browser, and launchd's programs cannot start it"
+                bad.append(fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}"))
+    return bad or all_well(here, f"{len(here)} built for this chip, none quarantined")
 
 
 def _path(around: Surroundings) -> Found:
+    """Engines that only this shell's PATH leads to: the job's is shorter."""
     here, _ = found(around)
-    bad = [judge_path(each, str(getattr(around.settings, each.executable.setting))) for each in here]
-    return all_or(bad, len(here), "launchd's PATH leads to the same engines")
+    places = launchd.path_of(str(Path.home())).split(":")
+    bad = []
+    for each in here:
+        if not getattr(around.settings, each.executable.setting) and str(each.path.parent) not in places:
+            text = f"{each.runtime} is found at {each.path} by this shell's PATH, which launchd's programs do not have"
+            bad.append(warn(text, f"set {each.flag} to it (or {each.executable.setting} in the settings file)"))
+    return bad or all_well(here, "launchd's PATH leads to the same engines")
 
 
 # ── the application firewall ─────────────────────────────────────────────────────────────────────
@@ -232,21 +208,8 @@ def _firewall(around: Surroundings) -> Found:
 # ── what runs ────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_build(program: str, binary: Path, changed_at: float | None, started_at: float) -> Finding | None:
-    """Finding about an engine whose build on disk has changed, else None.
-
-    `changed_at`: Unix time at which the file, or the link to it, was created; None if it is gone.
-    """
-    if changed_at is None:
-        text = f"{program} runs {binary}, which is there no more: it could not be started again"
-        return fail(text, f"install the engine again, then: supervisorctl restart {program}")
-    if changed_at < started_at + WHOLE_SECOND_S:
-        return None
-    text = f"{program} runs a build of {binary.name} from before its upgrade"
-    return warn(text, f"when an interruption is welcome: supervisorctl restart {program}")
-
-
 def _changed_at(path: Path) -> float | None:
+    """Unix time at which a file, or the link to it, was created; None if it is gone."""
     try:
         return max(path.lstat().st_ctime, path.stat().st_ctime)
     except OSError:
@@ -254,9 +217,9 @@ def _changed_at(path: Path) -> float | None:
 
 
 def _builds(around: Surroundings) -> Found:
-    table = around.table() or {}
-    state, bad = around.directory, []
-    for program, row in sorted(table.items()):
+    """Engines whose build on disk has changed since they were started."""
+    state, bad, running = around.directory, [], []
+    for program, row in sorted((around.table() or {}).items()):
         note = state.run_note(program)
         if note is None or row.state not in LIVE:
             continue
@@ -264,60 +227,54 @@ def _builds(around: Surroundings) -> Found:
         if not isinstance(argv, list) or not argv:
             continue
         binary = Path(str(argv[0]))
+        running.append(program)
         # A stand-in's start is not its engine's.
         started_at = processes.started_at(note.pid) or row.start
-        bad.append(judge_build(program, binary, _changed_at(binary), started_at))
-    return all_or(bad, len(bad), f"{len(bad)} running, each of the build on disk")
-
-
-def judge_confinement(record: Record, observed: Observed) -> Finding | None:
-    """Finding about an engine that is up and not confined, else None."""
-    confined, _, text = confinement(record, observed)
-    if confined:
-        return None
-    restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
-    text = f"{record.namespace}/{record.name} is not confined: {text}"
-    return warn(text, "see docs/security.md" if record.unconfined else restart)
+        changed_at = _changed_at(binary)
+        if changed_at is None:
+            text = f"{program} runs {binary}, which is there no more: it could not be started again"
+            bad.append(fail(text, f"install the engine again, then: supervisorctl restart {program}"))
+        elif changed_at >= started_at + WHOLE_SECOND_S:
+            text = f"{program} runs a build of {binary.name} from before its upgrade"
+            bad.append(warn(text, f"when an interruption is welcome: supervisorctl restart {program}"))
+    return bad or all_well(running, f"{len(running)} running, each of the build on disk")
 
 
 def _confinement(around: Surroundings) -> Found:
+    """Engines that are up and not confined."""
     seen = around.directory.observations()
     records = [each for each in around.records().values() if not each.is_daemon]
     up = [each for each in records if each.program in seen and seen[each.program].pid]
-    bad = [judge_confinement(record, seen[record.program]) for record in up]
-    return all_or(bad, len(up), f"{len(up)} confined by the operating system")
-
-
-def judge_ollama(url: str, version: str, problem: str) -> Finding:
-    """Finding about the user's own Ollama.
-
-    `problem`: "" if an Ollama answers, "away" if nothing listens, else a description of what listens instead.
-    """
-    if problem == "away":
-        return ok(f"nothing listens at {url}; an Ollama is started when a service needs one")
-    if problem:
-        text = f"what listens at {url} is no Ollama: {problem}"
-        return fail(text, "end it or move it to another port, or set --ollama-url (off: nowhere)")
-    return ok(f"Ollama {version} of yours answers at {url}, and is used")
+    bad = []
+    for record in up:
+        confined, _, why = confinement(record, seen[record.program])
+        if not confined:
+            restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
+            text = f"{record.namespace}/{record.name} is not confined: {why}"
+            bad.append(warn(text, "see docs/security.md" if record.unconfined else restart))
+    return bad or all_well(up, f"{len(up)} confined by the operating system")
 
 
 def _ollama(around: Surroundings) -> Found:
+    """The user's own Ollama."""
     url = around.settings.ollama_url
     if url == "off" or "ollama" not in offered(around.settings):
         return []
     parts = urllib.parse.urlsplit(url)
     host_name, number = "::1" if parts.hostname == "::1" else "127.0.0.1", parts.port or 80
-    version, problem = "", ""
+    instead = ""
     try:
-        said = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S)
-        version = str(said.get("version") or "")
-        problem = "" if version else f"it is {processes.port_holder(number)}"
+        version = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S).get("version")
+        if version:
+            return ok(f"Ollama {version!s:.40} of yours answers at {url}, and is used")
     except Away:
-        held = not processes.port_free(number, host_name)
-        problem = f"it is {processes.port_holder(number)}, and speaks no HTTP" if held else "away"
+        if processes.port_free(number, host_name):
+            return ok(f"nothing listens at {url}; an Ollama is started when a service needs one")
+        instead = ", and speaks no HTTP"
     except DaemonRefused as error:
-        problem = f"it is {processes.port_holder(number)}, and answered {error.status}"
-    return judge_ollama(url, version[:40], problem)
+        instead = f", and answered {error.status}"
+    text = f"what listens at {url} is no Ollama: it is {processes.port_holder(number)}{instead}"
+    return fail(text, "end it or move it to another port, or set --ollama-url (off: nowhere)")
 
 
 CHECKS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -69,10 +69,9 @@ def unasked(problem: str) -> Finding:
     return warn(f"could not be asked: {problem}", "see api")
 
 
-def all_or(bad: Iterable[Finding | None], count: int, well: str) -> list[Finding]:
-    """The findings that are not None; without any, one that all is well, or none if nothing was judged (`count`)."""
-    found = [each for each in bad if each is not None]
-    return found or ([ok(well)] if count else [])
+def all_well(judged: Sequence[object], text: str) -> list[Finding]:
+    """A finding that all of these are well, none if there are none of them."""
+    return [ok(text)] if judged else []
 
 
 def summary(findings: Sequence[Finding]) -> str:

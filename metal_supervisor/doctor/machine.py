@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from metal_supervisor import launch
@@ -13,7 +12,6 @@ from metal_supervisor.host import chip, machine, processes
 from metal_supervisor.host.commands import Done
 from metal_supervisor.memory.machine_memory import device_mib
 from metal_supervisor.runtimes import RUNTIMES, builds
-from metal_supervisor.spec.processes import ProgramState, RunNote
 from metal_supervisor.spec.sizes import MIB, amount
 from metal_supervisor.spec.types import Json
 
@@ -143,15 +141,16 @@ def _filevault(around: Surroundings) -> Found:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_orphans(
-    table: Mapping[str, ProgramState] | None, alive: Mapping[str, RunNote], marked: Collection[int]
-) -> Finding:
-    """Finding about engines without a supervisord.
-
-    `table`: None if supervisord does not answer; `alive`: notes of running engines; `marked`: pids of all engines.
-    """
-    noted = {note.pid for note in alive.values()}
-    strangers = [f"pid {pid}" for pid in sorted(set(marked) - noted)]
+def _orphans(around: Surroundings) -> Found:
+    """Engines without a supervisord."""
+    directory, table = around.directory, around.table()
+    alive = {
+        name: note
+        for name, note in directory.run_notes().items()
+        if note.pid and note.started and launch.start_time(note.pid) == note.started
+    }
+    marked = {pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)}
+    strangers = [f"pid {pid}" for pid in sorted(marked - {note.pid for note in alive.values()})]
     if table is None:
         outlived = [f"{name} (pid {note.pid})" for name, note in sorted(alive.items())] + strangers
         text = f"left over from a supervisord that was killed: {', '.join(outlived)}"
@@ -166,17 +165,6 @@ def judge_orphans(
         text = f"engines that supervisord does not know: {', '.join(loose + strangers)}; they hold memory and ports"
         return warn(text, "look again in a minute, it may just be starting; then end them by pid")
     return ok(f"none; {len(alive)} engines, all of them supervisord's")
-
-
-def _orphans(around: Surroundings) -> Found:
-    directory = around.directory
-    marked = [pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)]
-    alive = {
-        name: note
-        for name, note in directory.run_notes().items()
-        if note.pid and note.started and launch.start_time(note.pid) == note.started
-    }
-    return judge_orphans(around.table(), alive, marked)
 
 
 CHECKS = (

@@ -7,14 +7,12 @@ import os
 import platform
 import shlex
 import stat
-from collections.abc import Mapping
 from importlib import metadata
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from metal_supervisor import __version__
-from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
+from metal_supervisor.doctor.findings import Check, Found, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import start_command
@@ -30,18 +28,6 @@ FOR_GOOD = "or for good with `metal-supervisor install`"
 # ── Python and its packages ──────────────────────────────────────────────────────────────────────
 
 
-def judge_python(shown: str, packages: Mapping[str, tuple[str, str]]) -> Finding:
-    """Finding about Python. `shown`: its version; `packages`: name -> (declared bounds, installed version or "")."""
-    wrong = [
-        f"{name} {have or 'is missing'} (wanted {bounds})"
-        for name, (bounds, have) in sorted(packages.items())
-        if not have or not SpecifierSet(bounds).contains(have, prereleases=True)
-    ]
-    if wrong:
-        return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
-    return ok(f"Python {shown}, metal-supervisor {__version__}, {len(packages)} packages as declared")
-
-
 def version_of(package: str) -> str:
     """Version of an installed package, "" if it is missing."""
     try:
@@ -55,12 +41,16 @@ def _python(_around: Surroundings) -> Found:
         declared = metadata.requires("metal-supervisor") or []
     except metadata.PackageNotFoundError:
         return warn("metal-supervisor is not installed as a package", "install it: pip install .")
-    wanted = {
-        each.name: (str(each.specifier), version_of(each.name))
-        for each in map(Requirement, declared)
-        if each.marker is None or each.marker.evaluate({"extra": ""})
-    }
-    return judge_python(platform.python_version(), wanted)
+    wanted = [each for each in map(Requirement, declared) if not each.marker or each.marker.evaluate({"extra": ""})]
+    wrong = []
+    for each in sorted(wanted, key=lambda each: each.name):
+        have = version_of(each.name)
+        if not have or not each.specifier.contains(have, prereleases=True):
+            wrong.append(f"{each.name} {have or 'is missing'} (wanted {each.specifier})")
+    shown = platform.python_version()
+    if wrong:
+        return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
+    return ok(f"Python {shown}, metal-supervisor {__version__}, {len(wanted)} packages as declared")
 
 
 # ── settings and the state directory ─────────────────────────────────────────────────────────────

@@ -15,13 +15,14 @@ from unittest import mock
 
 import pytest
 
+from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Token
 from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software
 from metal_supervisor.doctor.findings import Finding, sound, summary
 from metal_supervisor.doctor.registry import CHECKS
 from metal_supervisor.doctor.surroundings import Link, Surroundings
-from metal_supervisor.host import local_status
+from metal_supervisor.host import local_status, processes
 from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.host.launchctl import LoadedJob
@@ -29,9 +30,10 @@ from metal_supervisor.host.machine import Interface
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES
+from metal_supervisor.runtimes.daemon_client import Away, DaemonRefused
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
-from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
@@ -59,14 +61,24 @@ def row(name: str, state: State = State.RUNNING, pid: int = 7) -> ProgramState:
 
 
 def asked(name: str, said: Done | dict[str, Done] | None = None, **facts: Any) -> Any:
-    """What a check comes to where only these facts are known; `said`: by programs, by how their command line ends."""
+    """What a check comes to where only these facts are known; `said`: by programs, by how their command line begins."""
 
     def run(argv: Sequence[str], _timeout_s: float) -> Done:
-        return said.get(argv[-1], Done(113, "", "not found")) if isinstance(said, dict) else said or Done(127, "", "")
+        told = said if isinstance(said, dict) else {"": said or Done(127, "", "")}
+        return next((done for line, done in told.items() if " ".join(argv).startswith(line)), Done(113, "", "no"))
 
     settings = Settings(**{"state_dir": str(STATE), "gateway": "off", **facts.pop("settings", {})})
     (check,) = (each for each in CHECKS if each.name == name)
     return check.ask(cast(Surroundings, SimpleNamespace(settings=settings, uid=501, run=run, **facts)))
+
+
+def python(have: str) -> Any:
+    with (
+        mock.patch.object(software.metadata, "requires", lambda _: ["a>=1.2,<2", 'b; extra == "c"']),
+        mock.patch.object(software.platform, "python_version", lambda: "3.11.7"),
+        mock.patch.object(software, "version_of", lambda _: have),
+    ):
+        return asked("python")
 
 
 def a_directory(mode: int, uid: int = 501) -> Any:
@@ -98,11 +110,12 @@ def launchd_job(domain: str) -> Any:
     keys = {"state": "running", "pid": "123", "runs": "1", "last exit code": "(never exited)",
             "exit timeout": "120", "spawn type": "interactive (4)"}  # fmt: skip
     printed = "".join(f"\t{key} = {value}\n" for key, value in keys.items())
-    return asked("launchd", {f"{domain}/dev.metal-supervisor": said(printed)})
+    return asked("launchd", {f"/bin/launchctl print {domain}/dev.metal-supervisor": said(printed)})
 
 
 def other_agent(*domains: str) -> Any:
-    return asked("other agent", {f"{each}/com.llmkube.metal-agent": said("\tstate = running\n") for each in domains})
+    jobs = [f"/bin/launchctl print {each}/com.llmkube.metal-agent" for each in domains]
+    return asked("other agent", dict.fromkeys(jobs, said("\tstate = running\n")))
 
 
 def a_chip(name: str, macos: str, translated: bool = False) -> Any:
@@ -147,6 +160,45 @@ def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bo
         return asked("address", **facts)
     chosen = SimpleNamespace(server="https://a")
     return asked("address", **facts, chosen=lambda: chosen, settings={"kubeconfig": "/kubeconfig"})
+
+
+def orphans(table: Any, alive: dict[str, RunNote], marked: Sequence[int]) -> Any:
+    directory = SimpleNamespace(run_notes=lambda: alive, specs_of=lambda _: "")
+    with (
+        mock.patch.object(processes, "marked", lambda *_: dict.fromkeys(marked, "")),
+        mock.patch.object(launch, "start_time", lambda _: NOTE.started),
+    ):
+        return asked("orphans", directory=directory, table=lambda: table)
+
+
+def engine_here(check: str, path: str = "/opt/homebrew/bin/llama-server", chip: str = "Apple M4", **facts: Any) -> Any:
+    here = replace(LLAMA, path=Path(path))
+    mac = SimpleNamespace(text=lambda _: chip, number=lambda _: 0)
+    with mock.patch.object(engines, "found", lambda _: ([here], {})):
+        return asked(check, facts.pop("said", None), mac=mac, **facts)
+
+
+def build(changed_at: float | None, started_at: float) -> Any:
+    directory = SimpleNamespace(run_note=lambda _: NOTE, read_spec=lambda _: {"argv": [str(LLAMA.path)]})
+    with (
+        mock.patch.object(processes, "started_at", lambda _: started_at),
+        mock.patch.object(engines, "_changed_at", lambda _: changed_at),
+    ):
+        return asked("builds", directory=directory, table=lambda: {"default.tiny": row("default.tiny")})
+
+
+def confined(record: Record, observed: Observed) -> Any:
+    directory = SimpleNamespace(observations=lambda: {record.program: observed})
+    return asked("confinement", directory=directory, records=lambda: {record.program: record})
+
+
+def ollama(answer: dict[str, str] | Exception, free: bool = False) -> Any:
+    with (
+        mock.patch.object(engines.Daemon, "call", mock.Mock(side_effect=[answer])),
+        mock.patch.object(processes, "port_holder", lambda _: "nginx (pid 3)"),
+        mock.patch.object(processes, "port_free", lambda *_: free),
+    ):
+        return asked("ollama")
 
 
 def another_system() -> Any:
@@ -218,9 +270,9 @@ UNIVERSAL = (
 )
 CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     # check, status, what it came to, what has to be in the text and the fix
-    ("python", "ok", software.judge_python("3.11.7", {"a": (">=1.2,<2", "1.10.0")}), ("3.11.7",)),
-    ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "")}), ("a is missing", "reinstall")),
-    ("python", "fail", software.judge_python("3.11.7", {"a": (">=1.2,<2", "2.0")}), ("a 2.0 (wanted >=1.2,<2)",)),
+    ("python", "ok", python("1.10.0"), ("3.11.7",)),
+    ("python", "fail", python(""), ("a is missing", "reinstall")),
+    ("python", "fail", python("2.0"), ("a 2.0 (wanted <2,>=1.2)",)),
     ("settings", "ok", asked("settings", config_file="/m.toml", config_problem=""), ("/m.toml",)),
     ("settings", "fail", asked("settings", config_file="/m.toml", config_problem="unknown 'prot'; use 'port'"),
      ("'port'",)),
@@ -288,12 +340,12 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("filevault", "ok", asked("filevault", said("FileVault is Off.\n")), ("off",)),
     ("filevault", "warn", asked("filevault", said("FileVault is On.\n")), ("is unlocked", "authrestart")),
     ("filevault", "warn", asked("filevault", said("Encryption in progress")), ("Encryption in progress",)),
-    ("orphans", "ok", machine.judge_orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
-    ("orphans", "ok", machine.judge_orphans(None, {}, []), ("nothing",)),
-    ("orphans", "ok", machine.judge_orphans(
+    ("orphans", "ok", orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
+    ("orphans", "ok", orphans(None, {}, []), ("nothing",)),
+    ("orphans", "ok", orphans(
         {"default.tiny": row("default.tiny", pid=90)}, {"default.tiny": replace(NOTE, launcher_pid=90)}, [40]), ()),
-    ("orphans", "warn", machine.judge_orphans(None, {"default.tiny": NOTE}, [40, 41]), ("(pid 40)", "pid 41", "start")),
-    ("orphans", "warn", machine.judge_orphans({}, {"default.tiny": NOTE}, [40]), ("does not know", "(pid 40)")),
+    ("orphans", "warn", orphans(None, {"default.tiny": NOTE}, [40, 41]), ("(pid 40)", "pid 41", "start")),
+    ("orphans", "warn", orphans({}, {"default.tiny": NOTE}, [40]), ("does not know", "(pid 40)")),
     ("store", "ok", store_of(), ("can be read",)),
     ("store", "ok", store_of(errno.ENOENT),
      ("first download",)),
@@ -314,15 +366,16 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("engines", "fail", engines.judge_missing({"omlx": "not found"}, ["llama-server"], {"omlx": "--runtimes"}),
      ("omlx is wanted by --runtimes", "brew install jundot")),
     ("engines", "fail", engines.judge_missing({"llama-server": "no"}, [], {}), ("no engine", "brew install llama.cpp")),
-    ("binaries", "ok", engines.judge_processor(LLAMA, said(UNIVERSAL), True), ()),
-    ("binaries", "ok", engines.judge_processor(LLAMA, said(INTEL), False), ()),
-    ("binaries", "fail", engines.judge_processor(LLAMA, said(INTEL), True), ("Rosetta", "/opt/homebrew")),
-    ("binaries", "ok", engines.judge_quarantine(Path("/e"), said(code=1, err="No such xattr")), ()),
-    ("binaries", "fail", engines.judge_quarantine(Path("/a b"), said("0083;5f;Safari;\n")), ("-d com.apple", "'/a b'")),
-    ("path", "ok", engines.judge_path(LLAMA, ""), ()),
-    ("path", "ok", engines.judge_path(replace(LLAMA, path=Path.home() / ".local/bin/llama-server"), ""), ()),
-    ("path", "ok", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), "/Users/u/bin/x"), ()),
-    ("path", "warn", engines.judge_path(replace(LLAMA, path=Path("/Users/u/bin/llama-server")), ""),
+    ("binaries", "ok", engine_here("binaries", said={engines.FILE: said(UNIVERSAL)}), ()),
+    ("binaries", "ok", engine_here("binaries", chip="Intel", said={engines.FILE: said(INTEL)}), ()),
+    ("binaries", "fail", engine_here("binaries", said={engines.FILE: said(INTEL)}), ("Rosetta", "/opt/homebrew")),
+    ("binaries", "ok", engine_here("binaries", "/e", said=said(code=1, err="No such xattr")), ("none quarantined",)),
+    ("binaries", "fail", engine_here("binaries", "/a b", said=said("0083;5f;Safari;\n")),
+     ("-d com.apple", "'/a b'")),
+    ("path", "ok", engine_here("path"), ("the same engines",)),
+    ("path", "ok", engine_here("path", str(Path.home() / ".local/bin/llama-server")), ()),
+    ("path", "ok", engine_here("path", "/Users/u/bin/x", settings={"llama_server": "/Users/u/bin/x"}), ()),
+    ("path", "warn", engine_here("path", "/Users/u/bin/llama-server"),
      ("--llama-server",)),
     ("firewall", "ok", engines.judge_firewall(OFF, said(), [LLAMA.path], False), ("off",)),
     ("firewall", "ok", engines.judge_firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
@@ -342,19 +395,20 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("firewall", "warn", engines.judge_firewall(ON, said(code=1, err="Must be root"), [LLAMA.path], False),
      ("could not be asked: the programs", "Must be root")),
     ("firewall", "warn", engines.judge_firewall(ON, said(), [LLAMA.path], False), ("it said nothing",)),
-    ("builds", "ok", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW + 1), ()),
-    ("builds", "ok", engines.judge_build("default.tiny", LLAMA.path, NOW + 0.4, NOW), ()),
-    ("builds", "warn", engines.judge_build("default.tiny", LLAMA.path, NOW, NOW - 1),
+    ("builds", "ok", build(NOW, NOW + 1), ()),
+    ("builds", "ok", build(NOW + 0.4, NOW), ()),
+    ("builds", "warn", build(NOW, NOW - 1),
      ("upgrade", "restart default.tiny")),
-    ("builds", "fail", engines.judge_build("default.tiny", LLAMA.path, None, NOW), ("there no more",)),
-    ("confinement", "ok", engines.judge_confinement(RECORD, replace(SEEN, confined=True)), ("default/tiny",)),
-    ("confinement", "warn", engines.judge_confinement(RECORD, SEEN), ("next start", "supervisorctl restart")),
-    ("confinement", "warn", engines.judge_confinement(replace(RECORD, unconfined="it is off"), SEEN),
+    ("builds", "fail", build(None, NOW), ("there no more",)),
+    ("confinement", "ok", confined(RECORD, replace(SEEN, confined=True)), ("1 confined",)),
+    ("confinement", "warn", confined(RECORD, SEEN), ("next start", "supervisorctl restart")),
+    ("confinement", "warn", confined(replace(RECORD, unconfined="it is off"), SEEN),
      ("it is off", "security.md")),
-    ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "0.30.1", ""), ("0.30.1",)),
-    ("ollama", "ok", engines.judge_ollama("http://127.0.0.1:11434", "", "away"), ("nothing listens",)),
-    ("ollama", "fail", engines.judge_ollama("http://127.0.0.1:11434", "", "it is nginx (pid 3)"),
-     ("nginx", "--ollama-url")),
+    ("ollama", "ok", ollama({"version": "0.30.1"}), ("0.30.1",)),
+    ("ollama", "ok", ollama(Away("refused"), free=True), ("nothing listens",)),
+    ("ollama", "fail", ollama({}), ("no Ollama: it is nginx (pid 3)", "--ollama-url")),
+    ("ollama", "fail", ollama(Away("refused")), ("it is nginx (pid 3), and speaks no HTTP",)),
+    ("ollama", "fail", ollama(DaemonRefused(404, "no")), ("it is nginx (pid 3), and answered 404",)),
     ("credential", "ok", login.judge_token(TOKEN, NOW), ("llm/metal-studio", "renewed")),
     ("credential", "warn", login.judge_token(TOKEN, NOW + 25 * DAY_S), ("should have been renewed",)),
     ("credential", "fail", login.judge_token(TOKEN, NOW + 31 * DAY_S), ("expired", "--service-account metal-studio")),
