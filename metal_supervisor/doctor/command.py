@@ -17,7 +17,7 @@ from metal_supervisor.doctor import bundle, registry
 from metal_supervisor.doctor.findings import Finding, report, sound, summary
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings import loader
-from metal_supervisor.settings.loader import ConfigError, Overrides, Settings
+from metal_supervisor.settings.loader import ConfigError, Settings
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.state.reports import read_object
@@ -36,41 +36,22 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
         overrides = loader.overrides_from(arguments, environ)
     except ConfigError as error:
         overrides, problem = loader.overrides_from(arguments, {}), str(error)  # an invalid flag is a usage error
-    given = dict(overrides.values)
     usual = {"state_dir": loader.found_state_dir(environ)}
-    state = Settings(**{**usual, **given}).state_path
-    with contextlib.suppress(ConfigError):
-        state = loader.load(overrides, **usual).state_path  # the file may name another
+    try:
+        found = loader.load(overrides, **usual)
+    except ConfigError as error:  # a broken file, which may be one to try out beside a system that runs
+        found, problem = Settings(**{**usual, **overrides.values}), str(error)
+    state, file = found.state_path, overrides.config
     try:
         if not loader.system_in(state):
-            return loader.load(overrides, **usual), overrides.config, problem
-        if overrides.config:
-            problem = _problem_of(overrides) or problem  # of a file that is to be tried out
-        return dataclasses.replace(loader.load_saved(state), **given), _file_of(state), problem
+            return found, file, problem
+        file = string(read_object(state / loader.OVERRIDES_FILE), "config")
+        found = loader.load_saved(state)
     except ConfigError as error:
-        return _in_spite_of(state, overrides), overrides.config or _file_of(state), str(error)
-
-
-def _problem_of(overrides: Overrides) -> str:
-    try:
-        loader.load(overrides)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def _in_spite_of(state: Path, overrides: Overrides) -> Settings:
-    """The last good settings, or else the defaults, overridden by flags and environment."""
-    try:
-        found, _ = loader.load_good(state)
-    except ConfigError:
-        found = Settings(state_dir=str(state))
-    return dataclasses.replace(found, **overrides.values)
-
-
-def _file_of(state: Path) -> str:
-    """Path of the settings file of the system with this state directory, "" without one."""
-    return string(read_object(state / loader.OVERRIDES_FILE), "config")
+        file, problem = overrides.config or file, str(error)
+        with contextlib.suppress(ConfigError):
+            found = loader.load_good(state)[0]  # the last good ones
+    return dataclasses.replace(found, **overrides.values), file, problem
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
