@@ -31,6 +31,7 @@ from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings.logging import entry_in, json_line
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT, read_object
 
@@ -44,8 +45,10 @@ PACKAGES = (
 )  # fmt: skip
 
 
-class NotWritten(Exception):
+class NotWritten(UserError):
     """The archive could not be written; the message says why and what to do."""
+
+    code = 2
 
 
 # ── what must not be seen ────────────────────────────────────────────────────────────────────────

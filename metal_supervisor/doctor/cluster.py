@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
@@ -200,15 +200,6 @@ def _address(around: Surroundings) -> Found:
 # ── ports ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_ports(taken: Mapping[str, tuple[int, str]], range_text: str, wanted: int) -> Finding:
-    """Finding about the ports. `taken`: owner -> (port, other process that holds it); `wanted`: number of our ports."""
-    if taken:
-        told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
-        others = "--port, --metrics-listen, --gateway, --ports, spec.containerPort"
-        return fail(told, f"end what holds it, or choose others: {others}")
-    return ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {range_text}")
-
-
 def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
     """(number of our ports, owner -> (port, other process that holds it)), as of now."""
     settings, state = around.settings, around.directory
@@ -238,8 +229,8 @@ def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:
 
 
 def _ports(around: Surroundings) -> Found:
-    settings = around.settings
-    count, taken = _held_ports(around)
+    settings, found = around.settings, []
+    wanted, taken = _held_ports(around)
     if taken:  # an engine that was started again meanwhile is no stranger
         again = _held_ports(around)[1]
         taken = {name: held for name, held in taken.items() if again.get(name) == held}
@@ -247,10 +238,15 @@ def _ports(around: Surroundings) -> Found:
     # A stranger may say nothing: that must leave time for the rest of the check.
     if ours and (other := local_status.other_system_on(settings.port, settings.state_path, ASK_S / 2)):
         del taken["the sidecar"]
+        wanted -= 1
         text = f"{settings.port} of the sidecar is that of the system in {other}"
         fix = f"ask about that one with --state-dir {shlex.quote(other)}; to run both, give one another --port"
-        return [warn(text, fix), judge_ports(taken, settings.ports, count - 1)]
-    return judge_ports(taken, settings.ports, count)
+        found.append(warn(text, fix))
+    if taken:
+        told = "; ".join(f"{port} of {name} is held by {holder}" for name, (port, holder) in sorted(taken.items()))
+        others = "--port, --metrics-listen, --gateway, --ports, spec.containerPort"
+        return [*found, fail(told, f"end what holds it, or choose others: {others}")]
+    return [*found, ok(f"each that was given out ({wanted}) is ours or free; engines get theirs from {settings.ports}")]
 
 
 CHECKS = (

@@ -22,7 +22,6 @@ from metal_supervisor.spec.document import string
 from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.state.reports import read_object
 
-WELL, FAILED, USAGE = 0, 1, 2
 Say = Callable[[str], None]
 
 
@@ -71,7 +70,7 @@ def body(findings: Sequence[Finding]) -> str:
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
-    """Run the command. Returns 0 if nothing failed, 1 if a check failed, 2 if the archive could not be written."""
+    """Run the command. Returns 0 if nothing failed, 1 if a check failed. Raises NotWritten."""
     settings, file, problem = settings_of(arguments, environ)
     around = Surroundings(settings, config_file=file, config_problem=problem)
     logging.disable()  # problems are reported as findings, and not in the log too
@@ -82,10 +81,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) ->
     print(body(findings) if arguments.json else "\n".join(lines(findings)))
     if arguments.bundle is not None:
         target = Path(arguments.bundle).expanduser().absolute()
-        try:
-            count = bundle.write(target, around, findings)
-        except bundle.NotWritten as error:
-            say(str(error))
-            return USAGE
+        count = bundle.write(target, around, findings)
         say(f"wrote {target}, {count} files; look through it before you show it to anybody")
-    return WELL if sound(findings) else FAILED
+    return int(not sound(findings))

@@ -201,13 +201,12 @@ def ollama(answer: dict[str, str] | Exception, free: bool = False) -> Any:
         return asked("ollama")
 
 
-def another_system() -> Any:
-    held = {"the sidecar": (9090, "python (pid 3)")}
+def ports(taken: dict[str, tuple[int, str]], wanted: int, other: str = "") -> Any:
     with (
-        mock.patch.object(cluster, "_held_ports", lambda _: (1, dict(held))),
-        mock.patch.object(local_status, "other_system_on", lambda *_: "/Users/u/an other"),
+        mock.patch.object(cluster, "_held_ports", lambda _: (wanted, dict(taken))),
+        mock.patch.object(local_status, "other_system_on", lambda *_: other),
     ):
-        return asked("ports")[0]
+        return asked("ports")
 
 
 OURS = {name: row(name) for name in ("controller", "sidecar", "apiserver")}
@@ -472,10 +471,11 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("no address now",)),
     ("address", "fail", address(AddressChoice("", "r", "NoRoutableAddress: no route"), [EN0]),
      ("--host-ip",)),
-    ("ports", "ok", cluster.judge_ports({}, "18100-18999", 3), ("18100-18999",)),
-    ("ports", "fail", cluster.judge_ports({"the sidecar": (9090, "nginx (pid 3)")}, "18100-18999", 1),
+    ("ports", "ok", ports({}, 3), ("given out (3)", "18100-18999")),
+    ("ports", "fail", ports({"the sidecar": (9090, "nginx (pid 3)")}, 1),
      ("9090 of the sidecar is held by nginx", "--port")),
-    ("ports", "warn", another_system(), ("9090 of the sidecar", "--state-dir '/Users/u/an other'")),
+    ("ports", "warn", ports({"the sidecar": (9090, "python (pid 3)")}, 1, "/Users/u/an other")[:1],
+     ("9090 of the sidecar", "--state-dir '/Users/u/an other'")),
 ]  # fmt: skip
 NAMES = [f"{check}-{wanted}" for check, wanted, _, _ in CASES]
 WITH_A_CLUSTER = {"kubeconfig"}
