@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import plistlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
@@ -139,27 +140,25 @@ def _typed(value: Any, kind: type, key: str) -> Any:
 
 def checked(found: Import) -> Import:
     """The import after our own checks: invalid values are among the refused, the rest have the settings' types."""
-    accepted = {}
-    for name, said in found.settings.items():
+    for name, said in list(found.settings.items()):
         origin = " and ".join(said.origins) or name
         try:
-            value = loader.checked(name, said.value, origin)
+            found.settings[name] = replace(said, value=loader.checked(name, said.value, origin))
         except loader.ConfigError as error:
             text = str(error).removeprefix(f"{origin}: ")
             found.refused.append(Remark(origin, text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "…"))
-        else:
-            accepted[name] = go_agent.Said(name, value, said.origins, said.note)
-    return Import(accepted, found.unneeded, found.refused, found.warnings)
+            del found.settings[name]
+    return found
 
 
 def text_of(found: Import) -> str:
     """The settings file, in TOML, with a comment on the origin of each line."""
     lines = ["# Settings of metal-supervisor, from the launchd plist of LLMKube's own agent (import-launchd).", ""]
-    for said in found.settings.values():
+    for name, said in found.settings.items():
         source = f"from {' and '.join(said.origins)}" if said.origins else ""
         # JSON's escapes are TOML's, but for characters written as two halves.
         value = json.dumps(said.value, ensure_ascii=False)
-        lines += [f"# {': '.join(filter(None, (source, said.note)))}", f"{said.setting} = {value}", ""]
+        lines += [f"# {': '.join(filter(None, (source, said.note)))}", f"{name} = {value}", ""]
     for title, remarks in (
         ("Refused; see to these yourself:", found.refused),
         ("Not needed:", found.unneeded),

@@ -25,10 +25,6 @@ NOT_RUN = "TensorFold is not run here"
 OWN_PORT = "every engine has a port of its own, which pods learn: set `ports` to a range that your firewall lets in"
 
 
-class FlagRefused(Exception):
-    """A value that cannot be translated; the text says why, and what to do instead."""
-
-
 @dataclass(frozen=True)
 class GoFlag:
     """One flag of the agent, or one variable of its environment."""
@@ -46,28 +42,20 @@ class GoFlag:
     harmless: tuple[Any, ...] | None = None
     """Without a setting: the values that are not refused; None: no value is refused."""
     convert: Callable[[Any], Any] | None = None
-    """The agent's value -> the setting's value. May raise FlagRefused."""
+    """The agent's value -> the setting's value. May raise ValueError, which says why not, and what to do instead."""
     newer: bool = False
     """The agent has it only since 0.10."""
 
 
-def _level(value: str) -> str:
-    return "warning" if value == "warn" else value
-
-
-def _runtime(value: str) -> str:
-    return "llama-server" if value in ("llamacpp", "") else value
-
-
 def _port(value: int) -> int:
     if value == 0:
-        raise FlagRefused("0 turns health and metrics off, which ours always has, on loopback only; choose a port")
+        raise ValueError("0 turns health and metrics off, which ours always has, on loopback only; choose a port")
     return value
 
 
 def _ollama(value: int) -> str:
     if not 0 <= value <= 65535:
-        raise FlagRefused("must be a port between 1 and 65535, or 0")
+        raise ValueError("must be a port between 1 and 65535, or 0")
     return f"http://127.0.0.1:{value}" if value else "off"
 
 
@@ -76,7 +64,7 @@ def _first_file(value: str) -> str:
     files = [each for each in value.split(":") if each]
     if len(files) > 1:
         text = "names several files: merge them with `kubectl config view --flatten > FILE`, and set kubeconfig to that"
-        raise FlagRefused(text)
+        raise ValueError(text)
     return files[0] if files else ""
 
 
@@ -89,7 +77,7 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("llama-server-port", WHOLE, "0", "",
          f"a fixed port allows one llama-server only; {OWN_PORT}", harmless=(0,)),
     GoFlag("runtime", TEXT, "llama-server", "runtime", "llamacpp, its other name, becomes llama-server",
-         convert=_runtime),
+         convert=lambda value: "llama-server" if value in ("llamacpp", "") else value),
     GoFlag("omlx-bin", PATH, "found", "omlx"),
     GoFlag("omlx-port", WHOLE, "8000", "", f"oMLX is run behind our gate; {OWN_PORT}", harmless=(8000,)),
     GoFlag("ollama-port", WHOLE, "11434", "ollama_url",
@@ -103,7 +91,8 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("client-port", WHOLE, "9999", "",
          "no request passes through us, so there is no proxy on this Mac: ask the engine itself, at the address that "
          "`metal-supervisor status` shows and that stays with the service", harmless=(0,)),
-    GoFlag("log-level", TEXT, "info", "log_level", "warn becomes warning", convert=_level),
+    GoFlag("log-level", TEXT, "info", "log_level", "warn becomes warning",
+         convert=lambda value: "warning" if value == "warn" else value),
     GoFlag("host-ip", TEXT, "found", "host_ip", "an IP address; loopback is never published"),
     GoFlag("memory-fraction", NUMBER, "0", "memory_fraction", "the models together have it, not each of them"),
     GoFlag("memory-check-mode", TEXT, "enforce", "memory_check_mode"),
@@ -176,9 +165,8 @@ class GoAgentJob:
 
 @dataclass(frozen=True)
 class Said:
-    """A setting translated from flags."""
+    """The value of a setting, translated from flags."""
 
-    setting: str
     value: Any
     """Not yet checked."""
     origins: tuple[str, ...]
@@ -259,7 +247,7 @@ def _one(found: Import, given: go_flags.GivenFlags, job: GoAgentJob) -> None:
 def _set(found: Import, flag: GoFlag, origin: str, value: Any, job: GoAgentJob) -> None:
     try:
         value = flag.convert(value) if flag.convert else value
-    except FlagRefused as error:
+    except ValueError as error:
         found.refused.append(Remark(origin, str(error)))
         return
     if flag.kind == PATH:
@@ -268,10 +256,9 @@ def _set(found: Import, flag: GoFlag, origin: str, value: Any, job: GoAgentJob) 
         value = ",".join(_absolute(each, job.directory) for each in value.split(",") if each)
     before = found.settings.get(flag.setting)
     if before is None:
-        found.settings[flag.setting] = Said(flag.setting, value, (origin,), flag.why)
+        found.settings[flag.setting] = Said(value, (origin,), flag.why)
     else:  # several timeouts of the agent become one setting
-        origins = (*before.origins, origin)
-        found.settings[flag.setting] = Said(flag.setting, max(before.value, value), origins, flag.why)
+        found.settings[flag.setting] = Said(max(before.value, value), (*before.origins, origin), flag.why)
 
 
 def _absolute(path: str, directory: str) -> str:
@@ -304,7 +291,7 @@ def _complete(found: Import) -> None:
     kubeconfig = settings.get("kubeconfig")
     refused = {each.subject for each in found.refused}
     if (kubeconfig is None or not kubeconfig.value) and not refused & {"--kubeconfig", "environment KUBECONFIG"}:
-        settings["kubeconfig"] = Said("kubeconfig", HOME_KUBECONFIG, (), "not given: where the agent looks then")
+        settings["kubeconfig"] = Said(HOME_KUBECONFIG, (), "not given: where the agent looks then")
     store = settings.get("model_store")
     if store is None or not store.value:
         settings.pop("model_store", None)
@@ -316,4 +303,4 @@ def _complete(found: Import) -> None:
     roots = settings.get("allowed_roots")
     if roots is not None and roots.value and store is not None and store.value:
         value = f"{roots.value},{store.value}" if store.value not in roots.value.split(",") else roots.value
-        settings["allowed_roots"] = Said("allowed_roots", value, roots.origins, "and the model store")
+        settings["allowed_roots"] = Said(value, roots.origins, "and the model store")
