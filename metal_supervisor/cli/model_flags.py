@@ -83,9 +83,9 @@ def _models(arguments: argparse.Namespace) -> ModelsCommand:
 def _pull(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import pull
 
-    files = tuple(each.strip() for each in (arguments.files or "").split(",") if each.strip())
-    order = pull.PullOrder(
-        arguments.source, files, arguments.format, arguments.quantization or "", arguments.sha256 or "",
-        tuple(arguments.secret_env),
-    )
-    return pull.main(loader.settings_of(arguments), order, say)
+    files = [each.strip() for each in (arguments.files or "").split(",") if each.strip()]
+    spec = {
+        "source": arguments.source, "format": arguments.format, "files": files or None,
+        "quantization": arguments.quantization or None, "sha256": arguments.sha256 or None,
+    }  # fmt: skip
+    return pull.main(loader.settings_of(arguments), spec, arguments.secret_env, say)

@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Live
+from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, CommandError, Live
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import s3
 from metal_supervisor.models.store import Store
@@ -29,7 +29,7 @@ from metal_supervisor.spec.progress import DownloadProgress, duration
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import Artifact, Keys, bucket_key, library_model, shown
 from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.spec.types import Json, ModelFile
 from metal_supervisor.state.downloads import AGAIN, counts
 
 LOOK_S, SAY_S = 0.2, 10.0
@@ -43,19 +43,6 @@ FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PullOrder:
-    """Arguments of the command."""
-
-    source: str
-    files: tuple[str, ...] = ()
-    format: str = "gguf"
-    quantization: str = ""
-    sha256: str = ""
-    secrets: tuple[str, ...] = ()
-    """Variables of the environment that open the source."""
-
-
 def for_a_terminal(text: str) -> str:
     """A message about fields of a Model, reworded for this command's arguments, and printable."""
     for name, flag in FIELDS.items():
@@ -63,29 +50,25 @@ def for_a_terminal(text: str) -> str:
     return printable(text)
 
 
-def artifact_of(order: PullOrder) -> Artifact:
-    """The artifact to fetch: that of a Model with the same values. Raises Bad."""
-    spec = {
-        "source": order.source, "format": order.format, "files": list(order.files) or None,
-        "quantization": order.quantization or None, "sha256": order.sha256 or None,
-    }  # fmt: skip
+def artifact_of(spec: Json) -> Artifact:
+    """The artifact to fetch: that of a Model with this spec. Raises Bad."""
     found = read_artifact({"spec": spec})
     if library_model(found.source):
-        text = f"SOURCE {order.source!r:.200} is of Ollama's library, whose server fetches it: ollama pull"
+        text = f"SOURCE {spec['source']!r:.200} is of Ollama's library, whose server fetches it: ollama pull"
         raise Bad("UnsupportedSource", f"{text} {library_model(found.source)}")
     return found
 
 
-def keys_of(order: PullOrder, artifact: Artifact) -> Keys:
-    """The credentials for it. Raises Bad for a variable that is not set.
+def keys_of(artifact: Artifact, secrets: Sequence[str]) -> Keys:
+    """The credentials for it. `secrets`: variables of the environment. Raises Bad for one that is not set.
 
     The Hub's client finds its token itself; other web servers get no credentials unless they are named.
     """
     names = [name for name in OF_S3 if os.environ.get(name)] if bucket_key(artifact.source) else []
-    for name in order.secrets:
+    for name in secrets:
         if not os.environ.get(name):
             raise Bad("InvalidSpec", f"--secret-env {name!r:.80} is not set in the environment")
-    return Keys({name: os.environ[name] for name in (*names, *order.secrets)})
+    return Keys({name: os.environ[name] for name in (*names, *secrets)})
 
 
 def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
@@ -97,14 +80,16 @@ def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
     return replace(terms, rules=replace(terms.rules, private=private), places=Places())
 
 
-def main(settings: Settings, order: PullOrder, complain: Callable[[str], None]) -> int:
-    """Fetch a model and print its path. Returns 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted."""
+def main(settings: Settings, spec: Json, secrets: Sequence[str], complain: Callable[[str], None]) -> int:
+    """Fetch the model of a spec and print its path. Returns 0, 1 if it failed, 130 if interrupted.
+
+    Raises CommandError for wrong arguments.
+    """
     try:
-        artifact = artifact_of(order)
-        keys = keys_of(order, artifact)
+        artifact = artifact_of(spec)
+        keys = keys_of(artifact, secrets)
     except Bad as bad:
-        complain(for_a_terminal(bad.message))
-        return USAGE
+        raise CommandError(for_a_terminal(bad.message), USAGE) from None
     return _Pull(settings.store_path, artifact, keys, terms_for(settings, artifact, keys), complain).run()
 
 

@@ -259,7 +259,7 @@ def test_off_a_terminal_there_is_a_plain_line_now_and_then(
 
     hub.chunk_delay_s = 0.3
     settings = Settings(state_dir=str(mac.state), hf_endpoint=hub.url, private_hosts="localhost")
-    assert pull.main(settings, pull.PullOrder("hf://o/r/m-Q4_K_M.gguf"), say) == 0
+    assert pull.main(settings, {"source": "hf://o/r/m-Q4_K_M.gguf"}, (), say) == 0
     assert all(line.startswith("m-Q4_K_M.gguf: ") and line.isprintable() for line in said)
     assert any(re.search(r"\d % of 1 MiB", line) for line in said) and said[-1].startswith("m-Q4_K_M.gguf: 1 MiB, in ")
     assert capsys.readouterr() == (f"{mac.slot('hf://o/r/m-Q4_K_M.gguf').path}/m-Q4_K_M.gguf\n", "")
@@ -279,11 +279,9 @@ def test_hosts_that_are_typed_may_be_private_and_no_others() -> None:
 def test_keys_of_s3_come_from_the_environment_for_s3_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("MY_KEY", "secret")
-    order = pull.PullOrder("s3://bucket/m.gguf", secrets=("MY_KEY",))
-    found = pull.keys_of(order, pull.artifact_of(order)).values
+    found = pull.keys_of(pull.artifact_of({"source": "s3://bucket/m.gguf"}), ["MY_KEY"]).values
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["MY_KEY"] == "secret"
-    order = pull.PullOrder("https://h/m.gguf")
-    assert pull.keys_of(order, pull.artifact_of(order)).values == {}
+    assert pull.keys_of(pull.artifact_of({"source": "https://h/m.gguf"}), ()).values == {}
 
 
 class Terminal:
