@@ -64,11 +64,6 @@ def lines(findings: Sequence[Finding]) -> list[str]:
     return [*told, summary(findings)]
 
 
-def body(findings: Sequence[Finding]) -> str:
-    """The report as JSON."""
-    return json.dumps({"ok": sound(findings), **report(findings)}, indent=2)
-
-
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
     """Run the command. Returns 0 if nothing failed, 1 if a check failed. Raises NotWritten."""
     settings, file, problem = settings_of(arguments, environ)
@@ -78,7 +73,8 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) ->
         findings = registry.examine(around)
     finally:
         logging.disable(logging.NOTSET)
-    print(body(findings) if arguments.json else "\n".join(lines(findings)))
+    body = {"ok": sound(findings), **report(findings)}
+    print(json.dumps(body, indent=2) if arguments.json else "\n".join(lines(findings)))
     if arguments.bundle is not None:
         target = Path(arguments.bundle).expanduser().absolute()
         count = bundle.write(target, around, findings)

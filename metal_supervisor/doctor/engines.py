@@ -18,7 +18,7 @@ from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
 from metal_supervisor.host import chip, launchd, processes
 from metal_supervisor.host import machine as host
-from metal_supervisor.host.commands import TIMED_OUT, Done
+from metal_supervisor.host.commands import TIMED_OUT
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
@@ -152,11 +152,10 @@ def firewall_apps(listed: str) -> dict[str, bool]:
     return {path.removesuffix(OF_THE_APP): word == "Allow" for path, word in rows}
 
 
-def judge_firewall(state: Done, apps: Done, programs: Sequence[Path], loopback: bool) -> Found:
-    """Findings about the application firewall.
-
-    `programs`: those that listen, as `_listening` names them; `loopback`: True if they listen on loopback only.
-    """
+def _firewall(around: Surroundings) -> Found:
+    state = around.run((FIREWALL, "--getglobalstate"), ASK_S / 2)
+    apps = around.run((FIREWALL, "--listapps"), ASK_S / 2)
+    programs, loopback = _listening(around)
     if loopback:
         return ok("all that listens does so on loopback only, where no firewall asks")
     told = re.search(r"State = (\d)", state.out)
@@ -197,12 +196,6 @@ def _listening(around: Surroundings) -> tuple[list[Path], bool]:
     if not all(map(is_loopback, own)):
         programs.append(ours)
     return list(map(builds.seen_as, programs)), not engines and all(map(is_loopback, own))
-
-
-def _firewall(around: Surroundings) -> Found:
-    state = around.run((FIREWALL, "--getglobalstate"), ASK_S / 2)
-    apps = around.run((FIREWALL, "--listapps"), ASK_S / 2)
-    return judge_firewall(state, apps, *_listening(around))
 
 
 # ── what runs ────────────────────────────────────────────────────────────────────────────────────

@@ -178,6 +178,12 @@ def engine_here(check: str, path: str = "/opt/homebrew/bin/llama-server", chip: 
         return asked(check, facts.pop("said", None), mac=mac, **facts)
 
 
+def firewall(state: Done, apps: Done, programs: list[Path], loopback: bool) -> Any:
+    told = {f"{engines.FIREWALL} --getglobalstate": state, f"{engines.FIREWALL} --listapps": apps}
+    with mock.patch.object(engines, "_listening", lambda _: (programs, loopback)):
+        return asked("firewall", told)
+
+
 def build(changed_at: float | None, started_at: float) -> Any:
     directory = SimpleNamespace(run_note=lambda _: NOTE, read_spec=lambda _: {"argv": [str(LLAMA.path)]})
     with (
@@ -376,24 +382,24 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("path", "ok", engine_here("path", "/Users/u/bin/x", settings={"llama_server": "/Users/u/bin/x"}), ()),
     ("path", "warn", engine_here("path", "/Users/u/bin/llama-server"),
      ("--llama-server",)),
-    ("firewall", "ok", engines.judge_firewall(OFF, said(), [LLAMA.path], False), ("off",)),
-    ("firewall", "ok", engines.judge_firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
-    ("firewall", "ok", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Allow")), [LLAMA.path], False),
+    ("firewall", "ok", firewall(OFF, said(), [LLAMA.path], False), ("off",)),
+    ("firewall", "ok", firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
+    ("firewall", "ok", firewall(ON, said(APPS.format(LLAMA.path, "Allow")), [LLAMA.path], False),
      ("1 programs",)),
-    ("firewall", "ok", engines.judge_firewall(
+    ("firewall", "ok", firewall(
         ON, said(APPS.format("/v/Python.app/Contents/MacOS/Python", "Allow")), [Path("/v/Python.app")], False
     ), ()),
-    ("firewall", "warn", engines.judge_firewall(ON, said(APPS.format("/x", "Allow")), [LLAMA.path], False),
+    ("firewall", "warn", firewall(ON, said(APPS.format("/x", "Allow")), [LLAMA.path], False),
      ("does not know", "--unblockapp /opt/homebrew")),
-    ("firewall", "fail", engines.judge_firewall(ON, said(APPS.format(LLAMA.path, "Block")), [LLAMA.path], False),
+    ("firewall", "fail", firewall(ON, said(APPS.format(LLAMA.path, "Block")), [LLAMA.path], False),
      ("blocks /opt/homebrew", "--unblockapp")),
-    ("firewall", "fail", engines.judge_firewall(said("Firewall … (State = 2)"), said(), [LLAMA.path], False),
+    ("firewall", "fail", firewall(said("Firewall … (State = 2)"), said(), [LLAMA.path], False),
      ("all incoming",)),
-    ("firewall", "warn", engines.judge_firewall(said(code=127, err="none"), said(), [], False),
+    ("firewall", "warn", firewall(said(code=127, err="none"), said(), [], False),
      ("could not be asked",)),
-    ("firewall", "warn", engines.judge_firewall(ON, said(code=1, err="Must be root"), [LLAMA.path], False),
+    ("firewall", "warn", firewall(ON, said(code=1, err="Must be root"), [LLAMA.path], False),
      ("could not be asked: the programs", "Must be root")),
-    ("firewall", "warn", engines.judge_firewall(ON, said(), [LLAMA.path], False), ("it said nothing",)),
+    ("firewall", "warn", firewall(ON, said(), [LLAMA.path], False), ("it said nothing",)),
     ("builds", "ok", build(NOW, NOW + 1), ()),
     ("builds", "ok", build(NOW + 0.4, NOW), ()),
     ("builds", "warn", build(NOW, NOW - 1),
