@@ -47,8 +47,6 @@ class ModelsCommand:
         except OSError as error:
             raise CommandError(f"{settings.store_path}: {error.strerror}; see --model-store") from None
 
-    # ── ls ───────────────────────────────────────────────────────────────────────────────────────
-
     def ls(self, as_json: bool) -> int:
         """Print the models."""
         found = self._look()
@@ -65,8 +63,6 @@ class ModelsCommand:
         if found.unread:
             say(_unread(found))
         return OK
-
-    # ── verify ───────────────────────────────────────────────────────────────────────────────────
 
     def verify(self, words: Sequence[str], as_json: bool = False) -> int:
         """Hash the files of the named models, or of all, again. Raises CommandError."""
@@ -140,8 +136,6 @@ class ModelsCommand:
             return fetch.digest(path, tell)
         finally:
             live.clear()
-
-    # ── rm, gc ───────────────────────────────────────────────────────────────────────────────────
 
     def rm(self, words: Sequence[str], yes: bool, force: bool) -> int:
         """Remove the named models. Raises CommandError, before anything is removed.

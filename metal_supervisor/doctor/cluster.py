@@ -26,9 +26,6 @@ SILENT_S = 300.0
 MOST_OTHERS = 6
 
 
-# ── our kinds ────────────────────────────────────────────────────────────────────────────────────
-
-
 def judge_kinds(versions: Sequence[str], served: Sequence[str]) -> Finding:
     """Finding about our kinds. `versions`: of our API group, none if the group is unknown; `served`: resources of our
     version.
@@ -73,9 +70,6 @@ def _namespace(kube: Kube, around: Surroundings) -> Sequence[Finding]:
     return []
 
 
-# ── its clock ────────────────────────────────────────────────────────────────────────────────────
-
-
 def _clock(around: Surroundings) -> Found:
     if around.settings.embedded:
         return []
@@ -89,9 +83,6 @@ def _clock(around: Surroundings) -> Found:
     if abs(offset_s) >= SKEW_FAIL_S:
         return fail(f"{text}: tokens and certificates seem not valid yet, or over", fix)
     return warn(text, fix)
-
-
-# ── who watches over this Mac ────────────────────────────────────────────────────────────────────
 
 
 def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, me: str, fenced: bool = False) -> Finding:
@@ -164,9 +155,6 @@ def _own_name(around: Surroundings) -> str:
         return ""
 
 
-# ── this Mac's address ───────────────────────────────────────────────────────────────────────────
-
-
 def why_not(each: Interface) -> str:
     """Reason why an address of this machine was not chosen."""
     address = ipaddress.ip_address(each.address)
@@ -195,9 +183,6 @@ def _address(around: Surroundings) -> Found:
     if choice.note:
         return warn(f"{choice.note}{instead}", "correct --host-ip, unless that address is forwarded to this Mac")
     return ok(f"pods are told {choice.address}, by {choice.origin}{instead}")
-
-
-# ── ports ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _held_ports(around: Surroundings) -> tuple[int, dict[str, tuple[int, str]]]:

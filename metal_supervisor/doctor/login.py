@@ -37,9 +37,6 @@ LOCAL_NETWORK = (
 )
 
 
-# ── the kubeconfig ───────────────────────────────────────────────────────────────────────────────
-
-
 def _kubeconfig(around: Surroundings) -> Found:
     if around.settings.embedded and not around.settings.kubeconfig_path.exists():
         return []  # written at the first start
@@ -49,9 +46,6 @@ def _kubeconfig(around: Surroundings) -> Found:
         return fail(str(error), "correct --kubeconfig or --context, or the file")
     where = "the embedded API" if around.settings.embedded else f"context {chosen.context} of {chosen.file}"
     return ok(f"{where}, server {chosen.server_name}")
-
-
-# ── its credential ───────────────────────────────────────────────────────────────────────────────
 
 
 def judge_token(token: Token, now: float) -> Finding:
@@ -105,9 +99,6 @@ def _certificate(chosen: Chosen) -> bytes:
     if data:
         return base64.b64decode("".join(str(data).split()))
     return chosen.path(str(chosen.user["client-certificate"])).read_bytes()
-
-
-# ── the way to it ────────────────────────────────────────────────────────────────────────────────
 
 
 def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:

@@ -19,8 +19,6 @@ PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
 OLDEST_MACOS = 13
 
-# ── the chip, and Metal on it ────────────────────────────────────────────────────────────────────
-
 
 def _chip(around: Surroundings) -> Found:
     found = chip.quick(around.mac)
@@ -70,9 +68,6 @@ def _metal_of_daemon(report: Json) -> Finding:
     return warn(f"Metal in the controller's context is not known: the controller {why}", "ask again when it runs")
 
 
-# ── memory ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def _memory(around: Surroundings) -> Found:
     sample, found = around.sample(), around.own_budget(around.settings)
     wired_mib = None if around.mac is None else around.mac.wired_limit_mib()  # 0 if it is not set
@@ -86,9 +81,6 @@ def _memory(around: Surroundings) -> Found:
     if found.bytes > sample.total_bytes * 15 // 16:
         return warn(f"{text}: that leaves next to nothing to macOS", "lower --memory-fraction")
     return ok(text)
-
-
-# ── sleep, power, start ──────────────────────────────────────────────────────────────────────────
 
 
 def sleep_minutes(custom: str) -> dict[str, int]:
@@ -136,9 +128,6 @@ def _filevault(around: Surroundings) -> Found:
         text = "FileVault is on: after a power cut nothing starts until the disk is unlocked"
         return warn(text, f"before a planned restart: sudo {FDESETUP} authrestart")
     return unknown(f"fdesetup says {done.said[:100]!r}")
-
-
-# ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
 def _orphans(around: Surroundings) -> Found:

@@ -25,9 +25,6 @@ SOCKET_MODES = (0o600, 0o700)
 FOR_GOOD = "or for good with `metal-supervisor install`"
 
 
-# ── Python and its packages ──────────────────────────────────────────────────────────────────────
-
-
 def version_of(package: str) -> str:
     """Version of an installed package, "" if it is missing."""
     try:
@@ -51,9 +48,6 @@ def _python(_around: Surroundings) -> Found:
     if wrong:
         return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
     return ok(f"Python {shown}, metal-supervisor {__version__}, {len(wanted)} packages as declared")
-
-
-# ── settings and the state directory ─────────────────────────────────────────────────────────────
 
 
 def _settings(around: Surroundings) -> Found:
@@ -82,9 +76,6 @@ def _directory(around: Surroundings) -> Found:
         text = f"{path} is open to others (mode {mode}), and holds secrets of models"
         return fail(text, f"chmod 700 {shlex.quote(str(path))}")
     return ok(f"{path}, yours alone")
-
-
-# ── supervisord ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _socket(around: Surroundings) -> Found:
