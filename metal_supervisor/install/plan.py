@@ -7,6 +7,7 @@ either by hand are kept.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -172,10 +173,12 @@ def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
     if copy is not None and copy.plugin:
         notes.append(f"the kubeconfig's command {copy.plugin} has to be in {launchd.path_of(str(machine.home))}")
     if not edited:
-        steps += _installed(where, plist)
+        if not where.root:
+            steps.append(Directory(where.plist.parent, 0o755))
+        steps.append(FileStep(where.plist, plist, 0o644, where.root, where.staged if where.root else None))
     for name in PROGRAMS:
         script = where.programs / name
-        if _is_anothers(script):
+        if os.path.lexists(script) and MARK.encode() not in read(script):
             notes.append(f"{script} is not ours and stays; ours is {state}/current/{name}")
         else:
             if not where.programs.is_dir():
@@ -289,22 +292,8 @@ def _copied(where: InstallPaths, copy: Copy) -> Iterator[Step]:
     yield FileStep(where.source, f"{digest}\n{copy.file}\n".encode())
 
 
-def _installed(where: InstallPaths, plist: bytes) -> Iterator[Step]:
-    if where.root:
-        yield FileStep(where.plist, plist, 0o644, root=True, record=where.staged)
-    else:
-        yield Directory(where.plist.parent, 0o755)
-        yield FileStep(where.plist, plist, 0o644)
-
-
 def _script(where: InstallPaths, name: str, machine: Machine) -> FileStep:
     """Step for a script that users call, which goes through current/ as launchd does."""
     state = shlex.quote(str(where.state))
     text = SCRIPT.format(mark=MARK, state=state, name=name, uid=machine.uid)
     return FileStep(where.programs / name, text.encode(), 0o755, root=where.root)
-
-
-def _is_anothers(script: Path) -> bool:
-    """True if a file of that name is there that we did not write."""
-    content = read(script)
-    return (script.exists() or script.is_symlink()) and MARK.encode() not in content
