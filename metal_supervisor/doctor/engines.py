@@ -6,14 +6,13 @@ import re
 import shlex
 import sys
 import urllib.parse
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from metal_supervisor.cluster.report import confinement
-from metal_supervisor.doctor.findings import Check, Finding, Found, all_well, fail, ok, unknown, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
 from metal_supervisor.host import chip, launchd, processes
@@ -87,27 +86,20 @@ def _version(around: Surroundings, engine: FoundEngine) -> Finding:
     return fail(text, f"{again}, or name another with {engine.flag}")
 
 
-def judge_missing(missing: Mapping[str, str], here: Sequence[str], demanded: Mapping[str, str]) -> list[Finding]:
-    """Findings about missing engines. `demanded`: runtime -> setting or service that needs it."""
-    needed = [fail(f"{name} is wanted by {demanded[name]}: {why}", _how(name))
-              for name, why in missing.items() if name in demanded]  # fmt: skip
-    if needed or here:
-        return needed
-    return [fail("no engine is here: no model can run", _how(next(iter(missing), "llama-server")))]
-
-
-def _how(runtime: str) -> str:
-    return RUNTIMES[runtime].executables[0].install
-
-
 def _engines(around: Surroundings) -> Found:
     here, missing = found(around)
+    # Runtime -> setting or service that needs it.
     demanded = dict.fromkeys(listed(around.settings.runtimes), "--runtimes")
     demanded |= {each.runtime: f"{each.namespace}/{each.name}" for each in around.records().values() if each.runs}
     if "ollama" in demanded and around.settings.ollama_url != "off":
         del demanded["ollama"]  # the user's own is enough
+    install = {name: RUNTIMES[name].executables[0].install for name in missing}
+    wanted = [name for name in missing if name in demanded]
+    bad = [fail(f"{name} is wanted by {demanded[name]}: {missing[name]}", install[name]) for name in wanted]
+    if not bad and not here:
+        bad.append(fail("no engine is here: no model can run", next(iter(install.values()))))
     told = each_of([partial(_version, around, each) for each in here], ASK_S + 0.5)
-    return [*judge_missing(missing, [each.runtime for each in here], demanded), *chain(*told)]
+    return [*bad, *chain(*told)]
 
 
 # ── what a Mac makes of them ─────────────────────────────────────────────────────────────────────
@@ -128,7 +120,7 @@ def _binaries(around: Surroundings) -> Found:
             if around.run((XATTR, "-p", QUARANTINE, str(path)), ASK_S / 8).ok:  # it fails without that attribute
                 text = f"{path} is quarantined: it came by a browser, and launchd's programs cannot start it"
                 bad.append(fail(text, f"if you trust it: {XATTR} -d {QUARANTINE} {shlex.quote(str(path))}"))
-    return bad or all_well(here, f"{len(here)} built for this chip, none quarantined")
+    return bad or (ok(f"{len(here)} built for this chip, none quarantined") if here else [])
 
 
 def _path(around: Surroundings) -> Found:
@@ -140,16 +132,10 @@ def _path(around: Surroundings) -> Found:
         if not getattr(around.settings, each.executable.setting) and str(each.path.parent) not in places:
             text = f"{each.runtime} is found at {each.path} by this shell's PATH, which launchd's programs do not have"
             bad.append(warn(text, f"set {each.flag} to it (or {each.executable.setting} in the settings file)"))
-    return bad or all_well(here, "launchd's PATH leads to the same engines")
+    return bad or (ok("launchd's PATH leads to the same engines") if here else [])
 
 
 # ── the application firewall ─────────────────────────────────────────────────────────────────────
-
-
-def firewall_apps(listed: str) -> dict[str, bool]:
-    """Path of each program in the firewall's list -> True if incoming connections are allowed. Python is its app."""
-    rows = re.findall(r"(?m)^\s*\d+\s*:\s*(/.*?)\s*\n\s*\(\s*(Allow|Block)", listed)
-    return {path.removesuffix(OF_THE_APP): word == "Allow" for path, word in rows}
 
 
 def _firewall(around: Surroundings) -> Found:
@@ -168,7 +154,8 @@ def _firewall(around: Surroundings) -> Found:
         return fail(text, "System Settings > Network > Firewall > Options: do not block all incoming connections")
     if not apps.ok or "number of apps" not in apps.out.lower():  # a list that is not shown knows nobody
         return unknown(f"the programs that the application firewall, which is on, lets in ({apps.said:.100})")
-    allowed = firewall_apps(apps.out)
+    rows = re.findall(r"(?m)^\s*\d+\s*:\s*(/.*?)\s*\n\s*\(\s*(Allow|Block)", apps.out)
+    allowed = {path.removesuffix(OF_THE_APP): word == "Allow" for path, word in rows}
     bad = []
     for path in dict.fromkeys(map(str, programs)):
         quoted = shlex.quote(path)
@@ -230,7 +217,7 @@ def _builds(around: Surroundings) -> Found:
         elif changed_at >= started_at + WHOLE_SECOND_S:
             text = f"{program} runs a build of {binary.name} from before its upgrade"
             bad.append(warn(text, f"when an interruption is welcome: supervisorctl restart {program}"))
-    return bad or all_well(running, f"{len(running)} running, each of the build on disk")
+    return bad or (ok(f"{len(running)} running, each of the build on disk") if running else [])
 
 
 def _confinement(around: Surroundings) -> Found:
@@ -245,7 +232,7 @@ def _confinement(around: Surroundings) -> Found:
             restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
             text = f"{record.namespace}/{record.name} is not confined: {why}"
             bad.append(warn(text, "see docs/security.md" if record.unconfined else restart))
-    return bad or all_well(up, f"{len(up)} confined by the operating system")
+    return bad or (ok(f"{len(up)} confined by the operating system") if up else [])
 
 
 def _ollama(around: Surroundings) -> Found:

@@ -69,11 +69,6 @@ def unasked(problem: str) -> Finding:
     return warn(f"could not be asked: {problem}", "see api")
 
 
-def all_well(judged: Sequence[object], text: str) -> list[Finding]:
-    """A finding that all of these are well, none if there are none of them."""
-    return [ok(text)] if judged else []
-
-
 def summary(findings: Sequence[Finding]) -> str:
     """The last line of the report: the number of findings by status."""
     counts = {status: sum(each.status == status for each in findings) for status in ("ok", "warn", "fail")}

@@ -83,21 +83,13 @@ def _memory(around: Surroundings) -> Found:
     return ok(text)
 
 
-def sleep_minutes(custom: str) -> dict[str, int]:
-    """Source of power -> idle minutes until the Mac sleeps, 0 for never. `custom`: output of `pmset -g custom`."""
-    found: dict[str, int] = {}
-    source = ""
-    for line in custom.splitlines():
+def _sleep(around: Surroundings) -> Found:
+    minutes, source, caffeinate = dict[str, int](), "", around.settings.caffeinate
+    for line in around.run((PMSET, "-g", "custom"), ASK_S).out.splitlines():
         if line and not line[0].isspace():
             source = line.strip().rstrip(":")
         elif told := re.match(r"\s+sleep\s+(\d+)", line):
-            found[source] = int(told[1])
-    return found
-
-
-def _sleep(around: Surroundings) -> Found:
-    minutes = sleep_minutes(around.run((PMSET, "-g", "custom"), ASK_S).out)
-    caffeinate = around.settings.caffeinate
+            minutes[source] = int(told[1])  # 0 for never
     if not minutes:
         return unknown("pmset names no settings of sleep")
     sleepy = [f"{each} min on {source}" for source, each in minutes.items() if each]

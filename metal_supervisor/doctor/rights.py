@@ -159,22 +159,14 @@ def _takes_values(kube: Kube, namespace: str) -> bool:
     return named or any(spec.get("sourceSecretRef") for spec in specs)
 
 
-def _account(around: Surroundings) -> tuple[str, str] | None:
-    """(namespace, name) of the ServiceAccount whose token file this Mac renews, None without one.
-
-    Raises BadKubeconfig, OSError.
-    """
-    chosen = around.chosen()
-    token = read_token(chosen.token_file.read_text("ascii")) if chosen.token_file else None
-    return (token.namespace, token.account) if token else None
-
-
 def _rights(around: Surroundings) -> Found:
     kube, settings = around.link.kube, around.settings
     if kube is None:
         return unasked(around.link.problem)
     try:
-        account = _account(around)
+        file = around.chosen().token_file
+        token = read_token(file.read_text("ascii")) if file else None  # which this Mac renews
+        account = (token.namespace, token.account) if token else None
         node = settings.node_name or "<node>"
         rbac = conf_dir() / "rbac"
         needed = bundles(rbac, settings.namespace, account, node, _takes_values(kube, settings.namespace))

@@ -171,6 +171,11 @@ def orphans(table: Any, alive: dict[str, RunNote], marked: Sequence[int]) -> Any
         return asked("orphans", directory=directory, table=lambda: table)
 
 
+def missing(away: dict[str, str], here: list[engines.FoundEngine], runtimes: str = "") -> Any:
+    with mock.patch.object(engines, "found", lambda _: (here, away)):
+        return asked("engines", said("version: 7200"), records=dict, settings={"runtimes": runtimes})
+
+
 def engine_here(check: str, path: str = "/opt/homebrew/bin/llama-server", chip: str = "Apple M4", **facts: Any) -> Any:
     here = replace(LLAMA, path=Path(path))
     mac = SimpleNamespace(text=lambda _: chip, number=lambda _: 0)
@@ -367,10 +372,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("engines", "fail", version(said(code=-9)), ("signal 9", "brew install llama.cpp")),
     ("engines", "fail", version(said(code=1, err="dyld: Library not loaded")), ("dyld",)),
     ("engines", "warn", version(said(code=TIMED_OUT)), ("4 s",)),
-    ("engines", "ok", engines.judge_missing({"omlx": "no"}, ["llama-server"], {}), ()),
-    ("engines", "fail", engines.judge_missing({"omlx": "not found"}, ["llama-server"], {"omlx": "--runtimes"}),
+    ("engines", "ok", missing({"omlx": "no"}, [LLAMA]), ("llama-server (llama-server) 7200",)),
+    ("engines", "fail", missing({"omlx": "not found"}, [], runtimes="omlx"),
      ("omlx is wanted by --runtimes", "brew install jundot")),
-    ("engines", "fail", engines.judge_missing({"llama-server": "no"}, [], {}), ("no engine", "brew install llama.cpp")),
+    ("engines", "fail", missing({"llama-server": "no"}, []), ("no engine", "brew install llama.cpp")),
     ("binaries", "ok", engine_here("binaries", said={engines.FILE: said(UNIVERSAL)}), ()),
     ("binaries", "ok", engine_here("binaries", chip="Intel", said={engines.FILE: said(INTEL)}), ()),
     ("binaries", "fail", engine_here("binaries", said={engines.FILE: said(INTEL)}), ("Rosetta", "/opt/homebrew")),
