@@ -153,19 +153,15 @@ class Foreground:
         self._say(f"metal-supervisor {__version__}")
         if settings.embedded:
             self._say("  cluster  the embedded Kubernetes API; everything stays on this machine's loopback")
-        else:
-            self._name_cluster(Kube(settings.kubeconfig_path, settings.context))
+        else:  # which cluster this is, before anything is changed in it
+            kube = Kube(settings.kubeconfig_path, settings.context)
+            self._say(f"  cluster  {kube.server_name} (context {kube.context_name} of {settings.kubeconfig})")
+            self._say(f"  watching namespace {settings.namespace or 'all namespaces'}; nothing is applied to it")
+            if settings.bind_address in ("0.0.0.0", "::"):
+                self._say("  engines  listen on all interfaces (set --bind to narrow that)")
         self._say(f"  state    {shown(self._directory.path)}")
         if settings.gateway_on:
             self._say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
-
-    def _name_cluster(self, kube: Kube) -> None:
-        """Print which cluster this is, before anything is changed in it."""
-        self._say(f"  cluster  {kube.server_name} (context {kube.context_name} of {self.settings.kubeconfig})")
-        self._say(f"  watching namespace {self.settings.namespace or 'all namespaces'}; nothing is applied to it")
-        bind = self.settings.bind_address
-        if bind in ("0.0.0.0", "::"):
-            self._say("  engines  listen on all interfaces (set --bind to narrow that)")
 
     def _keep_settings(self) -> str:
         """Take on the settings of the system that runs here; return the flags of those that differ from ours."""

@@ -85,11 +85,20 @@ def _clock(around: Surroundings) -> Found:
     return warn(text, fix)
 
 
-def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, me: str, fenced: bool = False) -> Finding:
-    """Finding about the withdrawal of this Mac's endpoints if it falls silent. `me`: its name in the cluster.
-
-    `leases`: of the watched namespaces; `server_now`: Unix time by the server's clock; `fenced`: see `is_fenced`.
-    """
+def _watch(around: Surroundings) -> Found:
+    """Withdrawal of this Mac's endpoints if it falls silent: by other Macs, or by the reaper."""
+    kube, space = around.link.kube, around.settings.namespace
+    if around.settings.embedded:
+        return []
+    if kube is None:
+        return unasked(around.link.problem)
+    try:
+        leases = kube.request("GET", api_path("leases", space), {"labelSelector": KIND}).get("items") or []
+        served = space or next((each["metadata"]["namespace"] for each in leases), "default")
+        fenced = is_fenced(kube, served)
+    except KubeError as error:
+        return unknown(str(error))
+    server_now = around.clock() + kube.clock_offset_s
     macs, awake, reaper = set(), set(), False
     for each in leases:
         metadata, spec = each.get("metadata") or {}, each.get("spec") or {}
@@ -99,7 +108,7 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, me: s
             awake |= {spec["holderIdentity"]} if renewed else set()
         if metadata.get("name") == REAPER_LEASE:
             reaper = renewed
-    others = awake - {me}  # the Lease of a Mac that is off for good stays
+    others = awake - {_own_name(around)}  # the Lease of a Mac that is off for good stays
     if reaper:
         return ok(f"the reaper runs, for {len(macs)} Macs")
     if others and not fenced:
@@ -107,7 +116,7 @@ def judge_watch(leases: Sequence[Json], server_now: float, namespace: str, me: s
     why = "the fence leaves their withdrawal to the reaper, and no reaper runs" if fenced else "no other Mac, no reaper"
     text = f"this Mac's endpoints would stay if it fell silent: {why}"
     where = shlex.quote(str(conf_dir() / "reaper" / "reaper.yaml"))
-    return warn(text, f"sed 's/namespace: llm/namespace: {namespace or 'default'}/' {where} | kubectl apply -f -")
+    return warn(text, f"sed 's/namespace: llm/namespace: {served}/' {where} | kubectl apply -f -")
 
 
 def is_fenced(kube: Kube, namespace: str) -> bool:
@@ -126,23 +135,6 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
             raise
         return True
     return False
-
-
-def _watch(around: Surroundings) -> Found:
-    if around.settings.embedded:
-        return []
-    kube = around.link.kube
-    if kube is None:
-        return unasked(around.link.problem)
-    space = around.settings.namespace
-    try:
-        found = kube.request("GET", api_path("leases", space), {"labelSelector": KIND})
-        leases = found.get("items") or []
-        served = space or next((each["metadata"]["namespace"] for each in leases), "default")
-        fenced = is_fenced(kube, served)
-    except KubeError as error:
-        return unknown(str(error))
-    return judge_watch(leases, around.clock() + kube.clock_offset_s, served, _own_name(around), fenced)
 
 
 def _own_name(around: Surroundings) -> str:

@@ -73,14 +73,12 @@ class Directory:
         return not self.path.is_dir()
 
     def lines(self) -> Iterator[str]:
-        """Description of the step."""
         if self.root:
             yield f"run    sudo {' '.join(self._argv())}"
         else:
             yield f"make   {self.path}/ ({self.mode:04o})"
 
     def do(self, machine: Machine) -> None:
-        """Do it. Raises InstallError, OSError."""
         if self.root:
             machine.as_root(*self._argv())
         else:
@@ -111,7 +109,6 @@ class FileStep:
             return True
 
     def lines(self) -> Iterator[str]:
-        """Description of the step, with the content."""
         yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
         shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
         yield from (f"       | {line}" for line in shown)
@@ -119,7 +116,6 @@ class FileStep:
             yield f"run    {shown_as_root(self._argv())}"
 
     def do(self, machine: Machine) -> None:
-        """Do it. Raises InstallError, OSError."""
         if self.record:
             self.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self.record, self.content)
@@ -147,11 +143,9 @@ class LinkStep:
         return not self.path.exists()
 
     def lines(self) -> Iterator[str]:
-        """Description of the step."""
         yield f"link   {self.path} -> {self.target}"
 
     def do(self, _machine: Machine) -> None:
-        """Do it. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         self.path.symlink_to(self.target)
@@ -168,11 +162,9 @@ class Remove:
         return self.path.is_symlink() or self.path.exists()
 
     def lines(self) -> Iterator[str]:
-        """Description of the step."""
         yield f"run    sudo {REMOVE} -f {self.path}" if self.root else f"remove {self.path}"
 
     def do(self, machine: Machine) -> None:
-        """Do it. Raises InstallError, OSError."""
         if self.root:
             machine.as_root(REMOVE, "-f", str(self.path))
         else:
@@ -180,6 +172,10 @@ class Remove:
 
 
 Step = Directory | FileStep | LinkStep | Remove
+"""`due`: it would change something. `lines`: its description, with the content of a file. `do`: do it.
+
+Raises InstallError, OSError.
+"""
 
 
 def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:

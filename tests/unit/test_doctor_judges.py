@@ -154,6 +154,17 @@ def clock(offset_s: float) -> Any:
     return asked("clock", link=link, settings={"kubeconfig": "/kubeconfig"})
 
 
+def watch(leases: list[dict[str, Any]], server_now: float, fenced: bool = False) -> Any:
+    def request(method: str, path: str, *_: Any) -> dict[str, Any]:
+        if method == "POST" and fenced:
+            raise KubeError(422, "Invalid", "the fence")
+        return {"items": leases}
+
+    link = SimpleNamespace(kube=SimpleNamespace(request=request, clock_offset_s=server_now - NOW))
+    settings = {"kubeconfig": "/kubeconfig", "namespace": "llm", "node_name": "mac-a"}
+    return asked("watch", link=link, clock=lambda: NOW, settings=settings)
+
+
 def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bool = False) -> Any:
     facts = {"advertised": lambda *_: choice, "interfaces": lambda: interfaces}
     if embedded:
@@ -461,15 +472,15 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("clock", "ok", clock(-9.0), ("agree",)),
     ("clock", "warn", clock(12.0), ("12 s behind",)),
     ("clock", "fail", clock(-3600.0), ("3600 s ahead", "Date & Time")),
-    ("watch", "ok", cluster.judge_watch([LEASE, PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
-    ("watch", "ok", cluster.judge_watch([PEER], NOW, "llm", "mac-a"), ("2 Macs",)),
-    ("watch", "warn", cluster.judge_watch([LEASE, PEER], NOW + 3600, "llm", "mac-a"), ("no other Mac", "reaper.yaml")),
-    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", "mac-a"), ("the reaper runs",)),
-    ("watch", "warn", cluster.judge_watch([LEASE], NOW, "llm", "mac-a"), ("namespace: llm/", "reaper.yaml")),
-    ("watch", "warn", cluster.judge_watch([LEASE, PEER], NOW, "llm", "mac-a", True),
+    ("watch", "ok", watch([LEASE, PEER], NOW), ("2 Macs",)),
+    ("watch", "ok", watch([PEER], NOW), ("2 Macs",)),
+    ("watch", "warn", watch([LEASE, PEER], NOW + 3600), ("no other Mac", "reaper.yaml")),
+    ("watch", "ok", watch([LEASE, REAPER], NOW), ("the reaper runs",)),
+    ("watch", "warn", watch([LEASE], NOW), ("namespace: llm/", "reaper.yaml")),
+    ("watch", "warn", watch([LEASE, PEER], NOW, True),
      ("the fence", "no reaper", "reaper.yaml")),
-    ("watch", "ok", cluster.judge_watch([LEASE, REAPER], NOW, "llm", "mac-a", True), ("the reaper runs",)),
-    ("watch", "warn", cluster.judge_watch([LEASE, REAPER], NOW + 3600, "llm", "mac-a"), ("no reaper",)),
+    ("watch", "ok", watch([LEASE, REAPER], NOW, True), ("the reaper runs",)),
+    ("watch", "warn", watch([LEASE, REAPER], NOW + 3600), ("no reaper",)),
     ("address", "ok", address(AddressChoice("192.168.1.20", "the route to api"),
      [Interface("lo0", "127.0.0.1", True), EN0, Interface("en7", "10.0.0.9", False),
       Interface("utun4", "100.64.0.3", True),
