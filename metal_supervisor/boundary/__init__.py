@@ -1,0 +1,1 @@
+"""Kept for systems that an earlier release started: see `supervisord.py`."""
