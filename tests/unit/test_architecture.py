@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_every_room_has_a_row() -> None:
 def test_no_file_is_loose() -> None:
     loose = {path.name for path in (ROOT / "metal_supervisor").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py", "launch.py", "supervisorctl.py"}
+
+
+def test_what_systems_of_the_last_release_name_is_there() -> None:
+    """Its supervisord.conf names a plugin of supervisorctl, and `run` a module that becomes supervisord."""
+    assert callable(importlib.import_module("metal_supervisor.supervisorctl").make)
+    assert callable(importlib.import_module("metal_supervisor.boundary.supervisord").daemon)
 
 
 def test_no_two_classes_share_a_name() -> None:
