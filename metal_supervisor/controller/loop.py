@@ -100,7 +100,7 @@ class Controller:
         self.store = Store(settings.store_path, self._tell, terms_of(settings), read_listing)
         self.reasons = Reasons(settings.runtime)
         self._poker = Poker(directory.socket, self.wake)
-        self.exits = ExitWatch(self._exited)
+        self.exits = ExitWatch(lambda _pid: self._poker.ask())
         self.node = machine.node_name(directory.path, settings.node_name)
         self.placement = Placement(settings, directory, kube, self.node, self.wake)
         self.applier = Applier(directory, supervisord, settings)
@@ -129,9 +129,6 @@ class Controller:
         """True for an edit, and for the first signs of LLMKube's operator; called by the watches' threads."""
         signs = not self.controller_status.operator and status_mode.wrote(before) != status_mode.wrote(now)
         return signs or is_edited(before, now)
-
-    def _exited(self, _pid: int) -> None:
-        self._poker.ask()
 
     def _tell(self) -> None:
         """Wake the controller for news that no snapshot shows; called by any thread."""
