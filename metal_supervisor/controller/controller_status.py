@@ -18,6 +18,7 @@ from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.remembered import Remembered, nothing
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.placement import placement
@@ -106,25 +107,22 @@ class ControllerStatus:
 
     def publish(
         self,
-        now: float,
+        snapshot: Snapshot,
         did: str,
         watches: Sequence[Reflector],
-        found: tuple[Mapping[Key, Json], Mapping[Key, Json]],
         file_of: Callable[[Json], ModelFile],
         placing: tuple[Placement, Placed],
         memory: Json,
         slots: Sequence[str] = (),
         reasons: Json | None = None,
-        metal: str = "",
     ) -> bool:
         """Write the report; True if the sidecar should know at once what is new in it.
 
-        `found`: services and models; `file_of`: state of a Model's file on this Mac. `slots`: names of the store's
-        slots that are wanted. `reasons`: see `controller.reasons`. `metal`: `there`, `absent`, or "" while that is
-        unknown or irrelevant.
+        `file_of`: state of a Model's file on this Mac. `slots`: names of the store's slots that are wanted. `reasons`:
+        see `controller.reasons`.
         """
-        (services, models), (placer, placed) = found, placing
-        ours = placer.speaks_for(placed, models.keys(), services)
+        models, (placer, placed) = snapshot.models, placing
+        ours = placer.speaks_for(placed, models.keys(), snapshot.services or {})
         body: Json = {
             "format": FORMAT,
             "did": did or "nothing to do",
@@ -152,12 +150,12 @@ class ControllerStatus:
             },
             "notices": self._notices,
             "memory": memory,
-            "metal": metal,
+            "metal": snapshot.metal.word,
             "slots": list(slots),
             "reasons": reasons or {},
         }
         counted = {
-            "at": now,
+            "at": snapshot.now,
             "cluster": {**body["cluster"], "requests": self._kube.requests},
             "passes": self._passes.as_json(),
         }

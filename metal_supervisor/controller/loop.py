@@ -366,12 +366,10 @@ class Controller:
         sentence = "; ".join(f"{step.do.value} {step.program}: {step.why}" for step in done)
         if sentence:
             log.info("pass", extra={"did": sentence})
-        services, models = snapshot.services or {}, snapshot.models
         used = {(each.namespace, each.model) for each in self.records.values()}
-        self.model_files.keep(models.keys())
+        self.model_files.keep(snapshot.models.keys())
         self._untold |= self.controller_status.publish(
-            snapshot.now, sentence, (self.services, self.models), (services, models),
-            partial(self.model_files.state, used=used), (self.placement, self.assignment.placed),
-            self.memory.said(), self.store.slots(),
-            self.reasons.told(self.records.values(), services, models, steps), snapshot.metal.word,
+            snapshot, sentence, (self.services, self.models), partial(self.model_files.state, used=used),
+            (self.placement, self.assignment.placed), self.memory.said(), self.store.slots(),
+            self.reasons.told(self.records.values(), snapshot, steps),
         )  # fmt: skip

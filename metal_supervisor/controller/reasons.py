@@ -5,14 +5,15 @@ Part of the controller's report, so kept short: the latest step for each program
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from metal_supervisor.controller.plan import Step
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.spec import resources
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import Json, Key
+from metal_supervisor.spec.types import Json
 
 MOST = 500
 """Most programs in the report: more engines than any Mac has memory for."""
@@ -27,20 +28,15 @@ class Reasons:
         self._default = default_runtime
         self._runtimes: dict[str, tuple[Record, Json, Json, str]] = {}
 
-    def told(
-        self,
-        records: Collection[Record],
-        services: Mapping[Key, Json],
-        models: Mapping[Key, Json],
-        steps: Sequence[Step],
-    ) -> Json:
+    def told(self, records: Collection[Record], snapshot: Snapshot, steps: Sequence[Step]) -> Json:
         """Program -> `step` (`wait: held after crashes`) and `runtime` (reason for it); either may be missing."""
         step_of = {step.program: f"{step.do.value}: {step.why}" for step in steps}
+        services = snapshot.services or {}
         result: Json = {}
         known, self._runtimes = self._runtimes, {}
         for record in sorted(records, key=lambda each: each.program)[:MOST]:
             program, written = record.program, services.get(record.owner)
-            model = models.get((record.namespace, record.model))
+            model = snapshot.models.get((record.namespace, record.model))
             told = {"step": step_of[program][:LONGEST_TEXT]} if program in step_of else {}
             if written and model:
                 kept = known.get(program)

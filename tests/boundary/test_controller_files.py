@@ -41,7 +41,8 @@ def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
     placed: Any = SimpleNamespace(namespaces=(), silent=())
 
     def told(memory: int) -> bool:
-        return status.publish(1.0, "", [], ({}, {}), lambda _: 1 / 0, (placer, placed), {"left": memory})
+        snapshot = Snapshot(1.0, {}, True, {}, {}, {}, {})
+        return status.publish(snapshot, "", [], lambda _: 1 / 0, (placer, placed), {"left": memory})
 
     def no_space(*_: Any, **__: Any) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -29,6 +29,7 @@ from metal_supervisor.cluster.report import report
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.loop import TICK_S
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.leases import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
@@ -149,9 +150,10 @@ class SimulatedMac:
                 self._run_engines(found, placed)
         else:
             found, placed, operator = {}, Placed({}, known=False), None
+        snapshot = Snapshot(time.time(), services.items, True, models.items, {}, {}, {})
         self.status.publish(
-            time.time(), "", (self.services, self.models), (services.items, models.items), self._file_of,
-            (self.placement, placed), {"budget": 1 << 36, "left": 1 << 35},
+            snapshot, "", (self.services, self.models), self._file_of, (self.placement, placed),
+            {"budget": 1 << 36, "left": 1 << 35},
         )
         self._tell_cluster()
         later = [] if placed.again_in_s is None else [max(SOONEST_S, placed.again_in_s)]

@@ -14,9 +14,10 @@ from metal_supervisor.cli.explanation import Case, explain, numbers
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller.plan import Action, Step
 from metal_supervisor.controller.reasons import LONGEST_TEXT, MOST, Reasons
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record, Verdict
-from metal_supervisor.spec.types import Endpoint, Standing
+from metal_supervisor.spec.types import Endpoint, Key, Standing
 from tests.support.records import a_record
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -177,8 +178,12 @@ def written(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "tiny"}, "spec": spec}
 
 
+def world(services: dict[Key, Any], models: dict[Key, Any]) -> Snapshot:
+    return Snapshot(1.0, services, True, models, {}, {}, {})
+
+
 def why(item: dict[str, Any], model: dict[str, Any], record: Record = RECORD, default: str = "llama-server") -> str:
-    found = Reasons(default).told([record], {("default", "tiny"): item}, {("default", "phi"): model}, ())
+    found = Reasons(default).told([record], world({("default", "tiny"): item}, {("default", "phi"): model}), ())
     return str(found.get("default.tiny", {}).get("runtime", ""))
 
 
@@ -210,9 +215,9 @@ def test_a_model_that_nobody_can_read_is_no_hindrance(monkeypatch: pytest.Monkey
 
 def test_the_latest_steps_are_kept_and_all_of_it_is_bounded() -> None:
     steps = [Step(Action.WAIT, "default.tiny", "held after crashes"), Step(Action.STOP, "other", "x" * 999)]
-    assert Reasons("").told([RECORD], {}, {}, steps) == {"default.tiny": {"step": "wait: held after crashes"}}
+    assert Reasons("").told([RECORD], world({}, {}), steps) == {"default.tiny": {"step": "wait: held after crashes"}}
     many = [replace(RECORD, program=f"p{number:04}") for number in range(MOST + 9)]
-    told = Reasons("").told(many, {}, {}, [Step(Action.STOP, each.program, "x" * 999) for each in many])
+    told = Reasons("").told(many, world({}, {}), [Step(Action.STOP, each.program, "x" * 999) for each in many])
     assert len(told) == MOST and all(len(each["step"]) == LONGEST_TEXT for each in told.values())
 
 
@@ -220,7 +225,7 @@ def test_the_reason_of_a_runtime_follows_its_record_and_its_resources() -> None:
     kept, item, model = Reasons("llama-server"), written(), written(source="file:///m")
 
     def now(record: Record = RECORD) -> str:
-        found = kept.told([record], {("default", "tiny"): item}, {("default", "phi"): model}, ())
+        found = kept.told([record], world({("default", "tiny"): item}, {("default", "phi"): model}), ())
         return str(found.get("default.tiny", {}).get("runtime", ""))
 
     first = now()
