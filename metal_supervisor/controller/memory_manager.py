@@ -46,8 +46,6 @@ class _Footprint:
     """Memory that an engine holds, and what that was decided by."""
 
     basis: tuple[Record | Proposal, ProgramState, RunNote | None, Observed | None]
-    noted: bool
-    """Its launcher has said what it runs."""
     pid: int
     reserved_bytes: int
     """The most that was reserved for this process so far."""
@@ -112,7 +110,8 @@ class Memory:
                 continue
             note, seen = snapshot.notes.get(each.program), snapshot.observed.get(each.program)
             known, basis = before.get(key), (each, state, note, seen)
-            if known is None or not known.noted or not all(map(is_, known.basis, basis)):
+            # Until its launcher has said what it runs, its section is read each time.
+            if known is None or live_note(note, state) is None or not all(map(is_, known.basis, basis)):
                 known = self._footprint(records.get(key), basis, known)
             self._footprints[key] = known
         return {key: each.up for key, each in self._footprints.items()}
@@ -135,7 +134,7 @@ class Memory:
         # Specs of an older release do not have it, and records change.
         reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
         measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
-        return _Footprint(basis, note is not None, pid, reserved, Up(spec_file, max(reserved, measured)))
+        return _Footprint(basis, pid, reserved, Up(spec_file, max(reserved, measured)))
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 

@@ -109,9 +109,6 @@ class Stopping:
     """That TERM came so soon after the start that it may have been lost."""
 
 
-NOT_STOPPING = Stopping()
-
-
 def with_use(stopping: Stopping, use: EngineUse | None, token: WithdrawalToken) -> Stopping:
     """State of an engine that is to stop, with what the gateway says of it; None: it has none of its requests."""
     if use is None:
@@ -249,7 +246,7 @@ def steps(
         if want is None:
             assert state is not None
             remove = Step(Action.REMOVE, name, "no longer wanted")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), remove, clock))
+            result.append(_take_down(name, state, stopping.get(name, Stopping()), remove, clock))
         elif state is None:
             result.append(Step(Action.ADD, name, "new") if name in diff.added else Step(Action.WAIT, name, RELOAD, 1.0))
         elif not _runs_another(want, note, state) and (
@@ -264,7 +261,7 @@ def steps(
             result.append(Step(Action.WAIT, name, "it was stopped by hand just now", HAND_GRACE_S))
         else:
             replace = Step(Action.REPLACE, name, "its spec changed")
-            result.append(_take_down(name, state, stopping.get(name, NOT_STOPPING), replace, clock))
+            result.append(_take_down(name, state, stopping.get(name, Stopping()), replace, clock))
     return [
         _withheld(step, wanted[step.program].held) if step.program in wanted else step
         for step in result if step is not None
