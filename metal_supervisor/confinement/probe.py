@@ -106,8 +106,8 @@ class Trials:
     def __init__(self, state: Path, launcher: Path, on_change: Callable[[], None]) -> None:
         self._state, self._file, self._launcher, self._on_change = state, state / FILE, launcher, on_change
         end_left(state)
-        self._verdicts: dict[str, TrialVerdict] = self._read()
-        self._under_way: set[str] = set()
+        self._verdicts = self._read()
+        """None for a trial that is under way."""
         self._lock = threading.Lock()
 
     def look(self, build: str, trial: Callable[[Path, int], Trial]) -> TrialVerdict | None:
@@ -117,11 +117,10 @@ class Trials:
         """
         key = key_of(build)
         with self._lock:
-            if key in self._verdicts or key in self._under_way:
-                return self._verdicts.get(key)
-            threading.Thread(target=self._run, args=(key, trial), name="confinement", daemon=True).start()
-            self._under_way.add(key)
-        return None
+            if key not in self._verdicts:
+                threading.Thread(target=self._run, args=(key, trial), name="confinement", daemon=True).start()
+                self._verdicts[key] = None
+            return self._verdicts[key]
 
     def _run(self, key: str, trial: Callable[[Path, int], Trial]) -> None:
         try:
@@ -134,12 +133,11 @@ class Trials:
         else:
             log.error("confinement does not work", extra={"engine": key, "why": verdict.why})
         with self._lock:
-            self._under_way.discard(key)
             self._verdicts[key] = verdict
             self._keep()
         self._on_change()
 
-    def _read(self) -> dict[str, TrialVerdict]:
+    def _read(self) -> dict[str, TrialVerdict | None]:
         found = read_object(self._file)
         try:
             return {key: TrialVerdict(bool(said["works"]), str(said["why"])) for key, said in found.items()}
@@ -147,8 +145,8 @@ class Trials:
             return {}
 
     def _keep(self) -> None:
-        latest = dict([item for item in self._verdicts.items() if not item[1].passing][-KEPT:])
-        told = {key: {"works": each.works, "why": each.why} for key, each in latest.items()}
+        known = [(key, each) for key, each in self._verdicts.items() if each is not None and not each.passing]
+        told = {key: {"works": each.works, "why": each.why} for key, each in known[-KEPT:]}
         with contextlib.suppress(OSError):  # it is tried again after the next start
             write_atomic(self._file, json.dumps(told), durable=False)
 
