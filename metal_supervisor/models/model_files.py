@@ -134,8 +134,5 @@ def looked_at(path: Path, places: Places = ANYWHERE) -> ModelFile:
         raise _unreadable(path, error) from None
     if directory:
         return ModelFile("Ready", str(real), check_directory(real), directory=True, real=judged)
-    size = check_file(path, places)
-    for name in shard_names(path.name):
-        if name != path.name:
-            size += check_file(path.with_name(name), places)
+    size = sum(check_file(each, places) for each in parts)
     return ModelFile("Ready", str(path), size, real=judged)

@@ -104,10 +104,7 @@ def listing(artifact: Artifact, keys: Mapping[str, str], get: Get) -> Listing:
 
     `keys`: those of the Secret, as text; {} for anonymous requests.
     """
-    parts = bucket_key(artifact.source)
-    if parts is None:
-        raise Unusable("UnsupportedSource", "the source must look like s3://BUCKET/KEY", Retry.NEVER)
-    name, key = parts
+    name, key = bucket_key(artifact.source) or ("", "")  # `origins` passes no other source
     bucket = _bucket(name, keys)
     for _ in range(2):
         try:
