@@ -16,7 +16,7 @@ from pathlib import Path
 
 from metal_supervisor.models import backups, model_files, repository, takeover
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
-from metal_supervisor.models.model_directory import Contents, kept, with_file
+from metal_supervisor.models.model_directory import Contents, PinnedFiles, kept, with_file
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import fetch
 from metal_supervisor.models.remote.origins import locate
@@ -238,7 +238,7 @@ class DownloadJob:
         for piece in listing.pieces:
             name = base + piece.name
             target, hashed = slot.place(name), Hashing(self, piece.size_bytes or 0)
-            if self._has(name, piece):
+            if self._has(name, piece, files.get(name)):
                 self.meter.got(piece.size_bytes or 0)
             elif found := takeover.taken_over(piece, target, self.shelf.directory, artifact, hashed):
                 self.meter.got(piece.size_bytes or 0)
@@ -288,10 +288,9 @@ class DownloadJob:
             self.shelf.turns.look()
         self.check()
 
-    def _has(self, name: str, piece: Piece) -> bool:
-        """True if a file is already here, whole, and the one that is listed."""
-        found = self.slot.whole_file(name)
-        if found is None or piece.size_bytes not in (None, found.size_bytes):
+    def _has(self, name: str, piece: Piece, found: PinnedFiles | None) -> bool:
+        """True if a file is already here, whole, and the one that is listed. `found`: what the note has of it."""
+        if found is None or not self.slot.has(name, found) or piece.size_bytes not in (None, found.size_bytes):
             return False
         if piece.digest and found.sha256:
             return piece.digest == found.sha256

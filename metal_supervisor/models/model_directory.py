@@ -137,17 +137,12 @@ class ModelDirectory:
         contents = self.read()
         if contents is None or not contents.whole:
             return None
-        if not all(self._has(name, kept) for name, kept in contents.files.items()):
+        if not all(self.has(name, kept) for name, kept in contents.files.items()):
             return None
         return self.path / contents.model
 
-    def whole_file(self, name: str) -> PinnedFiles | None:
-        """Record of a file that is here and complete, None if it is not. Raises Unusable for a link."""
-        contents = self.read()
-        kept = contents.files.get(name) if contents else None
-        return kept if kept is not None and self._has(name, kept) else None
-
-    def _has(self, name: str, kept: PinnedFiles) -> bool:
+    def has(self, name: str, kept: PinnedFiles) -> bool:
+        """True if a file is here and still has its size. Raises Unusable for a link."""
         found = status_below(self.store, f"{self.name}/{name}")
         return found is not None and stat.S_ISREG(found.st_mode) and found.st_size == kept.size_bytes
 
