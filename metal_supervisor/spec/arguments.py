@@ -227,13 +227,9 @@ def _argument(written: Sequence[str], index: int, grammar: Grammar) -> Argument:
     if equals:
         return Argument(index, text, name, flag, (value,), True, ambiguous)
     behind = written[index + 1 :]
-    if flag is None:  # nothing is known of it: whatever cannot be a flag itself may be its value
-        behind = behind if text.startswith("-") else ()
-        count = next((place for place, each in enumerate(behind) if _is_flag(each)), len(behind))
-        return Argument(index, text, name, None, tuple(behind[:count]))
-    count = len(flag.values)
-    if grammar.argparse:
-        count = min(count, next((place for place, each in enumerate(behind) if _is_flag(each)), len(behind)))
+    count = len(flag.values) if flag is not None else len(behind) if text.startswith("-") else 0
+    if flag is None or grammar.argparse:  # what nothing is known of may have as values whatever cannot be a flag itself
+        count = next((place for place, each in enumerate(behind[:count]) if _is_flag(each)), count)
     return Argument(index, text, name, flag, tuple(behind[:count]), False, ambiguous)
 
 

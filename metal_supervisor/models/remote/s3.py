@@ -178,12 +178,9 @@ def _asked(artifact: Artifact, bucket: Bucket, key: str, get: Get) -> Listing:
         raise Unusable("SourceNotFound", f"{of} has no {missing!r:.120}, but other shards of it")
     _check_names(bucket, prefix, taken)
     pieces = (_piece(bucket, prefix, found[name], get) for name in taken)
-    return Listing(tuple(each if artifact.directory else _alone(each) for each in pieces))
-
-
-def _alone(piece: Piece) -> Piece:
-    """Strip the folders from a piece's name: a GGUF file is stored with its shards beside it."""
-    return replace(piece, name=posixpath.basename(piece.name))
+    if not artifact.directory:  # a GGUF file is stored with its shards beside it, not in their folders
+        pieces = (replace(each, name=posixpath.basename(each.name)) for each in pieces)
+    return Listing(tuple(pieces))
 
 
 def _check_names(bucket: Bucket, key: str, names: tuple[str, ...]) -> None:
