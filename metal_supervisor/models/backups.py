@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from metal_supervisor.host import commands
@@ -19,17 +18,13 @@ TEMPORARY = ("/tmp", "/private/tmp", "/var/tmp", "/private/var/tmp", "/var/folde
 
 
 @functools.cache
-def exclude(
-    directory: Path, run: commands.Runner = commands.run, platform: str = sys.platform
-) -> Sequence[str] | None:
-    """Exclude a directory from Time Machine, also after it is moved. Returns the command, None if none could be run.
+def exclude(directory: Path, run: commands.Runner = commands.run, platform: str = sys.platform) -> None:
+    """Exclude a directory from Time Machine, also after it is moved.
 
     Done once in each process. A failure is ignored: it is no reason not to fetch a model.
     """
-    if platform != "darwin":
-        return None
-    command = (TMUTIL, "addexclusion", str(directory))
-    return None if run(command, TIMEOUT_S).code == commands.NOT_FOUND else command
+    if platform == "darwin":
+        run((TMUTIL, "addexclusion", str(directory)), TIMEOUT_S)
 
 
 def is_temporary(directory: Path) -> bool:

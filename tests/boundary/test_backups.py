@@ -18,15 +18,15 @@ def test_time_machine_is_told_on_a_mac_and_nobody_elsewhere(tmp_path: Path) -> N
         ran.append((argv, timeout_s))
         return Done(0, "", "")
 
-    command = backups.exclude(tmp_path, run, "darwin")
-    assert command == ("/usr/bin/tmutil", "addexclusion", str(tmp_path))
-    assert ran == [(command, backups.TIMEOUT_S)]
-    assert backups.exclude(tmp_path, run, "linux") is None and len(ran) == 1
+    backups.exclude(tmp_path, run, "darwin")
+    assert ran == [(("/usr/bin/tmutil", "addexclusion", str(tmp_path)), backups.TIMEOUT_S)]
+    backups.exclude(tmp_path, run, "linux")
+    assert len(ran) == 1
 
 
 def test_a_mac_without_it_fetches_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "TMUTIL", str(tmp_path / "none"))
-    assert backups.exclude(tmp_path, platform="darwin") is None
+    backups.exclude(tmp_path, platform="darwin")  # raises nothing
 
 
 @pytest.mark.parametrize(
