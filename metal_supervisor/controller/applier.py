@@ -64,7 +64,8 @@ class Applier:
         """
         self.lacks = False
         on_file = self.state.sections_on_file()
-        changed = {program for program, _ in on_file.items() ^ (self._read or {}).items()}
+        same = on_file is self._read
+        changed = set() if same else {program for program, _ in on_file.items() ^ (self._read or {}).items()}
         late = self._diff.added & self._late
         again = self.files.unread | (self._diff.names - late) | changed
         if self._read is not None and not again:
