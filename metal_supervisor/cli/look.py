@@ -113,6 +113,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _log_level(arguments: argparse.Namespace) -> int:
+    from metal_supervisor.cli.services import is_up
+    from metal_supervisor.state.directory import StateDir
     from metal_supervisor.state.doorbell import ring
     from metal_supervisor.state.kept_files import write_atomic
 
@@ -127,4 +129,6 @@ def _log_level(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{path}: {error.strerror}; see --state-dir") from None
     for name in ("controller", "sidecar", "gateway"):
         ring(state, name)
+    if not is_up(StateDir(state)):
+        say(f"nothing runs in {state} (--state-dir): this counts from its next start")
     return 0

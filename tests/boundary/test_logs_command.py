@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from metal_supervisor.cli import logs as logs_command
+from metal_supervisor.settings.logging import LEVEL_FILE
 from metal_supervisor.state.directory import StateDir
 from tests.support.pseudo import WITHIN_S, Following, Terminal
 from tests.support.records import a_record
@@ -266,3 +267,10 @@ def test_a_line_without_an_end_is_not_waited_for(state: StateDir) -> None:
     state.log_path("controller").write_bytes(b"{" + b"x" * (logs_command.LONGEST_LINE + 70_000) + b"\n" + OURS % b"y")
     shown = shown_on_a_terminal(state, "controller", "-n", "all")
     assert shown.count("x") == logs_command.LONGEST_LINE + 70_000 and shown.endswith("pass did=y n=3\r\n")
+
+
+def test_how_much_is_to_be_logged_is_kept_for_the_next_start_of_a_system_that_is_down(state: StateDir) -> None:
+    done = typed("log-level", "debug", "--state-dir", str(state.path))
+    kept = f"nothing runs in {state.path} (--state-dir): this counts from its next start"
+    assert (done.returncode, done.stdout) == (0, "") and done.stderr.strip().endswith(kept)
+    assert (state.path / LEVEL_FILE).read_text() == "debug\n"
