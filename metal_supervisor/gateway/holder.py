@@ -31,10 +31,6 @@ LOOK_EVERY_S = 1.0
 log = logging.getLogger("gateway-holder")
 
 
-class Impostor(Exception):
-    """A message that no worker sends."""
-
-
 def bound(address: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -60,7 +56,7 @@ def send(to: socket.socket, message: Json, *sockets: socket.socket) -> None:
 def received(connection: socket.socket, rest: bytes) -> tuple[list[Json], bytes, list[socket.socket]]:
     """(whole messages, the beginning of another, sockets that came along).
 
-    Raises OSError, Impostor, and EOFError at the end.
+    Raises OSError, and EOFError at the end, or for what neither side sends.
     """
     content, descriptors, _, _ = socket.recv_fds(connection, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
     sockets = [socket.socket(fileno=each) for each in descriptors]
@@ -74,7 +70,7 @@ def received(connection: socket.socket, rest: bytes) -> tuple[list[Json], bytes,
     if len(rest) > MOST_MESSAGE_BYTES or not all(isinstance(each, dict) for each in found):
         for each in sockets:
             each.close()
-        raise Impostor
+        raise EOFError
     return found, rest, sockets
 
 
@@ -137,7 +133,7 @@ class Holder:
                 self._obey(line, message, sockets)
             for each in sockets:
                 each.close()
-        except (OSError, EOFError, Impostor, ValueError, TypeError, KeyError, OverflowError):
+        except (OSError, EOFError, ValueError, TypeError, KeyError, OverflowError):
             self._forget(line)
 
     def _obey(self, line: WorkerLine, message: Json, sockets: list[socket.socket]) -> None:

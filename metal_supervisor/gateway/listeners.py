@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from metal_supervisor.gateway.deadline import timeout
-from metal_supervisor.gateway.holder import BACKLOG, Impostor, received, send
+from metal_supervisor.gateway.holder import BACKLOG, received, send
 
 HANDSHAKE_S, CONNECT_S = 10.0, 5.0
 RETRY_S, TAKEN_RETRY_S = 0.2, 5.0
@@ -110,7 +110,7 @@ class Listeners:
             while not self._retired:
                 try:
                     await self._follow_holder(tls, serving)
-                except (OSError, EOFError, Impostor, asyncio.TimeoutError):
+                except (OSError, EOFError, asyncio.TimeoutError):
                     alone_s = time.monotonic() - self._heard_at
                     if not self._kept and alone_s > LATE_S:
                         self._missed = True
@@ -125,7 +125,7 @@ class Listeners:
                 listener.close()
 
     async def _follow_holder(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
-        """Do as the holder says. Raises OSError, EOFError or Impostor once it ends the connection, or has not begun."""
+        """Do as the holder says. Raises OSError or EOFError once it ends the connection, or has not begun."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)
             async with timeout(CONNECT_S):
