@@ -71,6 +71,11 @@ class Chosen:
         return self.path(str(named)) if named else None
 
     @property
+    def verified(self) -> bool:
+        """True if the server has to show a certificate that is trusted."""
+        return not self.cluster.get("insecure-skip-tls-verify", False)
+
+    @property
     def local(self) -> bool:
         """True if the server is on this machine's loopback."""
         return is_loopback(urllib.parse.urlsplit(self.server).hostname or "")

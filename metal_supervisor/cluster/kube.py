@@ -95,10 +95,9 @@ class Kube:
         chosen = credentials.choose(self._kubeconfig, self._context)
         login = Login(chosen, self._login)
         access = login.current()
-        options = self._options(chosen)
         problem = ""
         try:
-            pool = self._pool(options, access)
+            pool = self._pool(chosen, access)
         except ssl.SSLError as error:
             problem = f"certificate-authority, certificate and key do not fit ({error.reason or 'not readable'})"
         except (ImportError, *PARSE_ERRORS, OSError) as error:
@@ -107,46 +106,36 @@ class Kube:
             raise chosen.bad(f"cannot be used: {problem}")
         first, before = self._login is None, self._manager
         with self._lock:
-            self._login, self._built, self._options_now, self._manager = login, access, options, pool
+            self._login, self._built, self._chosen, self._manager = login, access, chosen, pool
             self.server: str = chosen.server
             self.server_name = chosen.server_name
             self.context_name = chosen.context
         before.clear()
-        if chosen.server.startswith("https:") and not options.verify_ssl:
+        if chosen.server.startswith("https:") and not chosen.verified:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the log line below, once, is enough
             if first:
                 log.warning("server not verified: insecure-skip-tls-verify", extra={"server": self.server_name})
 
-    def _options(self, chosen: credentials.Chosen) -> Any:
-        """Settings of the official client for the cluster, without credentials.
+    def _pool(self, chosen: credentials.Chosen, access: ClusterAccess) -> urllib3.PoolManager:
+        """Create a pool of connections with these credentials. Raises ssl.SSLError, and what a bad proxy causes.
 
-        None for an http server on loopback, to which a plain pool connects.
+        For an http server on loopback it is a plain one, without the official client.
         """
-        if chosen.local and chosen.server.startswith("http:"):
-            return None
-        from kubernetes import client
-
-        options = client.Configuration()
-        options.host, options.retries = chosen.server, False
-        options.verify_ssl = not chosen.cluster.get("insecure-skip-tls-verify", False)
-        options.tls_server_name = chosen.cluster.get("tls-server-name") or None
-        # A proxy from the environment, which the client has found already, is not for loopback.
-        options.proxy = None if chosen.local else chosen.cluster.get("proxy-url") or options.proxy
-        options.connection_pool_maxsize = POOL["maxsize"]
-        options.socket_options = POOL["socket_options"]
-        return options
-
-    def _pool(self, options: Any, access: ClusterAccess) -> urllib3.PoolManager:
-        """Create a pool of connections with these credentials. Raises ssl.SSLError, and what a bad proxy causes."""
-        made = urllib3.PoolManager(**POOL)
-        if options is not None:
+        made = urllib3.PoolManager()
+        if not (chosen.local and chosen.server.startswith("http:")):
             from kubernetes import client
 
+            options = client.Configuration()
+            options.host, options.verify_ssl, options.retries = chosen.server, chosen.verified, False
+            options.tls_server_name = chosen.cluster.get("tls-server-name") or None
+            # A proxy from the environment, which the client has found already, is not for loopback.
+            options.proxy = None if chosen.local else chosen.cluster.get("proxy-url") or options.proxy
             made = client.ApiClient(options).rest_client.pool_manager
             for name in TLS_OF_THE_CLIENT:
                 made.connection_pool_kw.pop(name, None)
-            if options.host.startswith("https:"):
-                made.connection_pool_kw["ssl_context"] = credentials.tls_context(access, bool(options.verify_ssl))
+            if chosen.server.startswith("https:"):
+                made.connection_pool_kw["ssl_context"] = credentials.tls_context(access, chosen.verified)
+        made.connection_pool_kw |= POOL
         classes = made.pool_classes_by_scheme
         made.pool_classes_by_scheme = {scheme: _traced(each, self._connected) for scheme, each in classes.items()}
         return made
@@ -161,13 +150,13 @@ class Kube:
     def _now(self) -> tuple[ClusterAccess, urllib3.PoolManager]:
         """Return the current credentials and the pool to send them on; a new pool if the certificates were renewed."""
         with self._lock:
-            login, built, options, pool = self._login, self._built, self._options_now, self._manager
+            login, built, chosen, pool = self._login, self._built, self._chosen, self._manager
         assert login is not None
         access = login.current()
         if access.tls == built.tls or access == self._unusable:
             return access, pool
         try:
-            fresh = self._pool(options, access)
+            fresh = self._pool(chosen, access)
         except (OSError, *PARSE_ERRORS) as error:  # a certificate whose key is still being written
             log.warning("new certificates are not usable; the old ones stay", extra={"error": type(error).__name__})
             self._unusable = access
