@@ -7,6 +7,7 @@ Its paths go through the state directory's `current/`, so a new release changes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -216,10 +217,15 @@ def _value(given: Any, hint: Any, what: str) -> Any:
 
 
 def _compound(given: Any, hint: Any, what: str) -> Any:
-    """As `_value`, of a type that is made of others. A union is one of a type and None."""
+    """As `_value`, of a type that is made of others."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return None if given is None else _value(given, arguments[0], what)
+        if given is None and type(None) in arguments:
+            return None
+        for each in arguments:
+            with contextlib.suppress(ValueError):
+                return _value(given, each, what)
+        raise ValueError
     if origin is tuple and isinstance(given, list) and (arguments[-1] is Ellipsis or len(given) == len(arguments)):
         return tuple(_value(each, arguments[0], what) for each in given)
     if origin is dict and isinstance(given, dict):

@@ -21,12 +21,13 @@ from supervisor.options import ServerOptions
 from metal_supervisor import launch
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record, Verdict
-from metal_supervisor.spec.types import Endpoint, Engine, Probe, Standing
+from metal_supervisor.spec.types import Endpoint, Engine, ModelFile, Probe, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken, requested_at, withdrawal_token
 from metal_supervisor.state import programs
 from metal_supervisor.state.programs import (
     LONGEST_SCRATCH,
     UnreadableRecord,
+    built,
     compose,
     is_unedited,
     program_name,
@@ -102,6 +103,13 @@ def test_a_record_is_read_back_as_it_was_written(record: Record) -> None:
 @given(OBSERVED)
 def test_an_observation_is_read_back_as_it_was_written(observed: Observed) -> None:
     assert read_observed(text_of(observed)) == observed
+
+
+@PROPERTY
+@given(st.builds(ModelFile, st.sampled_from(("Ready", "Downloading")), TEXT, NUMBERS, real=st.tuples(TEXT, TEXT),
+                 gguf=st.dictionaries(WORDS, TEXT | NUMBERS, max_size=4)))
+def test_a_file_of_a_model_is_read_back_as_the_controller_reports_it(file: ModelFile) -> None:
+    assert built(ModelFile, json.loads(json.dumps(vars(file))), "model") == file
 
 
 @PROPERTY
