@@ -124,7 +124,7 @@ def test_a_message_that_waits_is_in_time_and_hides_nothing_while_another_write_i
     registrar._one_pass()
     registrar._backoffs.hold(("status", "other"), KubeError(503, "ServiceUnavailable", "later", 3600.0))
     lease_at = membership.due_at(frozenset({"default"}))
-    assert registrar._due_at() <= lease_at
+    assert registrar._due_at() <= lease_at + 0.001  # each reads two clocks one after the other
     for held_until in (time.monotonic() + 0.1, registrar._began):  # the latter ran out in the pass itself
         monkeypatch.setattr(registrar._publisher.statuses, "held_until", lambda held_until=held_until: held_until)
         assert registrar._due_at() == held_until
