@@ -124,13 +124,15 @@ def _filevault(around: Surroundings) -> Found:
 
 def _orphans(around: Surroundings) -> Found:
     """Engines without a supervisord."""
-    directory, table = around.directory, around.table()
+    directory = around.directory
+    # In this order: an engine that starts meanwhile is noted before it is missed, and known before its note is doubted.
+    marked = {pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)}
     alive = {
         name: note
         for name, note in directory.run_notes().items()
         if note.pid and note.started and launch.start_time(note.pid) == note.started
     }
-    marked = {pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)}
+    table = around.table()
     strangers = [f"pid {pid}" for pid in sorted(marked - {note.pid for note in alive.values()})]
     if table is None:
         outlived = [f"{name} (pid {note.pid})" for name, note in sorted(alive.items())] + strangers

@@ -517,6 +517,25 @@ def test_a_check_says_what_is_wrong_and_what_helps(check: str, wanted: str, foun
     assert all(bool(each.fix) == (each.status != "ok") for each in findings), "a way out, exactly where one is needed"
 
 
+@pytest.mark.parametrize("during", ["processes", "notes", "table"])
+def test_an_engine_that_starts_during_the_check_is_no_stranger(during: str) -> None:
+    up = False
+
+    def look(at: str, there: Any) -> Any:
+        nonlocal up
+        found, up = there if up else {}, up or at == during  # it starts right after this was read
+        return found
+
+    table = {"default.tiny": row("default.tiny", pid=NOTE.pid)}
+    directory = SimpleNamespace(run_notes=lambda: look("notes", {"default.tiny": NOTE}), specs_of=lambda _: "")
+    with (
+        mock.patch.object(processes, "marked", lambda *_: look("processes", {NOTE.pid: ""})),
+        mock.patch.object(launch, "start_time", lambda _: NOTE.started),
+    ):
+        (finding,) = only(asked("orphans", directory=directory, table=lambda: look("table", table)))
+    assert finding.status == "ok", finding.text
+
+
 def test_every_check_is_judged_both_ways() -> None:
     for check in CHECKS:
         if check.name in WITH_A_CLUSTER:
