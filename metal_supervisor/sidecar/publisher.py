@@ -66,7 +66,7 @@ class _Done:
     there: bool = False
     """A slice was found, or accepted, and not deleted since."""
     gone: bool = False
-    """The slice was deleted, and not written since."""
+    """The slice was deleted, or looked for in vain, and not written since."""
     legacy_gone: bool = False
     """Leftovers of LLMKube's agent under this name have been looked for."""
     heartbeat_at: float = 0.0
@@ -185,9 +185,11 @@ class Publisher:
             return
         if want.report.ready or want.address_problem:
             return
-        if done.service_fails and not done.path:  # no slice has been written yet; an earlier sidecar may have
+        if done.service_fails and not (done.path or done.gone):  # none was written yet; an earlier sidecar may have
             found = find(self._kube, self._slice_path(want.record))
             done.there = found is not None and not self._other_owner(found, want.record)
+            if not done.there:
+                done.gone, done.published = True, replace(done.published, out=True)
         blocked = not done.there and time.monotonic() < done.blocked_until  # none was ever accepted
         if (done.path or done.there) and not blocked:
             self._slice(want, done)

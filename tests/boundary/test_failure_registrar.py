@@ -914,6 +914,17 @@ def test_a_slice_of_an_earlier_sidecar_is_taken_out_though_its_service_is_refuse
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
 
 
+def test_a_slice_that_is_not_there_is_looked_for_once_while_its_service_is_refused() -> None:
+    cluster = Counted()
+    _, _, registrar = setup(cluster)
+    registrar.want(asleep(), {})
+    cluster.refuses = {"/services/tiny": 422}
+    for _ in range(5):
+        registrar._one_pass()
+    assert cluster.asked == ["GET"]
+    assert registrar.published(("default", "tiny")).out, "a stop of the system need not wait for it"
+
+
 def test_a_heartbeat_that_is_not_accepted_is_not_tried_in_a_circle() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
