@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from metal_supervisor.host import chip, commands, darwin_memory
+from metal_supervisor.host import commands, darwin_memory
+from metal_supervisor.host.chip import Chip
 from metal_supervisor.spec.hosts import parsed_address
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -90,12 +91,17 @@ def performance_cores() -> int | None:
 
     Asked once: an answer that came and went would change every engine's arguments.
     """
-    levels = chip.quick(darwin_memory.mac()).cores
-    return levels[0][1] if levels else None
+    mac = darwin_memory.mac()
+    if mac is None:
+        return None
+    try:  # not the first of `Chip.cores`, which leaves out a level that cannot be counted
+        return mac.number("hw.perflevel0.physicalcpu") or None
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=4)
-def capabilities(found: chip.Chip) -> dict[str, str]:
+def capabilities(found: Chip) -> dict[str, str]:
     """Facts for the node Lease: `chip`, `memory` in bytes, and for a Mac the other facts known."""
     cores = ", ".join(f"{count} {level}" for level, count in found.cores)
     gpu = str(found.gpu_cores or "")

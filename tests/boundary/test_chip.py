@@ -128,7 +128,9 @@ def test_the_lease_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_performance_cores_are_those_of_the_first_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for sysctls, cores in ((SYSCTLS, 12), (M4_MAX, None)):
+    others = {name: value for name, value in SYSCTLS.items() if name != "hw.perflevel0.physicalcpu"}
+    assert others != SYSCTLS and "hw.perflevel1.physicalcpu" in others
+    for sysctls, cores in ((SYSCTLS, 12), (M4_MAX, None), (others, None)):
         mac = Mac(FakeLibc(sysctls))
         monkeypatch.setattr(darwin_memory, "mac", lambda mac=mac: mac)
         assert machine.performance_cores.__wrapped__() == cores
