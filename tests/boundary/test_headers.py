@@ -306,6 +306,13 @@ def test_a_long_header_is_read_on_from_where_it_was(how: str, requests: int, web
         assert len(web.connections) == 1, "one connection serves all requests"
 
 
+def test_a_header_that_leads_behind_the_end_of_its_file_is_not_read_on(web: Web) -> None:
+    entry = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 40 << 20)
+    web.files["m.gguf"] = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + entry + bytes(20 << 20)
+    assert "the file ends" in remote(f"{web.url}/range/m.gguf").problem
+    assert web.asked == [("/range/m.gguf", "bytes=0-1048575")]
+
+
 def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None:
     web.files |= {path.name.replace(" ", "%20"): path.read_bytes() for path in shards}
     urls = [f"{web.url}/range/{path.name.replace(' ', '%20')}?token=secret" for path in shards]

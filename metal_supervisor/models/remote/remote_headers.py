@@ -84,7 +84,7 @@ class _Remote:
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes from `offset`, for the header reader. Requests at least twice as many as are here: few requests do."""
-        while offset >= len(self.data) and (self.size_bytes is None or len(self.data) < self.size_bytes):
+        while offset >= len(self.data) and (self.size_bytes is None or offset < self.size_bytes):
             # Up to the longest header allowed: the reader itself refuses a longer one.
             wanted = min(max(offset + size, 2 * len(self.data), FIRST_BYTES), MAX_HEADER_BYTES)
             if not self.read_on(wanted):
