@@ -6,6 +6,7 @@ first request of a process, which may take as long as loading: it is polled, and
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -81,7 +82,8 @@ def _read(connection: socket.socket, data: bytearray, until: float) -> bool:
         except TimeoutError:
             return False
         if not part:  # the engine has closed it: a reset ends it for both, where a FIN leaves a port in TIME_WAIT
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            with contextlib.suppress(OSError):  # a Mac refuses that for a connection which is reset by then
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         data += part
         if not part or len(data) >= MOST_BYTES:
             return True
