@@ -160,6 +160,8 @@ class Ollama:
             connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body))
             answer = connection.getresponse()
             text = answer.read().decode()
+        except TimeoutError:
+            raise AssertionError(f"{method} {path}: no answer in {timeout_s:g} s; {self.said()[-4000:]}") from None
         finally:
             connection.close()
         try:
