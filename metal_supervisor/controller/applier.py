@@ -99,7 +99,7 @@ class Applier:
         """The steps of this pass, after its reload.
 
         `at_rest`: programs that run as they should; they have none but for a section that has changed. `is_users`:
-        true for a model on the user's own daemon, whose start needs no Metal device of ours.
+        true for a model on the user's own daemon, whose start needs no Metal device.
         """
         wanted, stopping = {}, dict(self._stopping)
         answering = self._answering([each for each in records if self._is_unsaid(each, snapshot)], snapshot.notes)

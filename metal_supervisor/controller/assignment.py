@@ -325,14 +325,14 @@ class Assignment:
         """The proposal for one engine of this Mac, whose last record is `record`."""
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw=NO_WITHDRAWAL)
-        start_refused, up = self._start_refused(record, snapshot), self._is_up(record, snapshot)
+        start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
-            return reconcile.refuse(item, record, snapshot.now, start_refused, up)
+            return reconcile.refuse(item, record, snapshot.now, start_refused, self._is_up(record, snapshot))
         basis = self._prerequisites.basis(item, record, ports, snapshot) if record is not None else None
         known = self._steady.get(item.key)
         if known is not None and known[0] == basis:
             return known[1]
-        proposal = self._accepted(item, record, ports, snapshot, start_refused, up)
+        proposal = self._accepted(item, record, ports, snapshot, start_refused)
         if record is None or basis is None:
             return proposal
         if proposal.asks and proposal.spec_file == record.spec_file and not proposal.next_spec:
@@ -344,9 +344,10 @@ class Assignment:
         return proposal
 
     def _accepted(
-        self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool, up: bool
+        self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool
     ) -> Proposal:
         outlook = self._prerequisites.outlook(service, record, ports, snapshot)
+        up = self._is_up(record, snapshot)
         accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused, up)
         return limits.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
 
