@@ -26,8 +26,8 @@ HEAD = """# Metrics
 
 `/metrics` on the sidecar's port (9090, loopback) answers in Prometheus' text format, or in OpenMetrics where the
 scraper accepts it, from memory. It is rendered twice a second at most, and never while nobody scrapes: a scrape may
-tell of half a second before. A series is there as long as what it tells of: it goes with its service, its process or
-its download. A metric without a value is not there at all.
+show the state of half a second ago. A series is there as long as what it tells of: it goes with its service, its
+process or its download. A metric without a value is not there at all.
 """
 THEIRS = f"""
 ## LLMKube's names
