@@ -61,6 +61,9 @@ class _Done:
     service_at: float = 0.0
     """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
+    """The slice as last accepted."""
+    slice_fails: bool = False
+    """The latest write of the slice did not come to its end; it may have taken effect all the same."""
     path: str = ""
     """API path of the slice, from the first attempt to write it until it is deleted."""
     there: bool = False
@@ -265,7 +268,7 @@ class Publisher:
             want.record, endpoint, want.report, self._node, want.address, heartbeat, __version__
         )
         before, out, fronted = done.published, not want.report.ready, want.report.port != want.record.port
-        if body == done.slice and before.out is out:
+        if body == done.slice and not done.slice_fails:
             return ""
         path = api_path("endpointslices", want.record.namespace, body["metadata"]["name"])
         if not done.path and self._beside_others:
@@ -275,10 +278,10 @@ class Publisher:
                 name = body["metadata"]["name"]
                 return f'EndpointNameConflict: EndpointSlice "{name}" is that of {other}; rename one of the two'
             done.there = found is not None
-        # A failed write may have taken effect all the same.
         done.gone, done.published = False, replace(before, out=before.out and out, fronted=before.fronted and fronted)
-        done.path = path
+        done.path, done.slice_fails = path, True
         self._apply_slice(path, body)
+        done.slice_fails = False
         done.slice, done.there, done.published = body, True, replace(before, out=out, fronted=fronted)
         if self._beside_others and not done.legacy_gone:
             self._reap_legacy(want.record, endpoint.service, want.address)

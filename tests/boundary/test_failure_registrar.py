@@ -1018,6 +1018,32 @@ def test_an_engine_that_the_cluster_does_not_name_has_nothing_to_withdraw() -> N
     assert not registrar.published(record.key).fronted, "the write that failed may have taken effect"
 
 
+class Unconfirmed(Cluster):
+    """Makes one change of a slice without an answer, once it is told to."""
+
+    silent = False
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        answer = super().apply(path, body, manager, force)
+        if self.silent and "/endpointslices/" in path:
+            self.silent = False
+            raise KubeError(503, "ServiceUnavailable", "it was made all the same")
+        return answer
+
+
+def test_an_engine_that_is_ready_again_is_announced_though_its_withdrawal_seemed_to_fail() -> None:
+    cluster, _, registrar = setup(Unconfirmed())
+    ready = wanted()
+    registrar.want(ready, {})
+    registrar._one_pass()
+    key, want = next(iter(ready.items()))
+    cluster.silent = True
+    for up in (replace(UP, ready=False), UP):
+        registrar.want({key: replace(want, report=report(want.record, up))}, {})
+        registrar._one_pass()
+        assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] is up.ready
+
+
 @pytest.mark.parametrize("code", [404, 409, 422])
 def test_a_lease_that_is_refused_for_what_it_says_is_not_written_again_at_once(code: int) -> None:
     cluster, _, registrar = setup()
