@@ -217,10 +217,10 @@ class Publisher:
         if found and (foreign := self._foreign(found, want.record)):
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
-        if found:
-            self._free_port_name(path, found, body)
         if found is None or body != done.service or found["metadata"].get("resourceVersion") != done.service_version:
-            done.service = None  # until it is written, as with slices
+            done.service = None  # until it is written: a write that fails may have taken effect
+            if found:
+                self._free_port_name(path, found, body)
             found = self._kube.apply(path, body, manifests.MANAGED_BY, force=True)
         done.service, done.service_at = body, time.monotonic()
         done.service_version = found["metadata"].get("resourceVersion", "")
@@ -366,6 +366,7 @@ class Publisher:
         """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
         if done.path:
+            done.slice = done.want = None  # it may be wanted again before all of this has succeeded
             self._delete(done.path)
         self.statuses.forget(key)
         del self._done[key]
@@ -410,10 +411,14 @@ class Publisher:
             for want in wanted.values()
             if want.report.wants_slice and (each := want.record).endpoint
         }
+        written = {done.path: done for done in self._done.values()}
         for item in self._own_slices(wanted):
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
-                self._delete(api_path("endpointslices", *key))
+                path = api_path("endpointslices", *key)
+                if path in written:
+                    written[path].slice = written[path].want = None  # as in `forget`
+                self._delete(path)
         if self._resynced:  # at first all else has just been looked at
             for done in self._done.values():
                 done.service_at, done.gone = 0.0, False

@@ -28,7 +28,7 @@ from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, ModelFile, Probe, Program, Service, Standing
 from tests.support.macs import LEASES, embedded_cluster
 from tests.support.records import accept
-from tests.support.system import ISVC, SLICES, api_faults, eventually, service
+from tests.support.system import ISVC, SERVICES, SLICES, api_faults, eventually, service
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(
@@ -730,28 +730,51 @@ def test_a_status_whose_write_failed_may_be_there_and_is_put_right(operator: boo
     assert shown(wanted()) == "Serving", "and not what the write that failed has left there"
 
 
-def test_a_service_whose_write_failed_may_be_there_and_is_put_right() -> None:
-    cluster, _, registrar = setup()
-    write = cluster.apply
+class DoubtfulService(Kube):
+    """Makes a change of a Service without an answer, the `nth` from now."""
 
-    def with_port(port: int) -> Json:
-        want = {key: replace(each, record=replace(each.record, endpoint=replace(ENDPOINT, port=port)))
-                for key, each in wanted().items()}  # fmt: skip
-        registrar.want(want, {})
-        due(registrar)
-        return dict(cluster.bodies["tiny"]["spec"]["ports"][0])
+    nth = -1
 
-    def fails(path: str, *more: Any, **named: Any) -> Json:
-        body = write(path, *more, **named)
-        if path.endswith("/services/tiny"):
+    def request(self, method: str, path: str, *more: Any, **named: Any) -> Json:
+        answer = super().request(method, path, *more, **named)
+        if method == "PATCH" and path.endswith("/services/tiny"):
+            self.nth -= 1
+        if self.nth == 0:
+            self.nth = -1
             raise KubeError(504, "Timeout", "perhaps")
-        return dict(body)
+        return answer
 
-    assert with_port(8080)["port"] == 8080
-    cluster.apply = fails
-    assert with_port(9090)["port"] == 9090
-    cluster.apply = write
-    assert with_port(8080)["port"] == 8080, "and not what the write that failed has left there"
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_service_whose_write_failed_may_be_there_and_is_put_right(tmp_path: Path, nth: int) -> None:
+    """A new port takes two writes: the old one goes first, because both have one name."""
+    with embedded_cluster(tmp_path) as kubeconfig:
+        kube = DoubtfulService(kubeconfig)
+        uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
+        _, _, registrar = setup(kube)
+
+        def with_port(port: int) -> int:
+            want = {key: replace(each, record=replace(each.record, endpoint=replace(ENDPOINT, port=port)))
+                    for key, each in wanted(uid=uid).items()}  # fmt: skip
+            registrar.want(want, {})
+            due(registrar)
+            (found,) = kube.request("GET", f"{SERVICES}/tiny")["spec"]["ports"]
+            return int(found["port"])
+
+        assert with_port(8080) == 8080
+        kube.nth = nth
+        assert with_port(9090) == 9090 and kube.nth < 0
+        assert with_port(8080) == 8080, "and not what the write that failed has left there"
+        kube.close()
+
+
+class Listed(Cluster):
+    """Lists the slice of this Mac."""
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        answer = super().request(method, path, *more)
+        shown = method == "GET" and path.endswith("/endpointslices") and "tiny-mac-a" in self.bodies
+        return {**answer, "items": [self.bodies["tiny-mac-a"]] if shown else []}
 
 
 class Unanswered(Cluster):
@@ -760,22 +783,32 @@ class Unanswered(Cluster):
     def request(self, method: str, path: str, *more: Any) -> Json:
         answer = super().request(method, path, *more)
         if method == "DELETE" and len(self.deleted) == 1:
-            self.bodies.pop(path.rpartition("/")[2])
             raise KubeError(504, "Timeout", "perhaps")
         return answer
 
 
-def test_a_slice_whose_deletion_failed_may_be_gone_and_is_written_again() -> None:
+@pytest.mark.parametrize("still_a_service", [True, False])
+def test_a_slice_whose_deletion_failed_may_be_gone_and_is_written_again(still_a_service: bool) -> None:
     cluster, _, registrar = setup(Unanswered())
     registrar.want(wanted(), {})
     registrar._one_pass()
     off = {key: replace(each, report=replace(each.report, wants_slice=False)) for key, each in wanted().items()}
-    registrar.want(off, {})
+    registrar.want(off if still_a_service else {}, {})
     registrar._one_pass()
-    assert "tiny-mac-a" not in cluster.bodies and not registrar.out
+    assert "tiny-mac-a" not in cluster.bodies and registrar._backoffs
     registrar.want(wanted(), {})
     registrar._one_pass()
     assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "not only with the next heartbeat"
+
+
+def test_a_slice_that_a_resync_deletes_is_written_again_if_it_is_wanted_before_anything_else_is_done() -> None:
+    cluster, _, registrar = setup(Listed())
+    for _ in range(2):
+        registrar.want(wanted(), {})
+        registrar._one_pass()
+        assert "tiny-mac-a" in cluster.bodies
+        registrar._publisher.resync({})
+        assert "tiny-mac-a" not in cluster.bodies
 
 
 def test_a_slice_that_could_not_be_deleted_is_taken_out_before_its_service_is_looked_at() -> None:
