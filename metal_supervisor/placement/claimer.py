@@ -48,8 +48,8 @@ class Claimer(threading.Thread):
         """Lease -> (version, object or None once deleted, monotonic time), from the answers to our requests."""
         self.error = ""
         self.busy = False
-        self._forbidden = False
-        """A request of this batch was forbidden."""
+        self._refused = False
+        """A request of this batch was refused for itself."""
         self.foreign: dict[Key, str] = {}
         """InferenceService -> description of the other kind of agent that serves it."""
 
@@ -101,12 +101,13 @@ class Claimer(threading.Thread):
             self._wake.clear()
             with self._lock:
                 moves, self._moves = self._moves, ()
-            failed = self._forbidden = False
+            failed = self._refused = False
             for move in moves:
                 with self._lock:  # the previous batch may have included it
                     done = self._tried_lately(move, time.monotonic())
-                failed = not done and not self._perform(move)
-                if failed:
+                error = None if done else self._perform(move)
+                failed = failed or error is not None
+                if error is not None and error.code != 500:
                     break
             with self._lock:
                 self.busy = bool(self._moves)
@@ -114,38 +115,39 @@ class Claimer(threading.Thread):
             if failed:
                 time.sleep(PAUSE_S)
 
-    def _perform(self, move: Move) -> bool:
-        """Make one request; False if the API could not be reached, or if what answered is no API."""
+    def _perform(self, move: Move) -> KubeError | None:
+        """Make one request; returns the error after which it is to be made again soon."""
         namespace, service, index = move.slot
         name = leases.claim_name(service, index)
         with self._lock:
             self._tried[move.slot] = move, time.monotonic()
         if self._in_vain(move, self._watched().get((namespace, name))):
-            return True
+            return None
         try:
             with only_kube_errors():
                 if move.do is ClaimAction.CLAIM and self._other_agent(move.slot[:2]):
-                    return True
+                    return None
                 answer = self._sent(move, name)
                 version = answer["metadata"]["resourceVersion"] if answer else move.version
         except KubeError as error:
             if error.code in (404, 409, 422):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
-                return True
+                return None
             self._failed(error)
-            if error.code == 403:  # of one namespace, perhaps: the claims of the others are made all the same
-                self._forbidden = True
-                return True
+            # Of one namespace, perhaps, as by a webhook that fails: the claims of the others are made all the same.
+            self._refused = error.code in (403, 500)
+            if error.code == 403:
+                return None
             with self._lock:
-                self._tried.pop(move.slot, None)  # it never got there
-            return False
-        if not self._forbidden:
+                self._tried.pop(move.slot, None)
+            return error
+        if not self._refused:
             self.error = ""
         with self._lock:
             self._answers[namespace, name] = version, answer, time.monotonic()
         if move.do is not ClaimAction.UPDATE:
             log.info("claim", extra={"did": move.do.value, "service": service, "slot": index})
-        return True
+        return None
 
     def _sent(self, move: Move, name: str) -> Json | None:
         """Send the request of a move; returns the Lease, None if it was deleted. Raises KubeError."""

@@ -105,20 +105,28 @@ def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) ->
     assert mac.claimer.seen({}) == {}
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        KubeError(403, "Forbidden", "the namespace is being terminated"),
+        KubeError(500, "InternalError", 'failed calling webhook "leases": connection refused'),
+    ],
+    ids=["forbidden", "webhook"],
+)
 def test_a_namespace_that_takes_no_claims_does_not_keep_the_others_from_theirs(
-    kube: Kube, uid: str, monkeypatch: pytest.MonkeyPatch
+    kube: Kube, uid: str, monkeypatch: pytest.MonkeyPatch, refusal: KubeError
 ) -> None:
     mac, apply = Asked(kube, "mac-a"), kube.apply
 
-    def terminating(path: str, *rest: Any, **named: Any) -> Any:
+    def refusing(path: str, *rest: Any, **named: Any) -> Any:
         if path.endswith("stuck-0"):
-            raise KubeError(403, "Forbidden", "the namespace is being terminated")
+            raise refusal
         return apply(path, *rest, **named)
 
-    monkeypatch.setattr(kube, "apply", terminating)
+    monkeypatch.setattr(kube, "apply", refusing)
     mac.do(Move(ClaimAction.CLAIM, ("default", "stuck", 0), uid), Move(ClaimAction.CLAIM, SLOT, uid))
     assert claims(kube)[SLOT].holder == "mac-a"
-    assert "being terminated" in mac.claimer.error
+    assert str(refusal) in mac.claimer.error
 
 
 def test_a_move_is_not_repeated_at_once(kube: Kube, uid: str) -> None:
