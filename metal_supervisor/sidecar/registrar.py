@@ -63,7 +63,7 @@ class Registrar(threading.Thread):
         self.published = self._publisher.published
         self._fleet_node = fleet_node
         self._membership = membership
-        self._context = ALONE
+        self._cluster_context = ALONE
         self._on_change = on_change
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -101,10 +101,10 @@ class Registrar(threading.Thread):
         with self._lock:
             if self._publisher.begin():
                 self._wake.set()
-            if (wanted, models, context) == (self._wanted, self._models, self._context):
+            if (wanted, models, context) == (self._wanted, self._models, self._cluster_context):
                 return
             self._note_withdrawals(wanted)
-            self._wanted, self._models, self._context = wanted, models, context
+            self._wanted, self._models, self._cluster_context = wanted, models, context
             self._settled.clear()
             self.out = False
         self._wake.set()
@@ -112,7 +112,7 @@ class Registrar(threading.Thread):
     def withdraw_all(self) -> None:
         """Withdraw every endpoint as last wanted; used if the last pass of a shutdown fails."""
         with self._lock:
-            wanted, models, context = self._wanted, self._models, self._context
+            wanted, models, context = self._wanted, self._models, self._cluster_context
         ends = Observed("", 0, False, time.time(), "STOPPING")
         ending = {key: replace(each, report=report(each.record, ends, leaving=True)) for key, each in wanted.items()}
         self.want(ending, models, context)
@@ -136,7 +136,7 @@ class Registrar(threading.Thread):
 
     def tell_of_mac(self, what: Happening) -> None:
         """Queue an Event about this Mac in each namespace that it serves."""
-        for namespace in sorted(self._context.namespaces):
+        for namespace in sorted(self._cluster_context.namespaces):
             self.tell(namespace, what)
 
     def look_now(self) -> None:
@@ -172,7 +172,7 @@ class Registrar(threading.Thread):
         """
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
         dues = (
-            listed_at, self._publisher.due_at(), self._membership.due_at(self._context.namespaces),
+            listed_at, self._publisher.due_at(), self._membership.due_at(self._cluster_context.namespaces),
             self._backoffs.due_at(), self._publisher.statuses.held_until(),
         )  # fmt: skip
         again_at = time.monotonic() + REFUSED_PAUSE_S
@@ -187,7 +187,7 @@ class Registrar(threading.Thread):
         self._wake.set()
         if self.is_alive():
             self.join(END_S)
-        if self._context.cloned:
+        if self._cluster_context.cloned:
             return  # it is the other one's Lease
         try:
             self._membership.release()
@@ -199,7 +199,7 @@ class Registrar(threading.Thread):
         self._urgent.clear()
         began = self._began = time.monotonic()
         with self._lock:
-            wanted, models, context = self._wanted, self._models, self._context
+            wanted, models, context = self._wanted, self._models, self._cluster_context
             events = list(self._events)
         self._pass_failed = self._refused = False
         self._lost_s = 0.0
@@ -298,7 +298,7 @@ class Registrar(threading.Thread):
             return True
         if self._urgent.is_set() or time.monotonic() - began < SLOW_S:
             return self._urgent.is_set()
-        return began < self._membership.due_at(self._context.namespaces) <= time.monotonic()
+        return began < self._membership.due_at(self._cluster_context.namespaces) <= time.monotonic()
 
     def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
         """Set `out` and notify, once, if the cluster shows no endpoint. No service in `wanted` is ready."""

@@ -16,7 +16,8 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-known = sys.stdlib_module_names | {"metal_supervisor", "__mp_main__", "tomli"}  # tomli: the TOML of Python 3.10
+# tomli: the TOML of Python 3.10; sitecustomize: what a distribution, like Debian, adds to its Python
+known = sys.stdlib_module_names | {"metal_supervisor", "__mp_main__", "tomli", "sitecustomize"}
 packages = {each.split(".")[0] for each in sys.modules} - known
 ours = {each.split(".")[1] for each in sys.modules if each.startswith("metal_supervisor.")}
 print("loaded", json.dumps([sorted(each for each in packages if not each.startswith("_")), sorted(ours),
