@@ -626,7 +626,7 @@ def test_the_workflow_may_read_and_nothing_else_and_cannot_run_for_ever() -> Non
         assert 0 < job["timeout-minutes"] <= 120
     (job,) = loaded["jobs"].values()
     assert job["strategy"]["matrix"]["os"] == ["macos-15", "macos-latest"]
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13", "3.14"]
     for step in steps():
         assert ("uses" in step) != ("run" in step)
         assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step.get("uses", f"actions/x@{40 * '0'}")), step
