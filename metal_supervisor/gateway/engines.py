@@ -24,6 +24,7 @@ from metal_supervisor.gateway import routing, signs
 from metal_supervisor.gateway.access import ANYONE, AccessKey
 from metal_supervisor.gateway.backends import LLAMA, first_id
 from metal_supervisor.gateway.deadline import timeout
+from metal_supervisor.gateway.engine_connections import EngineConnector
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.spec.hosts import in_url
@@ -77,8 +78,8 @@ class EngineClient:
     """Connections to the engines."""
 
     def __init__(self) -> None:
-        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=POOLED_S))
-        self._fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+        self._pooled = _session(EngineConnector(kept_s=POOLED_S))
+        self._fresh = _session(EngineConnector(kept_s=None))
         self._names: dict[tuple[str, int], str] = {}
         """(program, pid) -> the engine's own model name."""
 

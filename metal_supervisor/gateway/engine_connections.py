@@ -1,0 +1,47 @@
+"""Connections to the engines, for a client whose answers are passed on to others.
+
+aiohttp 3.14 leaves three cases open that matter there: its reader waits for ever after a chunk that is none, a reset
+looks like the end of an answer without a length, and an idle connection keeps an answer that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+
+class EngineConnection(ResponseHandler):
+    """One connection to an engine."""
+
+    def is_connected(self) -> bool:
+        """True if it may carry another request.
+
+        Not with an answer that was not asked for, such as 408 after a pause: the next request would be given it.
+        """
+        return super().is_connected() and not self.should_close
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the answer that is being read with an error, unless it is whole."""
+        answer = self._payload
+        if exc is not None and answer is not None and not answer.is_eof():
+            answer.set_exception(aiohttp.ClientOSError(*exc.args))
+        super().connection_lost(exc)
+        if answer is not None and not answer.is_eof() and answer.exception() is None:
+            answer.set_exception(aiohttp.ClientPayloadError("the answer is not valid HTTP"))
+
+
+class EngineConnector(aiohttp.TCPConnector):
+    """Makes such connections, as many as are wanted, and keeps those that may be used again."""
+
+    def __init__(self, *, kept_s: float | None) -> None:
+        """`kept_s`: longest time that one is kept for another request, None to keep none."""
+        if kept_s is None:
+            super().__init__(limit=0, force_close=True)
+        else:
+            super().__init__(limit=0, keepalive_timeout=kept_s)
+        made: Any = functools.partial(EngineConnection, loop=asyncio.get_running_loop())
+        self._factory = made

@@ -1,0 +1,98 @@
+"""Where a request or an answer ends: what the gateway makes of those that are cut, or that HTTP does not allow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+import pytest
+
+from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, head, run, serving, until
+
+BODY = b'{"model":"tiny"}'
+FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+HTTP_1_0 = b"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n"
+NOT_HTTP = b"zz\r\n"
+"""A line in place of a chunk's size."""
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as the kernel does for a process that was killed with unread data."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+def test_an_answer_that_stops_being_http_is_cut(kind: bytes) -> None:
+    async def go() -> None:
+        passed = asyncio.Event()
+
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKED[:-2] + b"Content-Type: " + kind + b"\r\n\r\n4\r\nsome\r\n")
+            await passed.wait()
+            writer.write(NOT_HTTP)
+            await writer.drain()
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await gateway.connect(STREAM)
+            told = await reader.readuntil(b"some")
+            passed.set()
+            told += await reader.read()
+            assert not told.endswith(b"0\r\n\r\n") and (b"engine_lost" in told) is (kind == b"text/event-stream")
+            await until(lambda: not gateway.proxy.active)
+            assert not gateway.proxy.in_flight["p"]
+            writer.close()
+
+    run(go)
+
+
+def test_an_answer_without_a_length_whose_connection_is_reset_is_cut() -> None:
+    async def go() -> None:
+        passed = asyncio.Event()
+
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nsome")
+            await passed.wait()
+            reset(writer)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await gateway.connect(BODY)
+            told = await reader.readuntil(b"some")
+            passed.set()
+            told += await reader.read()
+            assert not told.endswith(b"0\r\n\r\n")
+            writer.close()
+
+    run(go)
+
+
+@pytest.mark.parametrize("unasked", [FINE.replace(b"fine", b"else"), b"HTTP/1.1 408 Late\r\nContent-Length: 0\r\n\r\n"])
+def test_an_answer_that_was_not_asked_for_answers_no_other_request(unasked: bytes) -> None:
+    async def go() -> None:
+        connections: list[asyncio.StreamWriter] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+            writer.write(FINE)
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.write(FINE)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            assert (await gateway.ask(BODY)).endswith(b"fine")
+            assert (await gateway.ask(BODY)).endswith(b"fine")
+            assert len(connections) == 1, "it is kept"
+            (((kept, _),),) = gateway.proxy._engines._pooled.connector._conns.values()
+            connections[0].write(unasked)
+            await until(lambda: kept.should_close)
+            assert (await gateway.ask(BODY)).endswith(b"fine")
+            assert len(connections) == 2
+
+    run(go)
