@@ -8,15 +8,18 @@ streamed answer all the same, so a pooled connection would be reset under the ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -207,8 +210,18 @@ async def cut(request: web.BaseRequest, response: web.StreamResponse, last: byte
             await response.write(last)
     finally:
         if request.transport is not None:
+            if not last and request.version < HttpVersion11 and hdrs.CONTENT_LENGTH not in response.headers:
+                reset(request.transport)  # to this client, an end of the connection is the end of the body
             request.transport.close()  # without the end of the body
     raise ConnectionResetError
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """End a client's connection so that it is an error to the client."""
+    if (connection := transport.get_extra_info("socket")) is not None:
+        with contextlib.suppress(OSError):  # it has ended
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def _is_gone(request: web.BaseRequest) -> bool:

@@ -71,6 +71,39 @@ def test_an_answer_without_a_length_whose_connection_is_reset_is_cut() -> None:
     run(go)
 
 
+def test_a_cut_answer_is_told_from_a_whole_one_by_a_client_of_http_1_0_too() -> None:
+    """Its answer has no length, so the end of the connection would be the end of the answer."""
+
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKED + b"4\r\nsome\r\n")
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(HTTP_1_0 % (b"", len(BODY)) + BODY)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+            writer.close()
+
+    run(go)
+
+
+def test_the_last_event_of_a_cut_stream_reaches_a_client_of_http_1_0() -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(HTTP_1_0 % (b"", len(STREAM)) + STREAM)
+            assert b"engine_lost" in await reader.read()
+            writer.close()
+
+    run(go)
+
+
 @pytest.mark.parametrize("unasked", [FINE.replace(b"fine", b"else"), b"HTTP/1.1 408 Late\r\nContent-Length: 0\r\n\r\n"])
 def test_an_answer_that_was_not_asked_for_answers_no_other_request(unasked: bytes) -> None:
     async def go() -> None:
