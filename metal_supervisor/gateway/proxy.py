@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from multidict import CIMultiDictProxy
 from yarl import URL
@@ -89,11 +89,19 @@ class Proxy:
         self.busy.add(connection)
         try:
             response = await self._answer(request)
-            if self.closing and not response.prepared:
+            if self._is_last(request) and not response.prepared:
                 response.force_close()
             return response
         finally:
             self.busy.remove(connection)
+
+    def _is_last(self, request: web.BaseRequest) -> bool:
+        """True if its connection ends with its answer.
+
+        aiohttp drops what came along with a request for another protocol, and would read what comes next, the middle of
+        a body perhaps, as a request.
+        """
+        return self.closing or hdrs.UPGRADE in request.headers
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         exchange = Exchange(request.raw_path.partition("?")[0])
@@ -230,7 +238,7 @@ class Proxy:
                 self._bodies.release(client, size)
                 size = 0
                 try:
-                    return await self._engines.pass_on(request, exchange, upstream, self.closing)
+                    return await self._engines.pass_on(request, exchange, upstream, self._is_last(request))
                 except BaseException:
                     upstream.close()
                     raise

@@ -129,3 +129,29 @@ def test_an_answer_that_was_not_asked_for_answers_no_other_request(unasked: byte
             assert len(connections) == 2
 
     run(go)
+
+
+def test_nothing_that_follows_a_request_for_another_protocol_is_read() -> None:
+    """aiohttp drops what came with such a request, so that it would read the middle of the next one as a request."""
+
+    async def go() -> None:
+        asked: list[bytes] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readexactly(len(BODY)))
+            writer.write(FINE[:-6] + b"Connection: close\r\n\r\nfine")
+
+        server, port = await serving(answer)
+        upgrade = b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"
+        hidden = head(BODY) + BODY
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head(BODY, *upgrade) + BODY + head(hidden))
+            told = await reader.readuntil(b"fine")
+            writer.write(hidden)
+            with contextlib.suppress(ConnectionResetError):
+                told += await reader.read()
+            assert told.count(b"HTTP/1.1 ") == 1 and b"Connection: close" in told and asked == [BODY]
+            writer.close()
+
+    run(go)
