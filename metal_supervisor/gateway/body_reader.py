@@ -51,6 +51,8 @@ class BodyReader:
         except asyncio.TimeoutError:
             text = "the body did not arrive in time"
             raise GatewayError(408, "request_timeout", text, final=True, close=True) from None
+        except web.RequestPayloadError:
+            raise GatewayError(400, "invalid_request", "the body is not valid HTTP", final=True, close=True) from None
 
     async def _collected(self, request: web.BaseRequest, client: str, too_long: GatewayError) -> bytes:
         pieces: list[bytes] = []

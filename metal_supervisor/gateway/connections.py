@@ -8,6 +8,7 @@ import resource
 import time
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 from metal_supervisor.gateway.listeners import HANDSHAKE_S
@@ -27,6 +28,25 @@ class _Turned(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.write(FULL)
         transport.close()
+
+
+class ClientConnection(RequestHandler):
+    """A client's connection.
+
+    aiohttp 3.14 notes that what arrives is no HTTP, but leaves a body waiting that had begun: for all of its time.
+    """
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived, and end the bodies that cannot be read on."""
+        super().data_received(data)
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
+            current = self._current_request
+            begun = [body for _, body in self._messages] + ([current.content] if current is not None else [])
+            for body in begun:
+                if not body.is_eof():
+                    body.set_exception(web.RequestPayloadError())
 
 
 class ClientConnections(web.Server):
@@ -54,7 +74,7 @@ class ClientConnections(web.Server):
         return _Turned()
 
     def __call__(self) -> RequestHandler:
-        handler = super().__call__()
+        handler = ClientConnection(self, loop=self._loop, **self._kwargs)
         self._begun[handler] = time.monotonic()
         return handler
 

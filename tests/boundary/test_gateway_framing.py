@@ -155,3 +155,33 @@ def test_nothing_that_follows_a_request_for_another_protocol_is_read() -> None:
             writer.close()
 
     run(go)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_body_that_stops_being_http_is_refused_at_once(pipelined: bool) -> None:
+    async def go() -> None:
+        release = asyncio.Event()
+
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await release.wait()
+            writer.write(FINE)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            if pipelined:
+                writer.write(head(BODY) + BODY)
+                await until(lambda: gateway.proxy.in_flight["p"])
+            writer.write(head(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"4\r\nsome\r\n")
+            (connection,) = gateway.connections.connections
+            await until(lambda: connection._messages if pipelined else gateway.proxy.active)
+            writer.write(NOT_HTTP)
+            await writer.drain()
+            release.set()
+            told = await reader.read()
+            assert told.startswith(b"HTTP/1.1 200 " if pipelined else b"HTTP/1.1 400 ")
+            assert told.count(b"HTTP/1.1 400 ") == 1 and b"invalid_request" in told
+            assert not gateway.proxy._bodies.held_bytes
+            writer.close()
+
+    run(go)
