@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
@@ -43,7 +43,8 @@ class BodyReader:
             raise too_long
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise GatewayError(400, "invalid_request", "send the body without Content-Encoding", final=True, close=True)
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        waits = request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11
+        if waits and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with timeout(BODY_S):

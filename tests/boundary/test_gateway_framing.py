@@ -185,3 +185,23 @@ def test_a_body_that_stops_being_http_is_refused_at_once(pipelined: bool) -> Non
             writer.close()
 
     run(go)
+
+
+@pytest.mark.parametrize(("version", "asked"), [(b"1.0", False), (b"1.1", True)])
+def test_no_body_is_asked_for_from_a_client_of_http_1_0(version: bytes, asked: bool) -> None:
+    """It would take `100 Continue` for the answer."""
+
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(FINE)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            close = b"Connection: close\r\nExpect: 100-continue\r\n"
+            writer.write(HTTP_1_0.replace(b"1.0", version) % (close, len(BODY)) + BODY)
+            told = await reader.read()
+            assert told.endswith(b"fine") and (b"100 Continue" in told) is asked
+            writer.close()
+
+    run(go)
