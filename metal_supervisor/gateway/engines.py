@@ -205,12 +205,13 @@ async def show_life(request: web.BaseRequest, exchange: Exchange, event: bytes) 
 
 async def cut(request: web.BaseRequest, response: web.StreamResponse, last: bytes) -> None:
     """End a stream that cannot be completed so that no client takes it for complete. Raises ConnectionResetError."""
+    has_length = hdrs.CONTENT_LENGTH in response.headers
     try:
-        if last:
+        if last and not has_length:  # else it would fill up what is missing
             await response.write(last)
     finally:
         if request.transport is not None:
-            if not last and request.version < HttpVersion11 and hdrs.CONTENT_LENGTH not in response.headers:
+            if not last and not has_length and request.version < HttpVersion11:
                 reset(request.transport)  # to this client, an end of the connection is the end of the body
             request.transport.close()  # without the end of the body
     raise ConnectionResetError

@@ -104,6 +104,21 @@ def test_the_last_event_of_a_cut_stream_reaches_a_client_of_http_1_0() -> None:
     run(go)
 
 
+def test_the_error_of_a_cut_stream_does_not_fill_up_its_length() -> None:
+    async def go() -> None:
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            kind = b"Content-Type: text/event-stream\r\n"
+            writer.write(b"HTTP/1.1 200 OK\r\n" + kind + b"Content-Length: %d\r\n\r\n" % (2 * len(EVENT)) + EVENT)
+
+        server, port = await serving(answer)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await gateway.connect(STREAM)
+            assert (await reader.read()).endswith(b"\r\n\r\n" + EVENT)
+            writer.close()
+
+    run(go)
+
+
 @pytest.mark.parametrize("unasked", [FINE.replace(b"fine", b"else"), b"HTTP/1.1 408 Late\r\nContent-Length: 0\r\n\r\n"])
 def test_an_answer_that_was_not_asked_for_answers_no_other_request(unasked: bytes) -> None:
     async def go() -> None:
