@@ -99,9 +99,9 @@ class Proxy:
         """True if its connection ends with its answer.
 
         aiohttp drops what came along with a request for another protocol, and would read what comes next, the middle of
-        a body perhaps, as a request.
+        a body perhaps, as a request. The last trailer of a body in chunks would become a header of the next request.
         """
-        return self.closing or hdrs.UPGRADE in request.headers
+        return self.closing or hdrs.UPGRADE in request.headers or hdrs.TRANSFER_ENCODING in request.headers
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         exchange = Exchange(request.raw_path.partition("?")[0])

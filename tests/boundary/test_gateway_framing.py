@@ -172,6 +172,36 @@ def test_nothing_that_follows_a_request_for_another_protocol_is_read() -> None:
     run(go)
 
 
+def test_a_trailer_of_a_body_is_no_header_of_the_next_request() -> None:
+    """aiohttp's parser keeps the last one, and would put it before the headers of the next request."""
+
+    async def go() -> None:
+        heads: list[bytes] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(FINE[:-6] + b"Connection: close\r\n\r\nfine")
+
+        async def noted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            await answer(reader, writer)
+            writer.close()
+
+        server = await asyncio.start_server(noted, "127.0.0.1", 0)
+        async with server, Open(engine(server.sockets[0].getsockname()[1])) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            chunked = head(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+            writer.write(chunked + b"%x\r\n%s\r\n0\r\nX-Odd: 1\r\n\r\n" % (len(BODY), BODY))
+            told = await reader.readuntil(b"fine")
+            writer.write(head(BODY, b"Connection: close") + BODY)
+            with contextlib.suppress(ConnectionError):
+                told += await reader.read()
+            assert b"Connection: close" in told and heads
+            assert not any(b"X-Odd" in each for each in heads)
+            writer.close()
+
+    run(go)
+
+
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_a_body_that_stops_being_http_is_refused_at_once(pipelined: bool) -> None:
     async def go() -> None:
