@@ -23,11 +23,6 @@ from .schema import child_schema, mistyped, settle, validate
 from .schemas import METADATA
 from .storage import ObjectStore
 
-_MADE_BY_PUT = ("coordination.k8s.io/leases", SERVICES)
-_CONDITIONAL_GROUPS = ("coordination.k8s.io", "apiextensions.k8s.io")
-"""Groups of built-in kinds whose objects a PUT replaces only if it says which version."""
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-
 
 class Undecodable(ApiError):
     """400 for what is not an object of this kind."""
@@ -68,18 +63,20 @@ class Writer:
 
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """PUT of an object, its status or its scale; for some kinds it creates a missing object."""
+        resource = target.resource
         with self._store.lock:
-            missing = self._store.get(*target.place) is None
-            if missing and target.resource.storage_key in _MADE_BY_PUT and not target.subresource:
-                return self.create(replace(target, name=""), self._addressed(target, body), options)
-            previous = target.stored(self._store)
-            if target.subresource == "scale":
+            makes = resource.kind in ("Event", "Lease", "Service") and not (resource.custom or target.subresource)
+            previous = self._store.get(*target.place) if makes else target.stored(self._store)
+            if previous and target.subresource == "scale":
                 return self._write_scale(target, previous, body, options)
-            candidate, resource = self._addressed(target, body), target.resource
-            conditional = resource.custom or resource.group in _CONDITIONAL_GROUPS
-            if conditional and not candidate["metadata"].get("resourceVersion"):
-                problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
-                raise errors.invalid(resource.group, resource.plural, target.name, [problem])
+            candidate = self._addressed(target, body)
+            sent, uid = candidate["metadata"], section(previous, "metadata").get("uid", "")
+            if sent.get("uid") not in (None, "", uid):
+                why = f"Precondition failed: UID in precondition: {sent['uid']}, UID in object meta: {uid}"
+                raise errors.conflict(resource.group, resource.plural, target.name, why)
+            if previous is None:
+                sent.pop("resourceVersion", None)  # of an object that is gone
+                return self.create(replace(target, name=""), candidate, options)
             return self._write(target, previous, candidate, None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
@@ -108,7 +105,7 @@ class Writer:
         if not isinstance(body, dict) or target.subresource == "scale":
             raise errors.bad_request("an apply patch is an object, and not meant for scale")
         _check_kind(resource, body)
-        declaration = self._addressed(target, body)
+        declaration = self._addressed(target, body, target.name if self._store.get(*target.place) else "")
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
         apply.check_declaration(resource.schema, body, resource.group_version)
@@ -163,20 +160,21 @@ class Writer:
             cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
             raise errors.forbidden(resource.group, resource.plural, name, why, [cause])
 
-    def _addressed(self, target: RequestTarget, body: Json) -> Json:
-        """Check a body against the path it was sent to; return it with its namespace and name filled in."""
+    def _addressed(self, target: RequestTarget, body: Json, known: str = "") -> Json:
+        """A body with its namespace and name, which have to fit its path. `known`: name of a body that has none."""
         resource = target.resource
         _check_type(resource, body)
         own = _readable_metadata(resource, body.get("metadata"))
         if own.get("namespace") not in (None, "", target.namespace) and resource.namespaced:
             message = "the namespace of the provided object does not match the namespace sent on the request"
             raise errors.bad_request(message)
-        if target.name and own.get("name") not in (None, "", target.name):
-            message = f"the name of the object ({own['name']}) does not match the name on the URL ({target.name})"
-            raise errors.bad_request(message)
-        name = target.name or own.get("name") or ""
+        name = own.get("name", known) or ""
+        if target.name and name != target.name:
+            message = f"the name of the object ({name}) does not match the name on the URL ({target.name})"
+            missing = f"the name of the object ({target.name} based on URL) was undeterminable: name must be provided"
+            raise errors.bad_request(message if name else missing)
         if not name and own.get("generateName"):
-            name = own["generateName"][:248] + "".join(random.choices(_SUFFIX_LETTERS, k=5))
+            name = own["generateName"][:248] + "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
         own["name"] = name
         if resource.namespaced:
             own["namespace"] = target.namespace
@@ -242,8 +240,9 @@ class Writer:
     def _commit(self, target: RequestTarget, before: Json | None, new: Json) -> Json:
         resource, own = target.resource, new["metadata"]
         if own.get("deletionTimestamp") and not own.get("finalizers"):
-            removed = self._collector.remove(*target.place)
-            return {**new, "metadata": {**own, "resourceVersion": removed["metadata"]["resourceVersion"]}}
+            # The answer has the version before the removal, so that a watch from there tells of it.
+            self._collector.remove(*target.place)
+            return new
         stored = self._store.put(*target.place, resource.stored_form(new))
         if resource.storage_key == DEFINITIONS:
             self._registry.install(stored)
@@ -257,8 +256,12 @@ class Writer:
 
 
 def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
-    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another one."""
+    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another, or of no version."""
     resource, current = target.resource, before["metadata"]
+    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
+    if conditional and not sent.get("resourceVersion"):
+        problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+        raise errors.invalid(resource.group, resource.plural, target.name, [problem])
     if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
         why = "the object has been modified; please apply your changes to the latest version and try again"
         raise errors.conflict(resource.group, resource.plural, target.name, why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.api import JSON_PATCH, MERGE, STRATEGIC, Space
-from tests.contract.things import config_map, isvc, lease, model, service, widget
+from tests.contract.things import config_map, event, isvc, lease, model, service, widget
 
 # ---- unknown fields, defaults, validation ------------------------------------------------------
 
@@ -152,13 +152,54 @@ def test_a_stale_version_is_a_conflict_and_some_kinds_insist_on_one(space: Space
     assert space.put("leases", "l", lease()).outline == (422, "Invalid")
     space.post("services", service())
     assert space.put("services", "s", service(ports=[{"port": 81}])).code == 200
+    assert space.patch("leases", "l", {"metadata": {"resourceVersion": ""}}).outline == (422, "Invalid")
+    assert space.patch("services", "s", {"metadata": {"resourceVersion": ""}}).code == 200
 
 
-def test_put_creates_leases_and_services_but_nothing_else(space: Space) -> None:
+def test_put_creates_leases_services_and_events_but_nothing_else(space: Space) -> None:
     assert space.put("leases", "l", lease()).code == 201
     assert space.put("services", "s", service()).code == 201
+    assert space.put("events", "e", event(space.name)).code == 201
     for plural, thing in (("configmaps", config_map()), ("widgets", widget())):
         assert space.put(plural, thing["metadata"]["name"], thing).outline == (404, "NotFound")
+
+
+@pytest.mark.parametrize(("plural", "thing"), [("leases", lease("p")), ("services", service("p"))])
+def test_a_put_of_what_is_gone_creates_it_unless_it_names_the_old_one(
+    space: Space, plural: str, thing: dict[str, object]
+) -> None:
+    old = space.post(plural, thing).body["metadata"]
+    space.delete(plural, "p")
+    versioned = {"name": "p", "resourceVersion": old["resourceVersion"]}
+    stale = space.put(plural, "p", {**thing, "metadata": {**versioned, "uid": old["uid"]}})
+    assert stale.outline == (409, "Conflict") and f"UID in precondition: {old['uid']}" in stale.message
+    made = space.put(plural, "p", {**thing, "metadata": versioned})
+    assert made.code == 201 and made.body["metadata"]["uid"] != old["uid"]
+
+
+def test_a_put_of_another_uid_is_a_conflict(space: Space) -> None:
+    for plural, thing in (("widgets", widget("p")), ("services", service("p"))):
+        version = space.post(plural, thing).version
+        other = {**thing, "metadata": {"name": "p", "uid": "other", "resourceVersion": version}}
+        for sub in ("", "status"):
+            refused = space.put(plural, "p", other, sub)
+            assert refused.outline == (409, "Conflict") and "UID in precondition: other" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("plural", "thing"), [("widgets", widget("p")), ("leases", lease("p")), ("configmaps", config_map("p"))]
+)
+def test_what_replaces_an_object_has_its_name(space: Space, plural: str, thing: dict[str, object]) -> None:
+    labelled = {"name": "p", "labels": {"a": "b"}, "finalizers": ["x.test/f"]}
+    version = space.post(plural, {**thing, "metadata": labelled}).version
+    removed = [{"op": "remove", "path": "/metadata/name"}]
+    for refused in (
+        space.patch(plural, "p", {"metadata": None}), space.patch(plural, "p", {"metadata": {"name": None}}),
+        space.patch(plural, "p", removed, JSON_PATCH), space.put(plural, "p", {**thing, "metadata": {}}),
+    ):  # fmt: skip
+        assert refused.outline == (400, "BadRequest")
+        assert refused.message == "the name of the object (p based on URL) was undeterminable: name must be provided"
+    assert space.get(plural, "p").version == version
 
 
 def test_a_foreign_uid_is_refused_but_not_by_the_status(space: Space) -> None:
@@ -313,6 +354,11 @@ def test_finalizers_hold_an_object_and_cannot_be_added_then(space: Space) -> Non
     freed = space.patch("widgets", "w", {"metadata": {"finalizers": None}})
     assert freed.code == 200 and "finalizers" not in freed.body["metadata"]
     assert space.get("widgets", "w").outline == (404, "NotFound")
+    with space.watch("widgets", resourceVersion=freed.version, timeoutSeconds=10) as watch:
+        space.post("widgets", widget("later"))
+        kind, gone = watch.next()
+    assert (kind, gone["metadata"]["name"]) == ("DELETED", "w")
+    assert int(gone["metadata"]["resourceVersion"]) > int(freed.version)
 
 
 def test_wrong_verbs_and_paths(space: Space) -> None:
