@@ -16,9 +16,10 @@ from . import fields
 from .codec import clone, dig, listed, section, timestamp
 from .errors import ApiError, Json, Problem, as_go_prints, json_type
 from .fields import PRESENT, Path, leaves, show
-from .metadata import annotations_too_long
+from .metadata import annotations_too_long, readable
 from .resources import Resource
 from .schema import settle, validate
+from .schemas import METADATA
 
 CLIENT_SIDE_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
@@ -119,10 +120,10 @@ def apply(
     entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
     merged: Json = fields.merge(schema, live, scoped)
     if previous:
-        # What another manager owns stays, and so does a container of what is owned.
-        owned = frozenset(declared).union(*(entry.paths for entry in entries.values()))
-        kept = {path[:length] for path in owned for length in range(1, len(path) + 1)}
-        merged = fields.without(schema, merged, previous.paths - kept, owned)
+        # A container goes with what was declared in it, and takes along what nobody owns, as defaults. What another
+        # manager owns stays, and so does a container of what is owned. The declared name is in `metadata`.
+        owned = fields.with_containers([*declared, ("f:metadata",)], *(entry.paths for entry in entries.values()))
+        merged = fields.without(schema, merged, fields.with_containers(previous.paths) - owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
 
@@ -221,11 +222,13 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     other write.
     """
     settled = clone(declaration)
-    problems = [f".{path}: field not declared in schema" for path in settle(schema, settled)]
-    problems += [text for problem in validate(schema, settled) if (text := _misfit(problem))]
+    own, unknown = readable(section(settled, "metadata"))
+    problems = [f".{path}: field not declared in schema" for path in unknown + settle(schema, settled)]
+    found = validate(METADATA, own, "metadata") + validate(schema, settled)
+    problems += [text for problem in found if (text := _misfit(problem))]
     if not problems:
         return
-    metadata = declaration.get("metadata") or {}
+    metadata = section(declaration, "metadata")
     kind = f"{group_version if '/' in group_version else '/' + group_version}, Kind={declaration.get('kind', '')}"
     listing = problems[0] if len(problems) == 1 else "errors:\n" + "\n".join(f"  {problem}" for problem in problems)
     subject = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}; {kind}"

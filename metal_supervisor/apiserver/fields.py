@@ -30,11 +30,6 @@ def list_kind(schema: Json) -> str:
     return kind if kind in ("map", "set") else "atomic"
 
 
-def is_atomic_map(schema: Json) -> bool:
-    """True if an object is owned as a whole."""
-    return schema.get("x-kubernetes-map-type") == "atomic"
-
-
 def item_key(schema: Json, item: Any) -> str:
     """The element of one list item, e.g. `k:{"port":80,"protocol":"TCP"}`; defaults of keys are filled in."""
     if list_kind(schema) == "set":
@@ -54,16 +49,14 @@ def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, A
     """
     found: dict[Path, Any] = {}
     for path, value in _walk(schema, obj, (), containers):
-        if path[0] in ("f:apiVersion", "f:kind"):
-            continue
-        if path[0] == "f:metadata" and (len(path) < 2 or path[1][2:] not in _OWNABLE_METADATA):
-            continue
-        found[path] = value
+        ownable = path[0] != "f:metadata" or (len(path) > 1 and path[1][2:] in _OWNABLE_METADATA)
+        if ownable and path[0] not in ("f:apiVersion", "f:kind"):
+            found[path] = value
     return found
 
 
 def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, dict) and not is_atomic_map(schema):
+    if isinstance(value, dict) and schema.get("x-kubernetes-map-type") != "atomic":
         # Without declared fields, a container is a value of its own.
         undeclared = "type" not in schema and keeps_unknown(schema)
         if path and (not value or containers or undeclared):
@@ -85,7 +78,7 @@ def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tu
 
 def merge(schema: Json, live: Any, applied: Any) -> Any:
     """`live` with the values of `applied` merged into it, list items matched by their keys."""
-    if isinstance(applied, dict) and isinstance(live, dict) and not is_atomic_map(schema):
+    if isinstance(applied, dict) and isinstance(live, dict) and schema.get("x-kubernetes-map-type") != "atomic":
         merged = dict(live)
         for name, item in applied.items():
             merged[name] = merge(child_schema(schema, name) or {}, live.get(name), item)
@@ -120,21 +113,23 @@ def _merge_list(schema: Json, live: list[Any], applied: list[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def without(schema: Json, value: Any, doomed: Collection[Path], kept: Collection[Path], path: Path = ()) -> Any:
-    """`value` without what is at `doomed` paths; containers that this leaves empty go with it, unless in `kept`."""
-    if isinstance(value, dict) and not is_atomic_map(schema):
-        left: Json = {}
-        for name, item in value.items():
-            here = (*path, "f:" + name)
-            inner = without(child_schema(schema, name) or {}, item, doomed, kept, here)
-            emptied = inner in ({}, []) and inner != item and here not in kept
-            if here not in doomed and not emptied:
-                left[name] = inner
-        return left
+def with_containers(*paths: Collection[Path]) -> set[Path]:
+    """Paths, and those of all that they are in."""
+    return {path[:length] for each in paths for path in each for length in range(1, len(path) + 1)}
+
+
+def without(schema: Json, value: Any, doomed: Collection[Path], path: Path = ()) -> Any:
+    """`value` without what is at `doomed` paths."""
+    if isinstance(value, dict) and schema.get("x-kubernetes-map-type") != "atomic":
+        places = [((*path, "f:" + name), name) for name in value]
+        return {
+            name: without(child_schema(schema, name) or {}, value[name], doomed, here)
+            for here, name in places if here not in doomed
+        }  # fmt: skip
     if isinstance(value, list) and list_kind(schema) != "atomic":
         items = schema.get("items") or {}
-        places = [((*path, item_key(schema, item)), item) for item in value]
-        return [without(items, item, doomed, kept, here) for here, item in places if here not in doomed]
+        found = [((*path, item_key(schema, item)), item) for item in value]
+        return [without(items, item, doomed, here) for here, item in found if here not in doomed]
     return value
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.api import APPLY, Space, managers
-from tests.contract.things import config_map, endpoint_slice, lease, service, widget, widget_status
+from tests.contract.things import config_map, endpoint_slice, isvc, lease, service, widget, widget_status
+
+
+def owner(name: str) -> dict[str, str]:
+    """A reference to a Widget of the uid `u`."""
+    return {"apiVersion": "example.test/v1", "kind": "Widget", "name": name, "uid": "u"}
 
 
 def test_a_declaration_creates_and_then_changes_nothing(space: Space) -> None:
@@ -42,6 +47,16 @@ def test_what_a_manager_no_longer_declares_goes_if_nobody_else_does(space: Space
     left = space.apply("widgets", widget(), "one").body["spec"]
     assert left == {"size": 1, "colour": "red", "extra": {"b": "2", "c": "3"}}
     assert space.apply("widgets", widget(), "two").body["spec"] == {"size": 1, "colour": "red"}
+
+
+def test_a_container_that_is_no_longer_declared_takes_its_defaults_along(space: Space) -> None:
+    declared = space.apply("inferenceservices", isvc(endpoint={"port": 9000}), "one").body["spec"]["endpoint"]
+    assert declared == {"port": 9000, "type": "ClusterIP", "path": "/v1/chat/completions"}
+    assert "endpoint" not in space.apply("inferenceservices", isvc(), "one").body["spec"]
+    space.apply("inferenceservices", isvc(endpoint={"port": 9000}), "one")
+    space.apply("inferenceservices", isvc(endpoint={"type": "NodePort"}), "two", force="true")
+    left = space.apply("inferenceservices", isvc(), "one").body["spec"]["endpoint"]
+    assert left == {"port": 8080, "type": "NodePort", "path": "/v1/chat/completions"}
 
 
 def test_an_update_owns_what_it_changes_and_what_it_brings_into_being(space: Space) -> None:
@@ -93,6 +108,29 @@ def test_a_declaration_of_a_built_in_kind_is_held_to_its_schema_too(space: Space
     assert refused.message.endswith('.spec.ports: duplicate entries for key [port=80,protocol="TCP"]')
     late = space.apply("leases", lease(renewTime="2026-01-01T00:00:00Z"), "one")
     assert late.code == 500 and late.message.endswith('cannot parse "Z" as ".000000"')
+
+
+@pytest.mark.parametrize(
+    ("metadata", "complaint"),
+    [
+        ({"lables": {"a": "b"}}, ".metadata.lables: field not declared in schema"),
+        ({"ownerReferences": [owner("a"), owner("b")]}, 'ownerReferences: duplicate entries for key [uid="u"]'),
+        ({"ownerReferences": [{**owner("a"), "nmae": "x"}]}, ".nmae: field not declared in schema"),
+    ],
+)
+def test_unfitting_metadata_is_no_declaration(space: Space, metadata: dict[str, object], complaint: str) -> None:
+    for plural, thing in (("widgets", widget("x")), ("configmaps", config_map("x"))):
+        refused = space.apply(plural, {**thing, "metadata": {"name": "x", **metadata}}, "one")
+        assert refused.code == 500 and refused.message.startswith("failed to create typed patch object (/x; ")
+        assert refused.message.endswith(complaint)
+
+
+def test_a_declaration_may_leave_out_a_name_that_is_known(space: Space) -> None:
+    nameless = {**widget(size=2), "metadata": {}}
+    refused = space.patch("widgets", "w", nameless, APPLY, fieldManager="one")
+    assert refused.outline == (400, "BadRequest") and refused.message.endswith("name must be provided")
+    space.apply("widgets", widget(), "one")
+    assert space.patch("widgets", "w", nameless, APPLY, fieldManager="one").body["spec"]["size"] == 2
 
 
 def test_what_fits_may_still_be_invalid(space: Space) -> None:
