@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
 from .errors import ApiError, Json, as_go_prints
+from .metadata import label_problems
 from .resources import Registry, RequestTarget, Resource, partial_metadata
 from .storage import ObjectStore, StoredChange
 
@@ -21,7 +22,6 @@ _BETWEEN_TERMS = re.compile(r",(?![^()]*\))")
 """A comma that is not inside parentheses."""
 _SET_TERM = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _EQUALITY_TERM = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
-_LABEL_KEY = re.compile(r"([a-z0-9A-Z.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _FORMS = {"Table": "table", "PartialObjectMetadata": "partial", "PartialObjectMetadataList": "partial"}
 
 
@@ -132,7 +132,8 @@ def _start(store: ObjectStore, query: Mapping[str, str]) -> tuple[int, tuple[str
         future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
         future.headers["Retry-After"] = "1"
         raise future
-    return wanted if match == "Exact" else store.version, ("", "")
+    exact = match == "Exact" or (not match and wanted and number(query, "limit"))
+    return wanted if exact else store.version, ("", "")
 
 
 def _place(obj: Json) -> tuple[str, str]:
@@ -158,24 +159,21 @@ def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) 
 
 def selection(resource: Resource, query: Mapping[str, str]) -> Test:
     """The test for labelSelector and fieldSelector; 400 for one that cannot be read."""
-    tests = [_label_test(term) for term in _split_terms(query.get("labelSelector", ""))]
-    tests += [_field_test(resource, term) for term in _split_terms(query.get("fieldSelector", ""))]
+    labels, fields = (query.get(name, "").strip() for name in ("labelSelector", "fieldSelector"))
+    tests = [_label_test(term.strip()) for term in _BETWEEN_TERMS.split(labels)] if labels else []
+    tests += [_field_test(resource, term.strip()) for term in _BETWEEN_TERMS.split(fields) if term.strip()]
     return lambda obj: all(test(obj) for test in tests)
-
-
-def _split_terms(text: str) -> list[str]:
-    return [term.strip() for term in _BETWEEN_TERMS.split(text) if term.strip()]
 
 
 def _label_test(term: str) -> Test:
     if found := _SET_TERM.fullmatch(term):
-        key, operator, values = found[1], found[2], {value.strip() for value in found[3].split(",")}
+        key, operator, values = found[1], found[2], [value.strip() for value in found[3].split(",")]
     elif found := _EQUALITY_TERM.fullmatch(term):
-        key, operator, values = found[1], "notin" if found[2] == "!=" else "in", {found[3].strip()}
+        key, operator, values = found[1], "notin" if found[2] == "!=" else "in", [found[3].strip()]
     else:
-        key, operator, values = term.removeprefix("!").strip(), "absent" if term.startswith("!") else "present", set()
-    if not _LABEL_KEY.fullmatch(key):
-        raise errors.bad_request(f'unable to parse requirement: <nil>: Invalid value: "{term}": invalid label key')
+        key, operator, values = term.removeprefix("!").strip(), "absent" if term.startswith("!") else "present", []
+    for problem in (problem for value in values or [""] for problem in label_problems(key, {key: value})):
+        raise errors.bad_request(f"unable to parse requirement: {problem}")
 
     def test(obj: Json) -> bool:
         labels = section(obj, "metadata", "labels")
@@ -314,6 +312,9 @@ class Subscription:
             before = change.previous is not None and self._test(resource.view(change.previous))
             after = change.type != "DELETED" and self._test(obj)
             if before or after:
+                if change.previous and not after:  # as it last was in the selection
+                    metadata = {**change.previous["metadata"], "resourceVersion": str(change.version)}
+                    obj = {**resource.view(change.previous), "metadata": metadata}
                 yield self._line(_WITHIN_SELECTION[before, after], obj)
 
     def _line(self, kind: str, obj: Json) -> bytes:

@@ -33,8 +33,7 @@ class Column:
 
     def definition(self) -> Json:
         """The column definition for the client."""
-        shown = {name: getattr(self, name) for name in ("name", "type", "format", "description", "priority")}
-        return {**shown, "type": "string" if self.type == "date" else self.type}
+        return {name: getattr(self, name) for name in ("name", "type", "format", "description", "priority")}
 
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, include: str, header: bool) -> Json:
@@ -181,7 +180,7 @@ def _event_source(event: Json) -> str:
 
 
 _NAME = Column("Name", _at(".metadata.name"), format="name")
-_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")), "integer")
+_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")))
 _AGE = Column("Age", _age_at(".metadata.creationTimestamp"))
 _BUILT_IN: dict[str, list[Column]] = {
     "Service": [
@@ -209,7 +208,7 @@ _BUILT_IN: dict[str, list[Column]] = {
         Column("Source", _event_source, priority=1),
         Column("Message", lambda event: str(event.get("message") or "").strip()),
         Column("First Seen", _age_at(".firstTimestamp", ".eventTime"), priority=1),
-        Column("Count", _at(".series.count", ".count", missing=1), "integer", priority=1),
+        Column("Count", _at(".series.count", ".count", missing=1), priority=1),
         replace(_NAME, priority=1),
     ],
     "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", missing="")), _AGE],

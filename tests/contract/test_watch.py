@@ -29,6 +29,13 @@ def test_items_of_typed_lists_do_not_say_what_they_are(space: Space) -> None:
     assert custom["metadata"]["continue"] == ""
 
 
+def test_the_columns_of_a_custom_kind_have_the_types_that_it_declares(space: Space) -> None:
+    accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    for plural, name, kind in (("models", "Age", "date"), ("leases", "Age", "string"), ("configmaps", "Data", "string")):
+        table = space.api.request("GET", space.path(plural), headers=accept).body
+        assert {column["name"]: column["type"] for column in table["columnDefinitions"]}[name] == kind
+
+
 def test_the_chunks_of_a_list_are_one_state(space: Space) -> None:
     for number in range(5):
         space.post("leases", lease(f"l{number}"))
@@ -75,6 +82,14 @@ def test_field_selectors(space: Space) -> None:
         assert space.get("leases", **query).outline == (400, "BadRequest")
 
 
+@pytest.mark.parametrize("selector", ["on=yes,", ",", "on=yes,,on", "on=é", "on=a b", "on!=a_", "on in (yes,é)", "/on"])
+def test_a_selector_with_a_slip_selects_nothing_at_all(space: Space, selector: str) -> None:
+    space.post("leases", labelled("l", on="yes"))
+    assert space.get("leases", labelSelector=selector).outline == (400, "BadRequest")
+    assert space.delete("leases", labelSelector=selector).outline == (400, "BadRequest")
+    assert names(space.get("leases", fieldSelector="metadata.name=l,", labelSelector="on in (yes,)").body) == ["l"]
+
+
 def test_a_list_from_the_future_is_to_be_asked_for_again(space: Space) -> None:
     ahead = space.get("leases", resourceVersion="999999999")
     assert ahead.outline == (504, "Timeout")
@@ -97,6 +112,10 @@ def test_a_list_of_an_exact_version_shows_the_past(space: Space) -> None:
     space.post("leases", lease("c"))
     then = space.get("leases", resourceVersion=old, resourceVersionMatch="Exact").body
     assert names(then) == ["a", "b"] and then["metadata"]["resourceVersion"] == old
+    # A first chunk is of the version that it asks for.
+    chunk = space.get("leases", resourceVersion=old, limit=1).body
+    assert names(chunk) == ["a"] and chunk["metadata"]["resourceVersion"] == old
+    assert names(space.get("leases", resourceVersion=old).body) == ["b", "c"]
 
 
 # ---- watches -----------------------------------------------------------------------------------
@@ -138,7 +157,12 @@ def test_objects_enter_and_leave_a_selection(space: Space) -> None:
         space.patch("leases", "l", {"metadata": {"labels": {"on": "no"}}})
         space.patch("leases", "l", {"metadata": {"labels": {"on": "yes"}}})
         space.delete("leases", "l")
-        assert [watch.next()[0] for _ in range(5)] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+        events = [watch.next() for _ in range(5)]
+    assert [kind for kind, _ in events] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+    versions = [int(obj["metadata"]["resourceVersion"]) for _, obj in events]
+    assert versions == sorted(set(versions))
+    # What leaves is shown as it was while it was in the selection.
+    assert [obj["metadata"]["labels"] for _, obj in events] == [{"on": "yes"}] * 5
     with space.watch("leases", resourceVersion=start, fieldSelector="metadata.name=b", timeoutSeconds=10) as watch:
         for name in "ab":
             space.post("leases", lease(name))
