@@ -25,6 +25,7 @@ strategic patches               with `$retainKeys`                  without: no 
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
+DELETE with options in a body   ignores those in the query          both count, the body's first
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST

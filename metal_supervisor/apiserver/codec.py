@@ -21,7 +21,6 @@ from .errors import Json, bad_request
 
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
-_MOST_DIGITS = 19
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Where a body may spell half of a character."""
 _SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -121,7 +120,7 @@ def listed(value: Any) -> list[Any]:
 def whole_number(text: str) -> int | None:
     """The number that a text of plain digits is; None for any other text, and for one that 64 bits do not hold."""
     # Superscripts are digits to Python too, and yet no number to `int`, which also refuses thousands of digits.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
         return None
     return int(text)
 

@@ -21,7 +21,6 @@ from .schemas import DELETE_OPTIONS
 from .storage import ObjectStore
 from .writes import Writer, scale_of
 
-_MANAGER = "metal-supervisor-apiserver"
 _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
@@ -130,7 +129,7 @@ class Kernel:
             assert resource is not None
             target = RequestTarget(resource, "", section(document, "metadata").get("name", ""))
             # Nothing changes if it is there already.
-            self.writer.patch(target, APPLY, document, WriteOptions(_MANAGER, force=True))
+            self.writer.patch(target, APPLY, document, WriteOptions("metal-supervisor-apiserver", force=True))
         self.collector.start()
 
     def stop(self) -> None:

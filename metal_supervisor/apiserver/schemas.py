@@ -198,7 +198,8 @@ EVENT_CORE = _kind(
     series=fields(count=whole(), lastObservedTime=text()),
     action=text("What the reporter did."),
     related=REFERENCE,
-    **plain("firstTimestamp", "lastTimestamp", "reportingComponent", "reportingInstance"),
+    **dict.fromkeys(("firstTimestamp", "lastTimestamp"), TIME),
+    **plain("reportingComponent", "reportingInstance"),
 )
 EVENT_NAMES = {
     "involvedObject": "regarding",

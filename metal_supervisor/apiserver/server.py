@@ -309,8 +309,7 @@ class ApiServer:
         self._http.end()
         self.kernel.stop()
 
-    def __enter__(self) -> ApiServer:
-        return self.start()
+    __enter__ = start
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -290,4 +290,7 @@ def test_an_event_of_the_old_form_may_count(space: Space) -> None:
     }  # fmt: skip
     assert space.api.request("POST", older, body).body["eventTime"] is None
     assert space.api.request("PATCH", f"{older}/old", {"count": 2}, kind=MERGE).body["count"] == 2
+    for name in ("firstTimestamp", "lastTimestamp"):
+        # Clients with types could read no Event any more.
+        assert space.api.request("POST", older, {**body, "metadata": {"name": "new"}, name: "now"}).code in (400, 422)
     assert space.get("events", "old").body["deprecatedCount"] == 2
