@@ -111,7 +111,8 @@ def apply(
     """
     entries = read_entries(live)
     previous = entries.pop(manager.identity, None)
-    scoped = _scoped_object(applied, manager.subresource, has_status)
+    of_status = manager.subresource == "status"
+    scoped = {name: value for name, value in applied.items() if not has_status or (name == "status") is of_status}
     declared = leaves(schema, scoped)
     changed = _changed(leaves(schema, live), declared)
     contested = [(entry, path) for entry in entries.values() for path in sorted(changed & entry.paths - yielding)]
@@ -126,13 +127,6 @@ def apply(
         merged = fields.without(schema, merged, fields.with_containers(previous.paths) - owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))
     return merged, entries
-
-
-def _scoped_object(applied: Json, subresource: str, has_status: bool) -> Json:
-    """The part of a declaration that may be merged."""
-    if subresource == "status":
-        return {"status": applied["status"]} if "status" in applied else {}
-    return {name: value for name, value in applied.items() if name != "status" or not has_status}
 
 
 def _changed(before: dict[Path, Any], declared: dict[Path, Any]) -> set[Path]:

@@ -57,9 +57,8 @@ def problems(schema: Json, value: Any, found: list[Problem]) -> list[Problem]:
 
 
 def _has_rules(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        return bool(schema.get("x-kubernetes-validations")) or any(_has_rules(inner) for inner in schema.values())
-    return False
+    inside = schema.values() if isinstance(schema, dict) else ()
+    return bool(inside and schema.get("x-kubernetes-validations")) or any(_has_rules(inner) for inner in inside)
 
 
 def _broken(schema: Json, value: Any, path: str) -> Iterator[Problem]:

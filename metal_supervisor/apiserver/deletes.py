@@ -145,12 +145,15 @@ class Collector:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        staying = [owner for owner in owners if self._stays(name[0], owner)]
+        found = [self._owner(name[0], owner) for owner in owners]
+        staying = [owners[place] for place, owner in enumerate(found) if owner is not None and not _waits(owner)]
         finalizers, orphaned = listed(own.get("finalizers")), bool(owners) and not staying
         # Deleted, and without finalizers: a namespace that an older release began to delete.
         if (deleted and not finalizers) or (not deleted and (expired or orphaned)):
-            self._begin(kind, name)
-        elif staying and len(staying) < len(owners):
+            # What waits for this one waits for its dependents, too; but not for another that waits: that is a circle.
+            waiting = [_waits(dependent) for _, _, dependent in self._dependents(own["uid"])] if any(found) else []
+            self._begin(kind, name, "Foreground" if waiting and not any(waiting) else "")
+        elif not deleted and staying and len(staying) < len(owners):
             self._keep_owners(kind, name, obj, staying)
         elif deleted and _ORPHAN in finalizers:
             for inner_kind, inner_name, inner in self._dependents(own["uid"]):
@@ -158,7 +161,7 @@ class Collector:
                 self._keep_owners(inner_kind, inner_name, inner, others)
             self._release(kind, name, _ORPHAN)
         elif deleted and _FOREGROUND in finalizers:
-            if not self._dependents(own["uid"]):
+            if not self._dependents(own["uid"], blocking=True):
                 self._release(kind, name, _FOREGROUND)
         elif deleted and _CONTENTS.get(kind) in finalizers:
             self._finish_contents(kind, name, obj)
@@ -171,19 +174,20 @@ class Collector:
             del freed["metadata"]["ownerReferences"]
         self._store.put(kind, name, freed)
 
-    def _stays(self, namespace: str, reference: Json) -> bool:
-        """True if an owner exists, and is not waiting for its dependents to go, or if its kind is not known here."""
+    def _owner(self, namespace: str, reference: Json) -> Json | None:
+        """The object that a reference is about, None if it is gone; an empty one of a kind that is not known here."""
         resource = self._registry.of_kind(reference["apiVersion"], reference["kind"])
         if resource is None:
-            return True
-        place = (namespace if resource.namespaced else "", reference["name"])
-        own = section(self._store.get(resource.storage_key, place), "metadata")
-        waits = own.get("deletionTimestamp") and _FOREGROUND in listed(own.get("finalizers"))
-        return own.get("uid") == reference["uid"] and not waits
+            return {}
+        found = self._store.get(resource.storage_key, (namespace if resource.namespaced else "", reference["name"]))
+        return found if found and found["metadata"]["uid"] == reference["uid"] else None
 
-    def _dependents(self, uid: str) -> list[tuple[str, Name, Json]]:
+    def _dependents(self, uid: str, *, blocking: bool = False) -> list[tuple[str, Name, Json]]:
+        """What has an owner; with `blocking` only what the owner has to wait for."""
+
         def depends(obj: Json) -> bool:
-            return any(owner.get("uid") == uid for owner in listed(obj["metadata"].get("ownerReferences")))
+            owners = [owner for owner in listed(obj["metadata"].get("ownerReferences")) if owner.get("uid") == uid]
+            return any(owner.get("blockOwnerDeletion") or not blocking for owner in owners)
 
         return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
 
@@ -193,10 +197,15 @@ class Collector:
         left = False
         for inner_kind, inner_name, inner in self._store.everything():
             if inner_kind == plural or (not plural and inner_name[0] == name[1]):
-                held = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1]
-                left = left or held
+                left = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1] or left
         if not left:
             self._release(kind, name, _CONTENTS[kind])
+
+
+def _waits(obj: Json) -> bool:
+    """True for an object whose deletion waits for its dependents."""
+    own = section(obj, "metadata")
+    return bool(own.get("deletionTimestamp")) and _FOREGROUND in listed(own.get("finalizers"))
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:

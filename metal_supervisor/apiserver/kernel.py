@@ -24,10 +24,7 @@ from .writes import Writer, scale_of
 _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
-"""A document of OpenAPI v2, in protobuf, without paths and definitions.
-
-kubectl reads one before it applies a `v1` List; finding no definitions, it leaves the check of the items to the server.
-"""
+"""A document of OpenAPI v2, in protobuf, without definitions: kubectl then leaves the check of a List to the server."""
 _POLICIES = ("Foreground", "Background", "Orphan")
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEWS: dict[str, Json] = {

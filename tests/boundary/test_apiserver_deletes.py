@@ -26,7 +26,7 @@ from metal_supervisor.apiserver.resources import RequestTarget, WriteOptions
 
 
 def owned(name: str, uid: str, **metadata: Any) -> dict[str, Any]:
-    owner = {"apiVersion": "example.test/v1", "kind": "Widget", "name": "w", "uid": uid}
+    owner = {"apiVersion": "example.test/v1", "kind": "Widget", "name": "w", "uid": uid, "blockOwnerDeletion": True}
     return {"metadata": {"name": name, "ownerReferences": [owner], **metadata}}
 
 

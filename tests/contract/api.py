@@ -25,7 +25,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 GROUPS = {
     "configmaps": "", "events": "events.k8s.io", "services": "", "leases": "coordination.k8s.io",
-    "endpointslices": "discovery.k8s.io", "widgets": "example.test", "models": "inference.llmkube.dev",
+    "endpointslices": "discovery.k8s.io", "secrets": "", "widgets": "example.test", "models": "inference.llmkube.dev",
     "inferenceservices": "inference.llmkube.dev",
 }  # fmt: skip
 VERSIONS = {"inference.llmkube.dev": "v1alpha1"}

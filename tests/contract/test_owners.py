@@ -17,7 +17,7 @@ def _collected(space: Space) -> None:
 
 
 def owned(thing: dict[str, Any], *owners: dict[str, Any]) -> dict[str, Any]:
-    """A thing that belongs to InferenceServices."""
+    """A thing that belongs to others."""
     references = [
         {"apiVersion": o["apiVersion"], "kind": o["kind"], "name": o["metadata"]["name"], "uid": o["metadata"]["uid"]}
         for o in owners
@@ -52,3 +52,44 @@ def test_one_owner_is_enough_to_stay(space: Space) -> None:
         assert kind == "MODIFIED" and [o["name"] for o in left["metadata"]["ownerReferences"]] == ["b"]
         space.delete("inferenceservices", "b")
         assert watch.next()[0] == "DELETED"
+
+
+def test_only_what_says_so_holds_up_a_foreground_deletion(space: Space) -> None:
+    owner = space.post("inferenceservices", isvc()).body
+    start = space.get("inferenceservices").version
+    held = owned(lease(), owner)
+    held["metadata"]["finalizers"] = ["x.test/f"]
+    space.post("leases", held)
+    assert space.delete("inferenceservices", "phi", {"propagationPolicy": "Foreground"}).code == 200
+    with space.watch("inferenceservices", resourceVersion=start) as watch:
+        assert [watch.next()[0] for _ in range(2)] == ["MODIFIED", "DELETED"]
+
+
+def test_a_foreground_deletion_goes_down_to_the_last_dependent(space: Space) -> None:
+    owner = space.post("inferenceservices", isvc()).body
+    middle = owned(lease(), owner)
+    middle["metadata"]["finalizers"] = ["x.test/f"]
+    middle["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = True
+    inner = owned(service(), space.post("leases", middle).body)
+    start = space.post("services", inner).version
+    space.delete("inferenceservices", "phi", {"propagationPolicy": "Foreground"})
+    with space.watch("services", resourceVersion=start) as watch:
+        assert watch.next()[0] == "DELETED"
+    assert space.get("leases", "l").body["metadata"]["deletionTimestamp"]
+    assert space.get("inferenceservices", "phi").code == 200
+
+
+def test_what_belongs_to_each_other_can_be_deleted(space: Space) -> None:
+    first = space.post("leases", lease("a")).body
+    second = owned(lease("b"), first)
+    references = owned(lease("a"), space.post("leases", second).body)["metadata"]["ownerReferences"]
+    for name, given in (("a", references), ("b", second["metadata"]["ownerReferences"])):
+        blocking = [{**reference, "blockOwnerDeletion": True} for reference in given]
+        start = space.patch("leases", name, {"metadata": {"ownerReferences": blocking}}).version
+    space.delete("leases", "a", {"propagationPolicy": "Foreground"})
+    with space.watch("leases", resourceVersion=start) as watch:
+        gone: list[str] = []
+        while len(gone) < 2:
+            kind, obj = watch.next()
+            gone += [obj["metadata"]["name"]] if kind == "DELETED" else []
+    assert sorted(gone) == ["a", "b"]

@@ -31,7 +31,7 @@ def test_items_of_typed_lists_do_not_say_what_they_are(space: Space) -> None:
 
 def test_the_columns_of_a_custom_kind_have_the_types_that_it_declares(space: Space) -> None:
     accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
-    for plural, name, kind in (("models", "Age", "date"), ("leases", "Age", "string"), ("configmaps", "Data", "string")):
+    for plural, name, kind in (("models", "Age", "date"), ("leases", "Age", "string"), ("secrets", "Data", "string")):
         table = space.api.request("GET", space.path(plural), headers=accept).body
         assert {column["name"]: column["type"] for column in table["columnDefinitions"]}[name] == kind
 
