@@ -88,7 +88,6 @@ class Writer:
             current = target.resource.view(previous)
             if target.subresource == "scale":
                 scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
-                section(scale, "metadata").pop("resourceVersion", None)
                 return self._write_scale(target, previous, scale, options)
             candidate = self._addressed(target, patched(target.resource, content_type, current, body))
             try:

@@ -226,6 +226,17 @@ def test_status_and_spec_are_kept_apart_and_counted_apart(space: Space) -> None:
     assert space.patch("widgets", "none", {"status": {}}, sub="status").outline == (404, "NotFound")
 
 
+def test_a_version_in_a_scale_is_a_precondition(space: Space) -> None:
+    old = space.post("inferenceservices", isvc()).version
+    assert space.patch("inferenceservices", "phi", {"spec": {"replicas": 2}}, sub="scale").body["spec"]["replicas"] == 2
+    stale = {"metadata": {"resourceVersion": old}, "spec": {"replicas": 3}}
+    assert space.patch("inferenceservices", "phi", stale, sub="scale").outline == (409, "Conflict")
+    current = space.get("inferenceservices", "phi")
+    assert current.body["spec"]["replicas"] == 2
+    stale["metadata"]["resourceVersion"] = current.version
+    assert space.patch("inferenceservices", "phi", stale, sub="scale").body["spec"]["replicas"] == 3
+
+
 def test_a_write_that_changes_nothing_keeps_the_version(space: Space) -> None:
     made = space.post("widgets", widget())
     assert space.patch("widgets", "w", {"spec": {"size": 1}}).version == made.version
