@@ -53,8 +53,10 @@ def complete(
             if plain := obj.pop("stringData", None):
                 encoded = {name: base64.b64encode(text.encode()).decode() for name, text in plain.items()}
                 obj["data"] = {**section(obj, "data"), **encoded}
+            if previous and previous.get("type") != obj.get("type"):
+                return [invalid_value("type", obj.get("type"), "field is immutable")]
             if previous and previous.get("immutable"):
-                changed = [name for name in ("data", "binaryData") if obj.get(name) != previous.get(name)]
+                changed = [name for name in ("immutable", "data", "binaryData") if obj.get(name) != previous.get(name)]
                 return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
     return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.api import MERGE, STRATEGIC, Space
-from tests.contract.things import endpoint_slice, event, lease, service
+from tests.contract.things import config_map, endpoint_slice, event, lease, service
 
 TIME = "2026-01-01T00:00:00.000000Z"
 
@@ -108,6 +108,17 @@ def test_a_load_balancer_without_node_ports_may_become_anything_else(space: Spac
     plain = space.patch("services", "s", {"spec": {"type": "ClusterIP"}})
     assert plain.code == 200 and "nodePort" not in plain.body["spec"]["ports"][0]
     assert "allocateLoadBalancerNodePorts" not in plain.body["spec"]
+
+
+def test_what_is_immutable_stays_so(space: Space) -> None:
+    space.post("configmaps", {**config_map("c", a="1"), "immutable": True})
+    for change in ({"immutable": False}, {"immutable": None}):
+        assert space.patch("configmaps", "c", change).causes == {"immutable": "FieldValueForbidden"}
+    assert space.patch("configmaps", "c", {"data": {"a": "2"}}).causes == {"data": "FieldValueForbidden"}
+    assert space.patch("configmaps", "c", {"metadata": {"labels": {"a": "b"}}}).code == 200
+    space.post("secrets", {"metadata": {"name": "s"}, "stringData": {"a": "1"}})
+    assert space.patch("secrets", "s", {"type": "example.test/t"}).causes == {"type": "FieldValueInvalid"}
+    assert space.patch("secrets", "s", {"stringData": {"a": "2"}}).code == 200
 
 
 def test_a_headless_service_needs_no_ports(space: Space) -> None:
