@@ -158,6 +158,8 @@ def test_a_file_that_is_gone_is_told(gateway: Gateway) -> None:
         assert refused["code"] == "model_failed" and "tiny.gguf" not in refused["message"]
     finally:
         system.tiny.with_suffix(".away").rename(system.tiny)
+    # After the pause of its crashes, which would be that of the next service of this name too.
+    eventually(lambda: gateway.chat("tiny")[0] == 200, 60, "it to be loaded")
 
 
 @fault(
