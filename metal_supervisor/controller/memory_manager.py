@@ -99,8 +99,8 @@ class Memory:
     ) -> dict[Key, Up]:
         """The engines that are up, and what each holds.
 
-        `records`: those by which they were started. Of `proposals` only the names count, for engines whose record was
-        lost: what is wanted now says nothing about what runs.
+        `records`: those by which they were started. `proposals` are for engines whose record was lost: they count by
+        name, for what is wanted now says little about what runs; by size too if its spec is lost as well.
         """
         before, self._footprints = self._footprints, {}
         engines: dict[Key, Record | Proposal] = {**proposals, **records}
@@ -133,6 +133,8 @@ class Memory:
         ours = record.reserved_bytes if record is not None and started else 0
         # Specs of an older release do not have it, and records change.
         reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
+        if not reserved and record is None:
+            reserved = each.reserved_bytes
         measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
         return _Footprint(basis, pid, reserved, Up(spec_file, max(reserved, measured)))
 

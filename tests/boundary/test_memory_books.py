@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
@@ -67,3 +68,13 @@ def test_a_spec_that_is_lost_while_its_engine_is_up_is_charged_all_the_same(tmp_
     assert memory.ups({RECORD.key: RECORD}, {}, world(notes={"default.one": NOTE}))[RECORD.key].bytes == 100
     (tmp_path / "specs" / OLD).write_bytes(b"{ half")
     assert memory.ups({RECORD.key: off}, {}, world(notes={"default.one": NOTE}))[RECORD.key].bytes == 100
+
+
+def test_an_engine_whose_record_and_spec_are_lost_is_charged_as_what_is_wanted_of_it(tmp_path: Path) -> None:
+    memory, _ = books(tmp_path)
+    key, wanted = RECORD.key, reconcile.unchanged(replace(RECORD, spec_file=NEW, reserved_bytes=300))
+    notes = {"default.one": NOTE}
+    assert memory.ups({}, {key: wanted}, world(notes=notes))[key].bytes == 100, "its spec says more"
+    memory, _ = books(tmp_path)
+    (tmp_path / "specs" / OLD).unlink()
+    assert memory.ups({}, {key: wanted}, world(notes=notes))[key].bytes == 300
