@@ -30,6 +30,8 @@ HEARTBEAT_S = 60.0
 SERVICE_S, FIRST_RESYNC_S, RESYNC_S = 600.0, 30.0, 1800.0
 """The first resync leaves the controller time: without its records, what still runs looks like nothing wanted."""
 CONFLICT_RETRY_S = 30.0
+LONG_AGO = float("-inf")
+"""Monotonic time of what was never done: 0 is when the Mac booted, perhaps a moment ago."""
 log = logging.getLogger("sidecar")
 
 
@@ -72,7 +74,7 @@ class _Done:
     """The slice was deleted, or looked for in vain, and not written since."""
     legacy_gone: bool = False
     """Leftovers of LLMKube's agent under this name have been looked for."""
-    heartbeat_at: float = 0.0
+    heartbeat_at: float = LONG_AGO
     heartbeat: str = ""
     published: Published = Published()
     blocked_until: float = 0.0
@@ -333,7 +335,7 @@ class Publisher:
         """Have every slice written again: peers may have withdrawn them during a gap."""
         for done in self._done.values():
             if done.slice is not None:
-                done.heartbeat_at, done.slice, done.want = 0.0, None, None
+                done.heartbeat_at, done.slice, done.want = LONG_AGO, None, None
 
     def _drop_slice(self, record: Record, done: _Done) -> None:
         """Delete this Mac's slice unless that is done; the Service stays, and keeps its cluster IP."""
@@ -347,7 +349,7 @@ class Publisher:
             found = find(self._kube, path)
             if found is not None and not self._other_owner(found, record):
                 self._delete(path)
-        done.slice, done.path, done.there, done.gone, done.heartbeat_at = None, "", False, True, 0.0
+        done.slice, done.path, done.there, done.gone, done.heartbeat_at = None, "", False, True, LONG_AGO
         done.published = replace(done.published, out=True)
 
     def _slice_path(self, record: Record) -> str:

@@ -1229,3 +1229,11 @@ def test_a_status_whose_removal_fails_is_removed_later() -> None:
     assert [path.rpartition("/inferenceservices/")[2] for path in cluster.written] == ["tiny/status"]
     registrar._one_pass()
     assert len(cluster.written) == 1
+
+
+def test_the_first_slice_has_a_heartbeat_however_short_ago_the_mac_booted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _, registrar = setup()
+    monkeypatch.setattr(time, "monotonic", lambda: 20.0)
+    registrar.want(wanted(), {})
+    registrar._one_pass()
+    assert cluster.bodies["tiny-mac-a"]["metadata"]["annotations"]["llmkube.ai/agent-heartbeat"]
