@@ -121,8 +121,8 @@ def apply(
     entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
     merged: Json = fields.merge(schema, live, scoped)
     if previous:
-        # A container goes with what was declared in it, and takes along what nobody owns, as defaults. What another
-        # manager owns stays, and so does a container of what is owned. The declared name is in `metadata`.
+        # A container is removed with what was declared in it, and with the defaults in it, which nobody owns. Fields of
+        # other managers stay, and the containers of them. `metadata` is one, of the name.
         owned = fields.with_containers([*declared, ("f:metadata",)], *(entry.paths for entry in entries.values()))
         merged = fields.without(schema, merged, fields.with_containers(previous.paths) - owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))

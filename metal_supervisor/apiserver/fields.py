@@ -30,6 +30,11 @@ def list_kind(schema: Json) -> str:
     return kind if kind in ("map", "set") else "atomic"
 
 
+def is_atomic_map(schema: Json) -> bool:
+    """True if an object is owned as a whole."""
+    return schema.get("x-kubernetes-map-type") == "atomic"
+
+
 def item_key(schema: Json, item: Any) -> str:
     """The element of one list item, e.g. `k:{"port":80,"protocol":"TCP"}`; defaults of keys are filled in."""
     if list_kind(schema) == "set":
@@ -47,16 +52,15 @@ def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, A
 
     An apply owns no container with anything in it; an update owns every container that it creates.
     """
-    found: dict[Path, Any] = {}
-    for path, value in _walk(schema, obj, (), containers):
-        ownable = path[0] != "f:metadata" or (len(path) > 1 and path[1][2:] in _OWNABLE_METADATA)
-        if ownable and path[0] not in ("f:apiVersion", "f:kind"):
-            found[path] = value
-    return found
+    return {
+        path: value for path, value in _walk(schema, obj, (), containers)
+        if path[0] not in ("f:apiVersion", "f:kind")
+        and (path[0] != "f:metadata" or (path[1:] and path[1][2:] in _OWNABLE_METADATA))
+    }  # fmt: skip
 
 
 def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, dict) and schema.get("x-kubernetes-map-type") != "atomic":
+    if isinstance(value, dict) and not is_atomic_map(schema):
         # Without declared fields, a container is a value of its own.
         undeclared = "type" not in schema and keeps_unknown(schema)
         if path and (not value or containers or undeclared):
@@ -78,11 +82,9 @@ def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tu
 
 def merge(schema: Json, live: Any, applied: Any) -> Any:
     """`live` with the values of `applied` merged into it, list items matched by their keys."""
-    if isinstance(applied, dict) and isinstance(live, dict) and schema.get("x-kubernetes-map-type") != "atomic":
-        merged = dict(live)
-        for name, item in applied.items():
-            merged[name] = merge(child_schema(schema, name) or {}, live.get(name), item)
-        return merged
+    if isinstance(applied, dict) and isinstance(live, dict) and not is_atomic_map(schema):
+        inside = {name: merge(child_schema(schema, name) or {}, live.get(name), applied[name]) for name in applied}
+        return {**live, **inside}
     if isinstance(applied, list) and list_kind(schema) != "atomic":
         return _merge_list(schema, listed(live), applied)
     return clone(applied)
@@ -120,16 +122,15 @@ def with_containers(*paths: Collection[Path]) -> set[Path]:
 
 def without(schema: Json, value: Any, doomed: Collection[Path], path: Path = ()) -> Any:
     """`value` without what is at `doomed` paths."""
-    if isinstance(value, dict) and schema.get("x-kubernetes-map-type") != "atomic":
-        places = [((*path, "f:" + name), name) for name in value]
+    if isinstance(value, dict) and not is_atomic_map(schema):
         return {
-            name: without(child_schema(schema, name) or {}, value[name], doomed, here)
-            for here, name in places if here not in doomed
+            name: without(child_schema(schema, name) or {}, item, doomed, here)
+            for name, item in value.items() if (here := (*path, "f:" + name)) not in doomed
         }  # fmt: skip
     if isinstance(value, list) and list_kind(schema) != "atomic":
         items = schema.get("items") or {}
-        found = [((*path, item_key(schema, item)), item) for item in value]
-        return [without(items, item, doomed, here) for here, item in found if here not in doomed]
+        places = [((*path, item_key(schema, item)), item) for item in value]
+        return [without(items, item, doomed, here) for here, item in places if here not in doomed]
     return value
 
 
