@@ -60,7 +60,7 @@ class _Done:
     """resourceVersion of the Service as last written."""
     service_fails: bool = False
     """The latest write of the Service, or look at it, did not come to its end."""
-    service_at: float = 0.0
+    service_at: float = LONG_AGO
     """Monotonic time at which the Service was last written or looked at."""
     slice: Json | None = None
     """The slice as last accepted."""
@@ -342,8 +342,7 @@ class Publisher:
         if done.gone:
             return
         if done.path:
-            done.slice = None  # also if the deletion fails: it may have taken effect all the same
-            self._delete(done.path)
+            self._delete(done.path, done)
         else:  # one of an earlier sidecar; also of a service that has no endpoint by now
             path = self._slice_path(record)
             found = find(self._kube, path)
@@ -357,7 +356,10 @@ class Publisher:
         name = manifests.slice_name(service_name(record.name), self._node, record.ordinal)
         return api_path("endpointslices", record.namespace, name)
 
-    def _delete(self, path: str) -> None:
+    def _delete(self, path: str, done: _Done | None = None) -> None:
+        """Delete a slice. `done`: whose it is, if that is known; it is written again if it is wanted again."""
+        if done is not None:
+            done.slice = done.want = None  # also if the deletion fails: it may have taken effect all the same
         try:
             self._kube.request("DELETE", path)
         except KubeError as error:
@@ -368,8 +370,7 @@ class Publisher:
         """Delete a service's slice and withdraw what was written into its status."""
         done = self._done[key]
         if done.path:
-            done.slice = done.want = None  # it may be wanted again before all of this has succeeded
-            self._delete(done.path)
+            self._delete(done.path, done)
         self.statuses.forget(key)
         del self._done[key]
 
@@ -418,12 +419,10 @@ class Publisher:
             key = item["metadata"]["namespace"], item["metadata"]["name"]
             if key not in names:
                 path = api_path("endpointslices", *key)
-                if path in written:
-                    written[path].slice = written[path].want = None  # as in `forget`
-                self._delete(path)
+                self._delete(path, written.get(path))
         if self._resynced:  # at first all else has just been looked at
             for done in self._done.values():
-                done.service_at, done.gone = 0.0, False
+                done.service_at, done.gone = LONG_AGO, False
             self.statuses.look_anew()
         self._resynced = True
         self.resync_at = time.monotonic() + RESYNC_S * random.uniform(0.9, 1.1)
