@@ -1,7 +1,7 @@
 """Connections to the engines, for a client whose answers are passed on to others.
 
-aiohttp 3.14 leaves three cases open that matter there: its reader waits for ever after a chunk that is none, a reset
-looks like the end of an answer without a length, and an idle connection keeps an answer that nobody asked for.
+aiohttp 3.14 leaves three cases open: after a malformed chunk its reader never ends; it takes a reset for the end of an
+answer without a length; and it gives an answer that arrived on an idle connection to the next request.
 """
 
 from __future__ import annotations

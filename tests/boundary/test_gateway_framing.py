@@ -25,6 +25,14 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+async def told_in_two(gateway: Open, body: bytes, passed: asyncio.Event) -> tuple[bytes, asyncio.StreamWriter]:
+    """What a client is told, and its connection; the engine ends its answer once the client has its beginning."""
+    reader, writer = await gateway.connect(body)
+    told = await reader.readuntil(b"some")
+    passed.set()
+    return told + await reader.read(), writer
+
+
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
 def test_an_answer_that_stops_being_http_is_cut(kind: bytes) -> None:
     async def go() -> None:
@@ -38,10 +46,7 @@ def test_an_answer_that_stops_being_http_is_cut(kind: bytes) -> None:
 
         server, port = await serving(answer)
         async with server, Open(engine(port)) as gateway:
-            reader, writer = await gateway.connect(STREAM)
-            told = await reader.readuntil(b"some")
-            passed.set()
-            told += await reader.read()
+            told, writer = await told_in_two(gateway, STREAM, passed)
             assert not told.endswith(b"0\r\n\r\n") and (b"engine_lost" in told) is (kind == b"text/event-stream")
             await until(lambda: not gateway.proxy.active)
             assert not gateway.proxy.in_flight["p"]
@@ -61,10 +66,7 @@ def test_an_answer_without_a_length_whose_connection_is_reset_is_cut() -> None:
 
         server, port = await serving(answer)
         async with server, Open(engine(port)) as gateway:
-            reader, writer = await gateway.connect(BODY)
-            told = await reader.readuntil(b"some")
-            passed.set()
-            told += await reader.read()
+            told, writer = await told_in_two(gateway, BODY, passed)
             assert not told.endswith(b"0\r\n\r\n")
             writer.close()
 

@@ -32,7 +32,7 @@ from metal_supervisor.supervisord.client import BrokenFile, Refused, ShuttingDow
 from metal_supervisor.supervisord.exits import Exits
 from metal_supervisor.supervisord.rpc_plugin import MOST_GONE, Programs
 from metal_supervisor.supervisord.section_files import refusal
-from tests.support.system import eventually
+from tests.support.system import eventually, kill
 
 CONF = """
 [supervisord]
@@ -227,12 +227,6 @@ def test_a_supervisord_of_an_earlier_release_answers_too() -> None:
         shutil.rmtree(old.path)
 
 
-def kill(pid: int) -> None:
-    """Kill a process unless it has ended: one is stopping, or supervisord starts it anew."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_what_changed_of_the_table_makes_the_table_that_is_read_as_a_whole(daemon: Daemon) -> None:
     names, rng = [f"default.{number}" for number in range(4)], random.Random(1)
     other = Supervisord(str(daemon.path / "s"))
@@ -253,7 +247,8 @@ def test_what_changed_of_the_table_makes_the_table_that_is_read_as_a_whole(daemo
                 if rng.choice([True, False]):
                     daemon.rpc.stop(name)
                 else:
-                    kill(before[name].pid)
+                    with contextlib.suppress(ProcessLookupError):  # it was stopping, or supervisord starts it anew
+                        kill(before[name].pid)
             else:
                 rng.choice([daemon.rpc.start, daemon.rpc.remove, daemon.rpc.replace])(name)
             eventually(lambda: daemon.rpc.table() == whole(), what=f"{daemon.rpc.table()} to be {whole()}")
