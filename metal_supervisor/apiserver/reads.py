@@ -253,13 +253,13 @@ class Subscription:
             bookmark_due_s = self._next_bookmark_s()
             over = False
             while not over:
-                lines = list(self._lines(self._changes(bookmark_due_s)))
+                changes, over = self._changes(bookmark_due_s)
+                lines = list(self._lines(changes))
                 if time.monotonic() >= bookmark_due_s:
                     lines.append(self._bookmark())
                     bookmark_due_s = self._next_bookmark_s()
                 if lines:
                     send(b"".join(lines))
-                over = self._over(self._ends_s)
         except ApiError as problem:
             send(encode({"type": "ERROR", "object": problem.status()}) + b"\n")
 
@@ -282,8 +282,8 @@ class Subscription:
         lines = [self._line("ADDED", obj) for obj in found]
         return [*lines, self._bookmark(initial_end=True)] if self._marked else lines
 
-    def _changes(self, bookmark_due_s: float) -> list[StoredChange]:
-        """Wait for changes that have not been sent, until the end of the watch or the time of a bookmark."""
+    def _changes(self, bookmark_due_s: float) -> tuple[list[StoredChange], bool]:
+        """Wait for changes, an end or the time of a bookmark: (changes not yet sent, whether the watch is over)."""
         store, kind = self._watcher.store, self.target.resource.storage_key
         due_s = min(self._ends_s, bookmark_due_s)
         condition = store.condition(kind)
@@ -293,7 +293,7 @@ class Subscription:
                 if changes or self._over(due_s):
                     # A version from the future (the cluster was rebuilt) stays there, silently, as on a real server.
                     self._version = max(self._version, store.version)
-                    return changes
+                    return changes, self._over(self._ends_s)
                 condition.wait(due_s - time.monotonic())
 
     def _over(self, due_s: float) -> bool:

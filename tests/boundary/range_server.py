@@ -122,8 +122,9 @@ class Page(QuietPage):
                 self._send(b"10000\r\n%s\r\n" % bytes(1 << 16))
 
     def _send(self, data: bytes) -> None:
-        self.wfile.write(data)
+        # Counted first: a client that has them all may look at once.
         self.server.sent_bytes += len(data)
+        self.wfile.write(data)
 
     def _head(self, code: int, length: int | None, **headers: str) -> None:
         self.send_response(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.apiserver.kernel import resource_target
+from metal_supervisor.apiserver.reads import Form
 from metal_supervisor.apiserver.resources import RequestTarget, WriteOptions
 
 
@@ -202,6 +204,25 @@ def test_nothing_is_created_while_its_crd_is_being_deleted(widgets: Client) -> N
         assert widgets.merge(f"{WIDGETS}/held", {"spec": {"size": 2}}).code == 200
         assert widgets.merge(f"{WIDGETS}/held", {"metadata": {"finalizers": None}}).code == 200
         assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"] and watch.ended()
+
+
+def test_a_watch_that_is_still_sending_when_its_kind_goes_sends_the_rest(api: ApiServer, widgets: Client) -> None:
+    widgets.post(WIDGETS, widget())
+    target = resource_target(api.kernel.registry, WIDGETS)
+    assert target is not None
+    seen = []
+
+    def send(lines: bytes) -> None:
+        seen.extend(json.loads(line)["type"] for line in lines.splitlines())
+        if seen == ["ADDED"]:
+            widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}})
+        elif seen == ["ADDED", "MODIFIED"]:
+            with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
+                widgets.delete(f"{CRD_PATH}/widgets.example.test")
+                assert watch.next()[0] == "DELETED" and watch.ended()
+
+    api.kernel.watcher.open(target, {}, Form()).run(send)
+    assert seen == ["ADDED", "MODIFIED", "DELETED"]
 
 
 def routed_before_its_crd_went(api: ApiServer, widgets: Client) -> RequestTarget:

@@ -126,7 +126,7 @@ class Page(QuietPage):
         if not file.sized:
             more["Transfer-Encoding"] = "chunked"
         self._head(asked.status, len(data) + file.length_off if file.sized else None, more)
-        at, end = 0, len(data) if cut is None else min(cut, len(data))
+        at, end, part = 0, len(data) if cut is None else min(cut, len(data)), b""
         try:
             while at < end or file.endless:
                 if start + at == file.stalls_at:
@@ -134,10 +134,12 @@ class Page(QuietPage):
                     self.server.hold.wait(30)
                 stop = file.stalls_at - start if start + at < file.stalls_at else end
                 part = data[at : min(at + (1 << 16), stop, end)] or bytes(1 << 16)
-                self.wfile.write(part if file.sized else b"%x\r\n%s\r\n" % (len(part), part))
+                # Counted first: a client that has them all may look at once.
                 asked.sent_bytes += len(part)
+                self.wfile.write(part if file.sized else b"%x\r\n%s\r\n" % (len(part), part))
                 at += len(part)
         except OSError:
+            asked.sent_bytes -= len(part)
             self.server.left.set()
             self.close_connection = True
             return
