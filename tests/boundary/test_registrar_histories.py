@@ -17,6 +17,7 @@ import pytest
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import Kube, KubeError, find
 from metal_supervisor.cluster.report import report
+from metal_supervisor.host import sleep_clock
 from metal_supervisor.sidecar import publisher as publisher_module
 from metal_supervisor.sidecar import statuses as statuses_module
 from metal_supervisor.sidecar.cluster_context import ClusterContext
@@ -72,6 +73,8 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (publisher_module, statuses_module):
         monkeypatch.setattr(module, "now_seconds", lambda _kube: "2026-01-01T00:00:00Z")
     monkeypatch.setattr(time, "monotonic", lambda: began + found[0])
+    clocks = sleep_clock.Clocks(time.monotonic, time.monotonic)
+    monkeypatch.setattr(sleep_clock, "system_clocks", lambda: clocks)
     return found
 
 
