@@ -172,10 +172,21 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         up.ready("other")
         assert up.ready("kept") == engine and up.port("kept") == ports[50]
         assert request(ports[50], "GET", "/health")[0] == 200
+        killed = {engine}
         kill(engine)
-        # supervisord may start it on its old port once more before the controller has seen that it is gone.
-        # Its port first: it does not go back, while an endpoint that is ready may be that of the old one.
-        eventually(lambda: up.port("kept") in ports[:10], 60, "it to have another port")
+
+        def moved() -> bool:
+            """Its port first: it does not go back, while an endpoint that is ready may be that of the old one."""
+            if up.port("kept") in ports[:10]:
+                return True
+            pid = up.pid("kept")
+            # supervisord may have it serve on its old port once more before the controller sees that it was gone.
+            if pid and pid not in killed and up.slice_ready("kept"):
+                killed.add(pid)
+                kill(pid)
+            return False
+
+        eventually(moved, 60, "it to have another port")
         eventually(lambda: up.slice_ready("kept"), 60, "it to serve there")
         again = up.pid("kept")
         assert request(up.port("kept"), "GET", "/health")[0] == 200
