@@ -129,21 +129,25 @@ def probe(
     port: int, asked: Probe, identify: bool, host: str = "127.0.0.1", timeout_s: float = TIMEOUT_S
 ) -> ProbeAnswer:
     """Check that the engine on the port is ready; with `identify`, also that it is the expected one."""
+    path = asked.path
     try:
-        status, body = _get(host, port, asked.path, timeout_s)
+        status, body = _get(host, port, path, timeout_s)
         if status == 503:
             return ProbeAnswer(False, "the engine is loading its model", loading=True)
         if status != 200:
-            return ProbeAnswer(False, f"{asked.path} answered {status}")
+            return ProbeAnswer(False, f"{path} answered {status}")
         if asked.expects.encode() not in body:
-            return ProbeAnswer(False, f"{asked.path} answered something else: {_shown(body)}")
-        return _identity(host, port, asked, timeout_s) if identify and asked.identity else ProbeAnswer(True, "")
+            return ProbeAnswer(False, f"{path} answered something else: {_shown(body)}")
+        if not (identify and asked.identity):
+            return ProbeAnswer(True, "")
+        path = asked.identity_path
+        return _identity(asked, port, *_get(host, port, path, timeout_s))
     except ConnectionRefusedError:
         return ProbeAnswer(False, "the engine does not listen yet", refused=True)
     except TimeoutError:
-        return ProbeAnswer(False, f"{asked.path} has not answered within {timeout_s:g} s")
+        return ProbeAnswer(False, f"{path} has not answered within {timeout_s:g} s")
     except (OSError, http.client.HTTPException) as error:
-        return ProbeAnswer(False, f"{asked.path}: {type(error).__name__}")
+        return ProbeAnswer(False, f"{path}: {type(error).__name__}")
 
 
 def _shown(body: bytes) -> str:
@@ -306,8 +310,8 @@ def answers_at(host: str, port: int) -> bool:
     return True
 
 
-def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> ProbeAnswer:
-    status, body = _get(host, port, asked.identity_path, timeout_s)
+def _identity(asked: Probe, port: int, status: int, body: bytes) -> ProbeAnswer:
+    """Check the answer with the list of models."""
     try:
         listed = _json(body)["data"]
         loaded = [item for item in listed if item.get("loaded", True)]  # a daemon also lists models that are not loaded
@@ -321,5 +325,7 @@ def _identity(host: str, port: int, asked: Probe, timeout_s: float) -> ProbeAnsw
         return ProbeAnswer(True, "")
     if asked.shared:
         return ProbeAnswer(False, f"the daemon has not loaded {asked.identity}")
+    if not names:
+        return ProbeAnswer(False, f"{asked.identity_path} lists no model")
     shown = printable(", ".join(sorted(str(name) for name in names)))[:200]
     return ProbeAnswer(False, f"port {port} is answered by another server: it serves {shown}, not {asked.identity}")

@@ -132,6 +132,18 @@ def test_a_stranger_on_the_port_is_named_by_what_it_serves(engine: Engine) -> No
     assert "other, tinyer" in found.message and "not tiny" in found.message
 
 
+def test_an_engine_that_lists_no_model_is_no_other_server(engine: Engine) -> None:
+    engine.answers["/v1/models"] = (200, b'{"data": []}')
+    assert probe(engine.port, ASKED, identify=True) == ProbeAnswer(False, "/v1/models lists no model")
+
+
+@pytest.mark.parametrize(("answer", "why"), [(None, " has not answered within 0.3 s"), ("HTTP/1.1 x", ": BadStatusLine")])
+def test_a_failure_names_the_path_that_failed(engine: Engine, answer: str | None, why: str) -> None:
+    engine.answers["/v1/models"] = answer
+    found = probe(engine.port, ASKED, identify=True, timeout_s=0.3)
+    assert (found.ready, found.message) == (False, f"/v1/models{why}")
+
+
 def test_a_model_list_that_is_an_error_is_not_an_identity(engine: Engine) -> None:
     engine.answers["/v1/models"] = (500, MODELS)
     assert not probe(engine.port, ASKED, identify=True).ready
