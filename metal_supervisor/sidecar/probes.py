@@ -131,7 +131,8 @@ class _Asker:
                 self._first = FirstRequest(target.port, target.probe, key, self._limits.loading_s, target.host)
                 return self._first_looked_at(self._first)
         elif answer.refused:
-            answer = ProbeAnswer(False, self._misplaced() or answer.message)
+            told = "the engine does not listen any more" if self._pulse.served else answer.message
+            answer = ProbeAnswer(False, self._misplaced() or told)
         if answer.ready and works is None:
             works = probing.works(target.port, target.probe, target.host, patience_s)
             self._asks_one = bool(works)

@@ -177,6 +177,15 @@ def test_one_that_closed_its_port_after_it_loaded_is_looked_up_again(monkeypatch
     assert found[2] == ProbeFinding(False, "port 18100 is answered by a stranger, not by the engine")
 
 
+def test_one_that_served_and_closed_its_port_is_not_said_to_load() -> None:
+    (port,) = free_ports(1)
+    prober = Prober(lambda: None, lambda: None, HangLimits(60, 60))
+    for served, word in ((False, "yet"), (True, "any more")):
+        asker = _Asker(prober, "tiny", ProbeTarget(1, "127.0.0.1", port, Probe()), ProbeFinding(False, "", served))
+        asker.once()
+        assert asker.finding == ProbeFinding(False, f"the engine does not listen {word}", served)
+
+
 def test_an_engine_that_never_loads_is_never_asked(start: Start) -> None:
     up = start("--fake-never-ready")
     up.ask()
