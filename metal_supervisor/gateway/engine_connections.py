@@ -1,17 +1,23 @@
 """Connections to the engines, for a client whose answers are passed on to others.
 
-aiohttp 3.14 leaves three cases open: after a malformed chunk its reader never ends; it takes a reset for the end of an
-answer without a length; and it gives an answer that arrived on an idle connection to the next request.
+aiohttp 3.14 leaves four cases open: after a malformed chunk its reader never ends; it takes a reset for the end of an
+answer without a length; it gives an answer that arrived on an idle connection to the next request; and it drops the
+answer of an engine that hangs up before it has read all of a request, as one does that has no such path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import os
 from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+
+REST_BYTES = 65536
+"""Most that is read of an answer after its connection has failed: such an answer is short."""
 
 
 class EngineConnection(ResponseHandler):
@@ -24,8 +30,24 @@ class EngineConnection(ResponseHandler):
         """
         return super().is_connected() and not self.should_close
 
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        """End the wait for an answer with an error, unless it has come."""
+        if isinstance(exc, OSError):
+            self._read_rest()
+        super().set_exception(exc, *cause)
+
+    def _read_rest(self) -> None:
+        """Read what came before the connection failed: after a write that fails, the loop reads no more."""
+        connection = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it has nothing left
+                if data := os.read(connection.fileno(), REST_BYTES):
+                    self.data_received(data)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """End the answer that is being read with an error, unless it is whole."""
+        if exc is not None:
+            self._read_rest()
         answer = self._payload
         if exc is not None and answer is not None and not answer.is_eof():
             answer.set_exception(aiohttp.ClientOSError(*exc.args))

@@ -289,6 +289,6 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _lost(backend: Backend) -> GatewayError:
-    """The answer for a request whose engine ended, or hung up. It is not sent again: it may be what ended the engine."""
+    """The answer for a request whose engine ended, or hung up. It is not sent again: it may have ended the engine."""
     text = f"the engine of {backend.name} ended the connection before its answer was complete"
     return GatewayError(502, "engine_lost", text)

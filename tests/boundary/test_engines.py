@@ -137,7 +137,9 @@ def test_an_engine_that_lists_no_model_is_no_other_server(engine: Engine) -> Non
     assert probe(engine.port, ASKED, identify=True) == ProbeAnswer(False, "/v1/models lists no model")
 
 
-@pytest.mark.parametrize(("answer", "why"), [(None, " has not answered within 0.3 s"), ("HTTP/1.1 x", ": BadStatusLine")])
+@pytest.mark.parametrize(
+    ("answer", "why"), [(None, " has not answered within 0.3 s"), ("HTTP/1.1 x", ": BadStatusLine")]
+)
 def test_a_failure_names_the_path_that_failed(engine: Engine, answer: str | None, why: str) -> None:
     engine.answers["/v1/models"] = answer
     found = probe(engine.port, ASKED, identify=True, timeout_s=0.3)

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import socket
 import struct
+import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
+from metal_supervisor.gateway import engines
+from metal_supervisor.gateway.engines import PIECE_BYTES
 from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, head, run, serving, until
 
 BODY = b'{"model":"tiny"}'
@@ -251,5 +255,38 @@ def test_no_body_is_asked_for_from_a_client_of_http_1_0(version: bytes, asked: b
             told = await reader.read()
             assert told.endswith(b"fine") and (b"100 Continue" in told) is asked
             writer.close()
+
+    run(go)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_answer_given_before_a_long_body_was_read_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """An engine that has no such path may answer at once and hang up, which is here between two pieces of the body."""
+    body = b'{"model":"tiny","input":"%s"}' % (b"x" * (4 << 20))
+
+    def refuse(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1)
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\nnone" % (4 if is_whole else 5))
+
+    async def go() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            thread = threading.Thread(target=refuse, args=(listening,), daemon=True)
+            thread.start()
+
+            async def pieces(body: bytes) -> AsyncIterator[bytes]:
+                yield body[:100]
+                thread.join(10)  # the loop reads nothing meanwhile
+                yield body[100:PIECE_BYTES]
+                yield body[PIECE_BYTES:]
+
+            monkeypatch.setattr(engines, "_pieces", pieces)
+            async with Open(engine(listening.getsockname()[1])) as gateway:
+                told = await gateway.ask(body)
+        assert told.startswith(b"HTTP/1.1 404 " if is_whole else b"HTTP/1.1 502 ")
+        assert told.endswith(b"none") is is_whole
 
     run(go)
