@@ -77,8 +77,9 @@ def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:
 
 
 def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -> Case:
-    note = state.run_note(record.program)
-    observed = still_so(state.observations().get(record.program))
+    notes = state.run_notes()
+    note = notes.get(record.program)
+    observed = still_so(state.observations().get(record.program), notes)
     argv = state.read_spec(record.spec_file or (note.spec_file if note else "")).get("argv")
     program = argv[0] if isinstance(argv, list) and argv and isinstance(argv[0], str) else ""
     up = Supervisord(state.socket).answers()
@@ -87,8 +88,10 @@ def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -
 
 def _why_unknown(name: str, told: Json, bad: Mapping[str, str]) -> str:
     """Message why a service has no readable record, "" if unknown. `bad`: what is wrong with the others, by program."""
-    program = name.replace("/", ".", 1)
-    if why := mapping(told, "elsewhere").get(program):
+    elsewhere = mapping(told, "elsewhere")
+    typed = name.replace("/", ".", 1)
+    program = next((each for each in (*elsewhere, *bad) if typed in (each, each.partition(".")[2])), "")
+    if why := elsewhere.get(program):
         return f"{name} is not this Mac's: {why}"
     if why := bad.get(program):
         return f"the record of {name} cannot be read: {why}; the controller puts it aside and makes it anew"

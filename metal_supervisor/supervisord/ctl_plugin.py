@@ -7,7 +7,7 @@ a user wrote or an engine printed is shown on one line and escaped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from metal_supervisor.cluster.report import CRASH_LOOP, last_known, report
 from metal_supervisor.host.local_status import asked_at
 from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.names import aliases
-from metal_supervisor.spec.processes import Observed, State
+from metal_supervisor.spec.processes import Observed, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import encodable, escaped, table
@@ -74,9 +74,15 @@ def meant(record: Record, names: Iterable[str]) -> set[str]:
     return {*engine, *service}.intersection(names)
 
 
-def still_so(observed: Observed | None) -> Observed | None:
-    """The sidecar's observation, corrected if the process has exited since: the sidecar may be down."""
-    if observed is None or not observed.pid or launch.start_time(observed.pid):
+def still_so(observed: Observed | None, notes: Mapping[str, RunNote]) -> Observed | None:
+    """The sidecar's observation, corrected if the process has exited since: the sidecar may be down.
+
+    `notes`: of all launchers, which tell an engine from another process that has its pid by now, as after a reboot.
+    """
+    if observed is None or not observed.pid:
+        return observed
+    started = launch.start_time(observed.pid)
+    if started and all(note.started == started for note in notes.values() if note.pid == observed.pid):
         return observed
     state = "" if observed.state == State.STOPPING.value else observed.state  # the last word before all of it stopped
     return replace(observed, pid=0, ready=False, served=False, hung="", state=state, message="the engine has ended")
@@ -85,7 +91,7 @@ def still_so(observed: Observed | None) -> Observed | None:
 def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str], list[str]]:
     """(lines, those of the names that match no service here). Without names, all services."""
     records, unreadable = state.records()
-    seen = state.observations()
+    seen, notes = state.observations(), state.run_notes()
     up = not records or Supervisord(state.socket).answers()
     rows: list[tuple[str, ...]] = [COLUMNS]
     found: set[str] = set()
@@ -97,7 +103,7 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
         if which or not names:
             host = state.read_spec(record.spec_file or "").get("host")
             reached = endpoint(record, host if isinstance(host, str) else "")
-            rows.append(row(record, still_so(seen.get(program)), reached, now, up))
+            rows.append(row(record, still_so(seen.get(program), notes), reached, now, up))
     lines = table(rows) if len(rows) > 1 else []
     for program, why in sorted(unreadable.items()):
         if not names or program in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_it_tells_from_the_files_alone_and_keeps_secrets_and_control_characters_
     assert HIDDEN not in out + raw
 
 
+def test_a_process_that_has_the_pid_of_an_engine_by_now_is_not_taken_for_it(state: StateDir) -> None:
+    """As after a reboot: neither sidecar nor launcher was there to note the engine's end."""
+    state.write_observed(Observed("default.tiny", os.getpid(), True, 1.0, "RUNNING", memory_bytes=1 << 30))
+    note = {
+        "format": 1, "pid": os.getpid(), "launcher_pid": os.getpid(), "started": "before", "spec": SPEC, "starts": [1.0],
+        "not_before": 0.0, "refused": "", "refused_message": "",
+    }  # fmt: skip
+    state.note_path("default.tiny").write_text(json.dumps(note))
+    code, out, _ = explain(state, "tiny")
+    assert code == 3 and out.startswith("default/tiny: Stopped, NotRunning\n"), out
+    assert "process    none; no supervisord runs" in out and "1.0 GiB" not in out
+
+
 def test_a_service_of_a_namespace_that_is_not_watched_is_told_as_such(state: StateDir) -> None:
     """It has no status, and its own namesake was proposed instead."""
     code, out, said = explain(state, "team-a/tiny")
@@ -76,7 +90,9 @@ def test_on_a_terminal_the_sentences_are_wrapped_and_indented(state: StateDir) -
     [
         ("default/tyni", "there is no 'default/tyni'; did you mean default.tiny?"),
         ("default/theirs", "default/theirs is not this Mac's: another agent serves it x\\r\\n"),
+        ("theirs", "theirs is not this Mac's: another agent serves it x\\r\\n"),
         ("default/torn", "the record of default/torn cannot be read"),
+        ("torn", "the record of torn cannot be read"),
     ],
 )
 def test_a_name_that_is_no_service_of_this_mac_is_told_to_be_none(state: StateDir, name: str, says: str) -> None:
