@@ -19,6 +19,7 @@ import psutil
 from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.host.chip import Chip
 from metal_supervisor.spec.hosts import parsed_address
+from metal_supervisor.state.kept_files import write_atomic
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 IOREG = "/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
@@ -58,7 +59,7 @@ def node_name(state: Path, setting: str = "") -> str:
             return found
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:40] or "mac"
     name = f"{host}-{digest}"
-    kept.write_text(name + "\n", "utf-8")
+    write_atomic(kept, name + "\n")
     return name
 
 

@@ -44,6 +44,13 @@ def test_a_damaged_node_file_is_made_again(tmp_path: Path, kept: bytes) -> None:
     assert machine.node_name(tmp_path) == first
 
 
+def test_a_node_file_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
+    """As one that a command with sudo left: the directory is the user's."""
+    (tmp_path / "node").symlink_to("node")
+    first = machine.node_name(tmp_path)
+    assert machine.node_name(tmp_path) == first and not (tmp_path / "node").is_symlink()
+
+
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "169.254.1.1", "fe80::1", "224.0.0.1", "ff02::1",
                 "::ffff:127.0.0.1", "255.255.255.255"]
