@@ -12,16 +12,21 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from metal_supervisor import __version__
-from metal_supervisor.doctor.findings import Check, Found, fail, ok, warn
+from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.processes import State
 from metal_supervisor.state import gateway_note
+from metal_supervisor.state.directory import DIRECTORIES
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
 SOCKET_MODES = (0o600, 0o700)
+ENDED_S = 60.0
+"""Seconds after which one of our programs that ended, and was started again, is taken to have come up for good."""
+LAUNCHD_LOG = "launchd.log"
+"""launchd opens it, and may do so as root."""
 FOR_GOOD = "or for good with `metal-supervisor install`"
 
 
@@ -75,7 +80,25 @@ def _directory(around: Surroundings) -> Found:
         mode = oct(found.st_mode & 0o777)[2:]
         text = f"{path} is open to others (mode {mode}), and holds secrets of models"
         return fail(text, f"chmod 700 {shlex.quote(str(path))}")
-    return ok(f"{path}, yours alone")
+    return _parts(around) or ok(f"{path}, yours alone")
+
+
+def _parts(around: Surroundings) -> Finding | None:
+    """A failure if something in the state directory cannot be used: one command with sudo may leave files of root."""
+    path = around.settings.state_path
+    folders = [path, *(path / name for name in DIRECTORIES if os.path.lexists(path / name))]
+    for folder in folders:
+        if not folder.is_dir():
+            return fail(f"{folder} is no directory", "stop the system, move that away, and start it again")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return fail(f"{folder} cannot be read and written", f"chmod 700 {shlex.quote(str(folder))}")
+    files = (each for folder in folders for each in folder.iterdir())
+    for each in (each for each in files if each.name != LAUNCHD_LOG):
+        with contextlib.suppress(FileNotFoundError):  # it is gone by now
+            if (owner := each.lstat().st_uid) != around.uid:
+                fix = f"sudo chown -R {around.uid} {shlex.quote(str(path))}, and no sudo from then on"
+                return fail(f"{each} belongs to user id {owner}, and you are {around.uid}", fix)
+    return None
 
 
 def _socket(around: Surroundings) -> Found:
@@ -128,6 +151,11 @@ def _programs(around: Surroundings) -> Found:
         return fail("; ".join(wrong), f"see the logs in {state / 'log'}; `metal-supervisor upgrade` starts them anew")
     if gateway := processes.problem_told(gateway_note.read(state)):
         return fail(f"the gateway's problem: {gateway}", "correct it; the gateway tries again every few seconds")
+    now = around.clock()
+    if ended := [f"{name} {now - table[name].stop:.0f} s" for name in wanted if 0 <= now - table[name].stop < ENDED_S]:
+        # One that ends after some seconds is RUNNING or STARTING whenever it is looked at.
+        text = f"they run, but ended not long ago and were started again: {', '.join(ended)} ago"
+        return warn(text, f"unless that was `metal-supervisor upgrade`: see the logs in {state / 'log'}")
     return ok(f"{', '.join(wanted)} run")
 
 

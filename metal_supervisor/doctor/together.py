@@ -52,7 +52,9 @@ def _found(asked: Future[Found], within_s: float) -> Sequence[Finding]:
     if not asked.done():
         return [unknown(f"no answer within {within_s:g} s")]
     if error := asked.exception():
-        text = getattr(error, "strerror", None) or str(error) or "no reason was given"
+        text = str(error) or "no reason was given"
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         return [unknown(scrub(f"{type(error).__name__}: {text}")[:300])]
     found = asked.result()
     return [found] if isinstance(found, Finding) else found

@@ -228,6 +228,29 @@ def test_a_state_directory_that_others_can_read_is_a_failure(tmp_path: Path) -> 
     assert "as the user" in found(other, "state")["state"][0].fix
 
 
+def test_a_part_of_the_state_directory_that_cannot_be_used_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one command with sudo."""
+    around = surroundings(tmp_path)
+    (around.settings.state_path / "run.lock").touch()
+    (around.settings.state_path / "hub").symlink_to(tmp_path / "unmounted")
+    (told,) = found(around, "state")["state"]
+    assert told.status == "fail" and told.text == f"{around.settings.state_path / 'hub'} is no directory"
+    (around.settings.state_path / "hub").unlink()
+    assert found(around, "state")["state"][0].status == "ok"
+    look = Path.lstat
+
+    def of_root(path: Path) -> os.stat_result:
+        status = look(path)
+        return os.stat_result((*status[:4], around.uid + 1, *status[5:])) if path.name == "run.lock" else status
+
+    monkeypatch.setattr(Path, "lstat", of_root)
+    (told,) = found(around, "state")["state"]
+    assert told.status == "fail" and "run.lock belongs to user id" in told.text
+    assert f"chown -R {around.uid} {around.settings.state_path}" in told.fix
+
+
 def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path) -> None:
     around = surroundings(tmp_path)
     around.directory.create()
@@ -260,6 +283,22 @@ def test_what_is_wrong_with_the_gateway_is_told_while_it_runs(tmp_path: Path, mo
     gateway_note.write(around.settings.state_path, {**told, "at": 1.0})  # an earlier process of this pid
     (finding,) = found(around, "programs")["programs"]
     assert finding.status == "ok"
+
+
+def test_a_program_that_ends_again_and_again_is_told_though_it_runs_whenever_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = surroundings(tmp_path)
+    stopped = dict.fromkeys(("controller", "sidecar", "apiserver", "gateway"), 0.0)
+    monkeypatch.setattr(
+        Surroundings, "table", lambda _: {n: ProgramState(n, State.RUNNING, 1, 0.0, at) for n, at in stopped.items()}
+    )
+    assert found(around, "programs")["programs"][0].status == "ok"
+    stopped["controller"] = around.clock() - 4.0
+    (told,) = found(around, "programs")["programs"]
+    assert told.status == "warn" and "controller 4 s ago" in told.text and "sidecar" not in told.text
+    stopped["controller"] = around.clock() - 600.0
+    assert found(around, "programs")["programs"][0].status == "ok"
 
 
 def test_a_port_in_a_strangers_hands_is_a_failure(tmp_path: Path) -> None:
@@ -318,7 +357,12 @@ def test_a_check_that_fails_or_hangs_is_a_warning_and_stops_no_other(tmp_path: P
     def broken(_: Surroundings) -> list[Finding]:
         raise LookupError(f"no such thing, {secret}")
 
+    def unreadable(_: Surroundings) -> list[Finding]:
+        (tmp_path / "nothing").read_text()
+        return []
+
     checks = [check("hangs", hang), check("broken", broken), check("fine", lambda _: [ok("well")]),
+              check("file", unreadable),
               check("later", lambda _: [ok("well")], needs_api=True)]  # fmt: skip
     try:
         told = {each.check: each for each in examine(surroundings(tmp_path), checks, check_s=0.3)}
@@ -327,8 +371,9 @@ def test_a_check_that_fails_or_hangs_is_a_warning_and_stops_no_other(tmp_path: P
     assert told["hangs"].status == "warn" and told["hangs"].text == "could not be asked: no answer within 0.3 s"
     assert told["broken"].status == "warn" and "LookupError: no such thing" in told["broken"].text
     assert "abc123" not in told["broken"].text
+    assert f"FileNotFoundError: {tmp_path / 'nothing'}: No such file" in told["file"].text
     assert (told["fine"].status, told["later"].status) == ("ok", "ok")
-    assert list(told) == ["hangs", "broken", "fine", "later"], "in the order of the checks"
+    assert list(told) == ["hangs", "broken", "fine", "file", "later"], "in the order of the checks"
 
 
 def test_off_a_mac_its_checks_are_left_out_and_one_line_says_so(tmp_path: Path) -> None:

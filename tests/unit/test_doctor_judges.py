@@ -82,7 +82,8 @@ def python(have: str) -> Any:
 
 
 def a_directory(mode: int, uid: int = 501) -> Any:
-    with mock.patch.multiple(Path, exists=lambda _: True, stat=lambda _: status(mode, uid)):
+    look = mock.patch.multiple(Path, exists=lambda _: True, stat=lambda _: status(mode, uid))
+    with look, mock.patch.object(software, "_parts", lambda _: None):
         return asked("state")
 
 
@@ -103,7 +104,8 @@ def a_supervisord(problem: str = "") -> Any:
 
 
 def programs(table: dict[str, ProgramState], embedded: bool = True) -> Any:
-    return asked("programs", table=lambda: table, settings={} if embedded else {"kubeconfig": "/kubeconfig"})
+    settings = {} if embedded else {"kubeconfig": "/kubeconfig"}
+    return asked("programs", table=lambda: table, clock=lambda: NOW, settings=settings)
 
 
 def launchd_job(domain: str) -> Any:
@@ -320,6 +322,8 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("controller is missing",)),
     ("programs", "fail", programs({**OURS, "sidecar": row("sidecar", State.FATAL)}),
      ("sidecar FATAL", "logs")),
+    ("programs", "warn", programs({**OURS, "sidecar": replace(row("sidecar"), stop=NOW - 4)}),
+     ("sidecar 4 s ago", "log")),
     ("launchd", "ok", launchd_job("system"), ("system/dev.metal-supervisor",)),
     ("launchd", "warn", asked("launchd", {}),
      ("no launchd job", "LaunchDaemon")),
