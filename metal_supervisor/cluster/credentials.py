@@ -114,8 +114,11 @@ def choose(file: Path, context: str = "") -> Chosen:
     problem = ""
     try:
         content = yaml.safe_load(file.read_text("utf-8"))
-    except (yaml.YAMLError, OSError, *PARSE_ERRORS) as error:
-        problem = type(error).__name__
+    except OSError as error:
+        problem = error.strerror or type(error).__name__
+    except (yaml.YAMLError, *PARSE_ERRORS) as error:  # its text may quote a secret
+        mark = getattr(error, "problem_mark", None)
+        problem = f"it is no YAML ({type(error).__name__}{f' in line {mark.line + 1}' if mark else ''})"
     if problem or not isinstance(content, dict):
         raise BadKubeconfig(f"kubeconfig {file} cannot be used: {problem or 'it holds no settings'}")
     name = context or content.get("current-context")

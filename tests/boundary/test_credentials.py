@@ -193,6 +193,24 @@ def test_a_credential_that_is_named_and_not_to_be_had_is_refused(tmp_path: Path,
     assert TOKEN not in everything(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f"a: b\n\tuser: {TOKEN}\n".encode(), r"it is no YAML \(ScannerError in line 2\)"),
+        (f'a: 1\nb: {{"token": "{TOKEN}"\n'.encode(), r"it is no YAML \(ParserError in line 3\)"),
+        (TOKEN.encode("utf-16"), r"it is no YAML \(UnicodeDecodeError\)"),
+        (b"", "it holds no settings"),
+    ],
+)
+def test_a_file_that_is_no_kubeconfig_is_told_with_its_line_and_without_secrets(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "k").write_bytes(content)
+    with pytest.raises(BadKubeconfig, match=f"{tmp_path / 'k'} cannot be used: {says}$") as caught:
+        Kube(tmp_path / "k")
+    assert TOKEN not in everything(caught.value)
+
+
 def test_a_kubeconfig_that_may_not_be_looked_at_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadKubeconfig, match="does not exist"):
         Kube(tmp_path / ("a" * 300))
