@@ -88,7 +88,7 @@ class Foreground:
 
     def _unusable(self, error: OSError) -> str:
         """Message if the state directory cannot be written, or was removed; "" if an error is not of it."""
-        path, file = self._directory.path, error.filename
+        path, file = self._directory.path, error.filename2 or error.filename
         broken = isinstance(error, (FileNotFoundError, IsADirectoryError)) and Path(file or "/").is_relative_to(path)
         if not broken and error.errno not in UNWRITTEN:
             return ""

@@ -25,8 +25,10 @@ from metal_supervisor.settings import loader
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.user_error import UserError
 
-UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""Errors of a path that is another user's, or that cannot be one."""
+FOREIGN = frozenset({errno.EACCES, errno.EPERM})
+"""Errors of a path that is another user's."""
+UNUSABLE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""Errors of a path that cannot be one, or leads to something else than a file."""
 
 
 def _end(command: str, text: str) -> None:
@@ -242,7 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if at_a_terminal and error.errno in (errno.ENOSPC, errno.EDQUOT):
             say(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, then run this again")
             return 1
-        if at_a_terminal and error.errno in UNUSABLE and error.filename:
-            say(f"{error.filename}: {error.strerror}; run this as its owner, or name another")
+        if at_a_terminal and error.errno in FOREIGN | UNUSABLE and error.filename:
+            yours = "run this as its owner, make it yours (chown, chmod)"
+            advice = yours if error.errno in FOREIGN else "move what is in the way"
+            say(f"{error.filename}: {error.strerror}; {advice}, or name another")
             return loader.ConfigError.code
         raise

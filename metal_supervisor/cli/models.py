@@ -45,7 +45,8 @@ class ModelsCommand:
         try:
             return inventory.look(settings.store_path, StateDir(settings.state_path), Path(settings.ollama_models_path))
         except OSError as error:
-            raise CommandError(f"{settings.store_path}: {error.strerror}; see --model-store") from None
+            where = error.filename or settings.store_path
+            raise CommandError(f"{where}: {error.strerror}; see --model-store and --state-dir") from None
 
     def ls(self, as_json: bool) -> int:
         """Print the models."""

@@ -292,7 +292,8 @@ def load_saved(state: Path) -> Settings:
             raise TypeError("config must be a path")
         overrides = Overrides(saved["config"], values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{state / OVERRIDES_FILE}: {error}; start the system with `metal-supervisor run`") from None
+        text = f"{state / OVERRIDES_FILE} cannot be read: {error}; start the system again with: {start_command(state)}"
+        raise ConfigError(text) from None
     return dataclasses.replace(load(overrides), state_dir=str(state))
 
 

@@ -89,8 +89,8 @@ class StateDir:
             for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            text = f"state directory {self.path}: {error.strerror}; choose another with --state-dir"
-            raise StateError(text) from None
+            text = f"state directory {self.path}: {error.strerror} ({error.filename or self.path}); put that right, or"
+            raise StateError(f"{text} choose another with --state-dir") from None
         self.refresh_link()
 
     def remove_unfinished(self) -> None:

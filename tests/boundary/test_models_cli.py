@@ -292,6 +292,12 @@ def test_a_record_that_cannot_be_read_may_use_anything(mac: Mac) -> None:
     assert slot.path.exists()
 
 
+def test_a_directory_of_the_system_that_cannot_be_read_is_not_taken_for_the_store(mac: Mac) -> None:
+    (mac.state.path / "records").rmdir()
+    (mac.state.path / "records").write_text("")
+    assert f"{mac.state.path / 'records'}: Not a directory" in mac.models("ls", code=1)
+
+
 def test_nobody_can_be_asked_without_a_terminal(mac: Mac) -> None:
     slot = mac.slot(HUB)
     assert "add --yes" in mac.models("rm", slot.name, code=1, stdin="y\n")

@@ -458,3 +458,9 @@ def test_the_tail_of_a_log_is_printable_and_bounded(state: StateDir) -> None:
     state.log_path("default.tiny").write_bytes(b"x" * 50_000 + b"\n\n\x1b[31mred\x00\xff\nlast \xc3\xa4")
     assert state.log_tail("default.tiny", 2) == ["[31mred\ufffd", "last ä"]
     assert sum(map(len, state.log_tail("default.tiny", 100))) <= 16384
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_named_and_not_only_the_state_directory(tmp_path: Path) -> None:
+    (tmp_path / "hub").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(StateError, match=f"{tmp_path / 'hub'}"):
+        StateDir(tmp_path).create()

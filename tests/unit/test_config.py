@@ -118,15 +118,24 @@ def test_a_state_directory_that_cannot_be_read_is_named(
             assert f"state directory {place} cannot be read: {why}; " in said and said.count("\n") == 1
 
 
-def test_what_may_not_be_read_is_one_line_and_not_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EACCES, "Permission denied; run this as its owner"),
+        (errno.EISDIR, "Is a directory; move what is in the way, or"),
+        (errno.ELOOP, "move what is in the way"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_not_a_traceback(
+    tmp_path: Path, number: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "/private/x")
+        raise OSError(number, os.strerror(number), "/private/x")
 
     monkeypatch.setattr(loader, "load", refuse)
     assert main.main(["run", "--state-dir", str(tmp_path)]) == 78
-    assert "/private/x: Permission denied; run this as" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert says in said and "/private/x: " in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["run", "--state-dir"], ["run", "--apply"], ["run", "--kubeconfig"], ["serve"]])
@@ -546,8 +555,10 @@ def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_fil
 ) -> None:
     if content is not None:
         (tmp_path / "overrides.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"overrides\.json|such\.toml"):
+    with pytest.raises(ConfigError, match=r"overrides\.json|such\.toml") as caught:
         load_saved(tmp_path)
+    if content in (None, "", "{", "[]", "null", "{}"):
+        assert f"start the system again with: metal-supervisor run --state-dir {tmp_path}" in str(caught.value)
 
 
 def test_a_kept_file_that_this_release_refuses_does_not_hide_what_is_wrong_on_file(tmp_path: Path) -> None:
