@@ -126,7 +126,7 @@ def examples() -> dict[str, ServedModel]:
     """The shipped examples that any Mac can fetch, by the name of their Model."""
     found, place = {}, conf_dir() / "examples"
     for path in sorted([*place.glob("*.yaml"), *place.glob("*gb/*.yaml")]):
-        made = [each for each in yaml.safe_load_all(path.read_text()) if isinstance(each, dict)]
+        made = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if isinstance(each, dict)]
         services = {
             mapping(each, "spec")["modelRef"]: each
             for each in made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,6 +249,13 @@ def test_shipped_examples_are_served_by_name() -> None:
     assert model["spec"]["hardware"]["accelerator"] == "metal"
     assert service["spec"]["contextSize"] == 4096 and service["spec"]["parallelSlots"] == 2
     assert not any(each.source.startswith("/") for each in examples().values())
+
+
+def test_shipped_examples_are_read_whatever_the_locale_is() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "metal_supervisor", "serve", "phi-4-mini", "--print"]
+    done = subprocess.run(words, env={**os.environ, **locale}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "name: phi-4-mini" in done.stdout, done.stderr
 
 
 def test_a_mistyped_example_is_answered_with_the_nearest() -> None:
