@@ -137,7 +137,7 @@ def checked(name: str, value: Any, origin: str) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file. Raises ConfigError with the file, the line or the key."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark of its encoding
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -158,6 +158,8 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not valid TOML: it is nested too deeply") from None
     for key in content:
         if key not in FIELDS:
             raise ConfigError(f"{where}: unknown setting {key!r}{did_you_mean(key, FIELDS) or UNLIKE}")
@@ -292,8 +294,8 @@ def load_saved(state: Path) -> Settings:
             raise TypeError("config must be a path")
         overrides = Overrides(saved["config"], values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        text = f"{state / OVERRIDES_FILE} cannot be read: {error}; start the system again with: {start_command(state)}"
-        raise ConfigError(text) from None
+        text = f"{state / OVERRIDES_FILE} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(f"{text}; start the system with: {start_command(state)}") from None
     return dataclasses.replace(load(overrides), state_dir=str(state))
 
 

@@ -340,6 +340,9 @@ def test_a_file_that_is_no_toml_or_cannot_be_read_is_named(tmp_path: Path) -> No
     for bad in (tmp_path / "gone.toml", tmp_path):
         with pytest.raises(ConfigError, match="cannot read"):
             read_toml(bad)
+    with pytest.raises(ConfigError, match=r"x\.toml: not valid TOML: it is nested too deeply"):
+        loader.read_toml(written(tmp_path, "ports = " + "[" * 100_000))
+    assert loader.read_toml(written(tmp_path, "\ufeffport = 9191\r\n")) == {"port": 9191}, "as some editors write it"
 
 
 @pytest.mark.parametrize("char", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85"])
@@ -558,7 +561,7 @@ def test_saved_overrides_that_cannot_be_used_are_a_config_error_that_names_a_fil
     with pytest.raises(ConfigError, match=r"overrides\.json|such\.toml") as caught:
         load_saved(tmp_path)
     if content in (None, "", "{", "[]", "null", "{}"):
-        assert f"start the system again with: metal-supervisor run --state-dir {tmp_path}" in str(caught.value)
+        assert f"start the system with: metal-supervisor run --state-dir {tmp_path}" in str(caught.value)
 
 
 def test_a_kept_file_that_this_release_refuses_does_not_hide_what_is_wrong_on_file(tmp_path: Path) -> None:
