@@ -38,12 +38,13 @@ LOCAL_NETWORK = (
 
 
 def _kubeconfig(around: Surroundings) -> Found:
-    if around.settings.embedded and not around.settings.kubeconfig_path.exists():
-        return []  # written at the first start
+    if around.settings.embedded and not around.settings.kubeconfig_path.exists() and around.table() is None:
+        return []  # written at each start
     try:
         chosen = around.chosen()
     except BadKubeconfig as error:
-        return fail(str(error), "correct --kubeconfig or --context, or the file")
+        again = "stop the system, and start it again: that writes it anew"
+        return fail(str(error), again if around.settings.embedded else "correct --kubeconfig or --context, or the file")
     where = "the embedded API" if around.settings.embedded else f"context {chosen.context} of {chosen.file}"
     return ok(f"{where}, server {chosen.server_name}")
 

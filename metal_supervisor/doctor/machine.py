@@ -133,7 +133,8 @@ def _orphans(around: Surroundings) -> Found:
         if note.pid and note.started and launch.start_time(note.pid) == note.started
     }
     table = around.table()
-    strangers = [f"pid {pid}" for pid in sorted(marked - {note.pid for note in alive.values()})]
+    known = {row.pid for row in (table or {}).values()}  # an engine whose note was lost is no stranger
+    strangers = [f"pid {pid}" for pid in sorted(marked - {note.pid for note in alive.values()} - known)]
     if table is None:
         outlived = [f"{name} (pid {note.pid})" for name, note in sorted(alive.items())] + strangers
         text = f"left over from a supervisord that was killed: {', '.join(outlived)}"

@@ -92,12 +92,11 @@ def _parts(around: Surroundings) -> Finding | None:
             return fail(f"{folder} is no directory", "stop the system, move that away, and start it again")
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             return fail(f"{folder} cannot be read and written", f"chmod 700 {shlex.quote(str(folder))}")
-    files = (each for folder in folders for each in folder.iterdir())
-    for each in (each for each in files if each.name != LAUNCHD_LOG):
-        with contextlib.suppress(FileNotFoundError):  # it is gone by now
-            if (owner := each.lstat().st_uid) != around.uid:
-                fix = f"sudo chown -R {around.uid} {shlex.quote(str(path))}, and no sudo from then on"
-                return fail(f"{each} belongs to user id {owner}, and you are {around.uid}", fix)
+        for each in (each for each in folder.iterdir() if each.name != LAUNCHD_LOG):
+            with contextlib.suppress(FileNotFoundError):  # it is gone by now
+                if (owner := each.lstat().st_uid) != around.uid:
+                    fix = f"sudo chown -R {around.uid} {shlex.quote(str(path))}, and no sudo from then on"
+                    return fail(f"{each} belongs to user id {owner}, and you are {around.uid}", fix)
     return None
 
 

@@ -251,7 +251,7 @@ def test_a_part_of_the_state_directory_that_cannot_be_used_is_a_failure(
     assert f"chown -R {around.uid} {around.settings.state_path}" in told.fix
 
 
-def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path) -> None:
+def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     around = surroundings(tmp_path)
     around.directory.create()
     assert found(around, "orphans")["orphans"][0].status == "ok"
@@ -260,6 +260,11 @@ def test_an_engine_that_outlived_its_supervisord_is_found(tmp_path: Path) -> Non
     try:
         # A program that has just begun shows no environment for a moment.
         eventually(lambda: f"pid {left.pid}" in shown(found(around, "orphans")["orphans"]), what="it to be found")
+        with monkeypatch.context() as running:
+            for pid, status in ((left.pid, "ok"), (left.pid + 1, "warn")):  # its note was lost
+                table = {"default.tiny": ProgramState("default.tiny", State.RUNNING, pid, 0.0, 0.0)}
+                running.setattr(Surroundings, "table", lambda _, table=table: table)
+                assert found(around, "orphans")["orphans"][0].status == status
         note = {"format": 1, **launch.UNHELD, "spec": Path(spec).name, "pid": left.pid, "launcher_pid": left.pid,
                 "started": launch.start_time(left.pid), "refused": "", "refused_message": ""}  # fmt: skip
         launch.write_note(str(around.directory.note_path("default.tiny")), note)
@@ -283,6 +288,19 @@ def test_what_is_wrong_with_the_gateway_is_told_while_it_runs(tmp_path: Path, mo
     gateway_note.write(around.settings.state_path, {**told, "at": 1.0})  # an earlier process of this pid
     (finding,) = found(around, "programs")["programs"]
     assert finding.status == "ok"
+
+
+def test_a_lost_kubeconfig_of_the_embedded_api_is_told_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = surroundings(tmp_path)
+    path = around.settings.kubeconfig_path
+    assert "kubeconfig" not in {name for name, told in found(around, "kubeconfig").items() if told}
+    monkeypatch.setattr(Surroundings, "table", lambda _: {})
+    (told,) = found(around, "kubeconfig")["kubeconfig"]
+    assert told.status == "fail" and f"{path} does not exist" in told.text and "start it again" in told.fix
+    path.write_text("{")
+    assert "start it again" in found(around, "kubeconfig")["kubeconfig"][0].fix
 
 
 def test_a_program_that_ends_again_and_again_is_told_though_it_runs_whenever_it_is_looked_at(
