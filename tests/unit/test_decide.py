@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_supervisor.controller.prerequisites.ports import Ports, choose_port
+from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports, choose_port
 from metal_supervisor.controller.reconcile import (
     Outlook,
     Running,
@@ -18,6 +19,8 @@ from metal_supervisor.controller.reconcile import (
     fitting,
     verdict,
 )
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.processes import RunNote
 from metal_supervisor.spec.record import RULES, Record
 from metal_supervisor.spec.types import (
     Endpoint,
@@ -32,6 +35,7 @@ from metal_supervisor.spec.types import (
     Service,
     Standing,
 )
+from metal_supervisor.state.directory import StateDir
 from tests.support.records import accept, refuse
 
 TINY = "default", "tiny"
@@ -391,6 +395,16 @@ def test_the_ports_of_all_others_are_taken_also_those_at_rest() -> None:
     ports = Ports([running(), other, none])
     assert (ports.holder(18101, TINY), ports.holder(18100, TINY)) == (("default", "other"), None)
     assert ports.holder(18100, ("default", "other")) == TINY
+
+
+def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
+    note = RunNote(0, 0, "", "default.tiny.a.json", (), 0.0, "PortInUse", "port 18100 is taken by x")
+    choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))
+    for wanted, says in ((18100, "spec.containerPort 18100 is taken"), (None, "port 18100 is taken")):
+        service = replace(SERVICE, container_port=wanted)
+        warning = choice.with_trouble(running(), service, {"default.tiny": note}).warning
+        assert warning is not None and warning[1].startswith(says)
+    assert "--ports 18100-18101" in warning[1]
 
 
 def test_an_engine_that_moves_leaves_its_port_and_a_daemon_shares_its_own() -> None:

@@ -140,6 +140,9 @@ class PortChoice:
         if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
             holder = processes.port_holder(record.port or 0)
             text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
+            if wanted is None:
+                others = f"another of --ports {self._settings.ports}; widen the range if none is free"
+                text = f"port {record.port} is taken by {holder}, and the engine gets {others}"
             return replace(record, warning=(PORT_IN_USE, text))
         if wanted is None or wanted in self._settings.port_range or record.warning or not record.asks:
             return record
