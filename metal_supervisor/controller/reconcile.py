@@ -43,6 +43,8 @@ class Running:
     """`Service.asked` of the request that its spec answers."""
     probe: Probe
     port: int
+    started: str
+    """Identity of the process, as `RunNote.started`."""
     demand: Demand = NOTHING_KNOWN
 
 
@@ -278,16 +280,22 @@ def accept(
         "rules": RULES,
         "unconfined": outlook.unconfined,
     }
-    if running is not None and same_request(running.asked, asked) and running.spec_file != now_spec:
+    ours = running is not None and same_request(running.asked, asked) and running.spec_file != now_spec
+    if running is not None and ours and not is_overdue(record, running.started):
         # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
         granted |= _estimate(running.demand)
         granted |= {"spec_file": running.spec_file, "probe": running.probe}
-        granted |= {"next_spec": now_spec, "next_bytes": outlook.demand.bytes or 0}
+        granted |= {"next_spec": now_spec, "next_after": running.started, "next_bytes": outlook.demand.bytes or 0}
         return replace(fresh, **granted, port=port if outlook.engine.daemon else running.port)
     unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
     by_hand = bool(record and record.stopped_by_hand and unedited)
     granted |= _estimate(outlook.demand)
     return replace(fresh, **granted, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
+
+
+def is_overdue(record: Record | None, started: str) -> bool:
+    """True if the engine whose exit a next spec waits for has exited, and supervisord restarted it from the old one."""
+    return record is not None and bool(record.next_spec) and record.next_after not in ("", started)
 
 
 def _estimate(demand: Demand) -> dict[str, Any]:

@@ -98,6 +98,8 @@ class EngineRun:
     """`Service.asked` of the request that `spec_file` answers."""
     next_spec: str = ""
     """Spec for its next start, "" if that is `spec_file`: an upgrade or a changed setting restarts no engine."""
+    next_after: str = ""
+    """`RunNote.started` of the engine whose exit `next_spec` waits for."""
     probe: Probe = field(default_factory=Probe)
     files: tuple[str, ...] = ()
     """Model files in use, absolute paths."""

@@ -27,7 +27,7 @@ from metal_supervisor.state.directory import StateDir
 from tests.support import chromium, mlx, ollama
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.runtimes import omlx
-from tests.support.system import System, eventually, kill, model, running, service
+from tests.support.system import System, eventually, halted, kill, model, running, service
 
 FOREIGN = (
     "https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80",
@@ -156,6 +156,12 @@ def test_a_port_outside_of_ports_is_ignored_and_named(system: System, port: int)
         eventually(lambda: system.pid("ported") == 0, what="it to be gone")
 
 
+def started(up: System) -> int:
+    """Pid in the launcher's note."""
+    note = up.files.run_note("default.kept")
+    return note.pid if note else 0
+
+
 def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) -> None:
     with running(tmp_path, "--ollama-url", "off") as up:
         ports = up.ports
@@ -172,21 +178,11 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         up.ready("other")
         assert up.ready("kept") == engine and up.port("kept") == ports[50]
         assert request(ports[50], "GET", "/health")[0] == 200
-        killed = {engine}
-        kill(engine)
-
-        def moved() -> bool:
-            """Its port first: it does not go back, while an endpoint that is ready may be that of the old one."""
-            if up.port("kept") in ports[:10]:
-                return True
-            pid = up.pid("kept")
-            # supervisord may have it serve on its old port once more before the controller sees that it was gone.
-            if pid and pid not in killed and up.slice_ready("kept"):
-                killed.add(pid)
-                kill(pid)
-            return False
-
-        eventually(moved, 60, "it to have another port")
+        with halted(up.own_pid("controller")):
+            kill(engine)
+            eventually(lambda: started(up) not in (0, engine), 60, "supervisord to start it on its old port")
+        # Its port first: it does not go back, while an endpoint that is ready may be that of the old one.
+        eventually(lambda: up.port("kept") in ports[:10], 60, "it to have another port")
         eventually(lambda: up.slice_ready("kept"), 60, "it to serve there")
         again = up.pid("kept")
         assert request(up.port("kept"), "GET", "/health")[0] == 200

@@ -15,7 +15,7 @@ from tests.support import mlx
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.releases import last_release
 from tests.support.runtimes import KINDS, missing
-from tests.support.system import System, eventually, kill, running, seccomp, service
+from tests.support.system import System, eventually, halted, kill, running, seccomp, service
 
 CACHE = [{"name": "LLAMA_CACHE", "value": "/tmp/attack"}]
 """The last release hands it to the engine; this one refuses it."""
@@ -57,6 +57,12 @@ def row(system: System, name: str = "tiny") -> dict[str, Any]:
     return dict(found[name])
 
 
+def noted(system: System, program: str) -> int:
+    """Pid in the launcher's note."""
+    note = system.files.run_note(program)
+    return note.pid if note else 0
+
+
 def command(system: System, name: str) -> str:
     """What a command of this release prints about the system."""
     words = [sys.executable, "-m", "metal_supervisor", name, "--state-dir", str(system.state)]
@@ -89,8 +95,9 @@ def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start
     assert seccomp(before[1]) == "0" and system.ask("one", model="one")[0] == 200
     waits = system.state / "pending" / "omlx.conf"
     eventually(waits.exists, 60, "its trial, and then what it is started from next")
-    kill(before[1])
-    eventually(lambda: system.own_pid("omlx") not in (0, before[1]), 30, "another")
+    with halted(system.own_pid("controller")):  # supervisord restarts it as it was
+        kill(before[1])
+        eventually(lambda: noted(system, "omlx") not in (0, before[1]), 60, "another")
     eventually(lambda: system.condition("Confined", "one")["status"] == "True", 60, "a confined one")
     system.ready("one", within_s=90)
     assert seccomp(system.own_pid("omlx")) == "2" and system.ask("one", model="one")[0] == 200

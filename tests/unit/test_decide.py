@@ -96,12 +96,16 @@ def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
 def test_what_only_this_mac_would_change_waits_while_the_engine_runs() -> None:
     before = running()
     assert before.asked == SERVICE.asked
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     other = replace(ENGINE, probe=Probe("/other"))
     kept = accept(SERVICE, before, outlook("b", 18101, running=up, engine=other), 200.0)
     assert (kept.spec_file, kept.next_spec) == ("default.tiny.a.json", "default.tiny.b.json")
     assert (kept.port, kept.probe) == (18100, ENGINE.probe)
     assert accept(SERVICE, kept, outlook("b", running=up), 300.0).next_spec == "default.tiny.b.json"
+    again = replace(up, started="later")  # supervisord was faster than the controller
+    assert accept(SERVICE, kept, outlook("b", running=again), 300.0).spec_file == "default.tiny.b.json"
+    of_another_release = replace(kept, next_after="")
+    assert accept(SERVICE, of_another_release, outlook("b", running=again), 300.0).next_after == "later"
     back = accept(SERVICE, kept, outlook("a", running=up), 300.0)
     assert (back.spec_file, back.next_spec) == ("default.tiny.a.json", "")
     down = accept(SERVICE, kept, outlook("b"), 300.0)
@@ -113,7 +117,7 @@ EDITED = replace(SERVICE, generation=3, options={"contextSize": 8192})
 
 def test_an_edit_that_says_nothing_of_the_engine_leaves_the_change_of_ours_waiting() -> None:
     before = running()
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     scaled = replace(SERVICE, generation=3, replicas=2, priority="high")
     assert accept(scaled, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.a.json"
 
@@ -133,7 +137,7 @@ def test_a_field_that_another_release_reads_of_a_model_makes_no_edit() -> None:
 @pytest.mark.parametrize("edit", [{"options": {"contextSize": 1}}, {"extra_args": ("-x",)}, {"uid": "other"}])
 def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> None:
     before = running()
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     edited = replace(SERVICE, generation=3, **edit)
     assert accept(edited, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
     model = replace(SERVICE.model, generation=9, source="/models/other.gguf")
@@ -143,7 +147,7 @@ def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> 
 
 def test_an_edit_that_could_not_be_followed_at_once_is_followed_later() -> None:
     before, edited = running(), EDITED
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100)
+    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     waiting = accept(edited, before, outlook("b", file=ModelFile("Downloading"), running=up), 200.0)
     assert (waiting.spec_file, waiting.generation, waiting.asked) == ("default.tiny.a.json", 3, SERVICE.asked)
     assert accept(edited, waiting, outlook("b", running=up), 300.0).spec_file == "default.tiny.b.json"
@@ -281,7 +285,7 @@ def test_a_place_that_is_refused_now_revokes_too_but_what_passes_does_not() -> N
 
 def test_a_revocation_ends_with_a_request_that_is_accepted() -> None:
     revoked = refuse(rejected(), running(rules=0), 500.0)
-    up = Running("default.tiny.a.json", revoked.asked, revoked.probe, 18100)
+    up = Running("default.tiny.a.json", revoked.asked, revoked.probe, 18100, "now")
     record = accept(SERVICE, revoked, outlook("b", running=up), 600.0)
     assert (record.revoked, record.rules, record.next_spec) == ("", RULES, "default.tiny.b.json")
     assert not refuse(rejected(), record, 700.0).revoked, "a bad edit of what was accepted interrupts nothing"

@@ -232,8 +232,13 @@ class Daemons:
         self._keep_spec(made.spec_file, made.spec)
         record = _record(program, known, where, engine.probe, now)
         record = replace(record, spec_file=made.spec_file, unconfined=confined.why)
-        if known is not None and up is not None and up.spec_file != made.spec_file and known.spec_file == up.spec_file:
-            record = replace(record, spec_file=up.spec_file, next_spec=made.spec_file, probe=known.probe)
+        if (
+            known is not None and up is not None and known.spec_file == up.spec_file != made.spec_file
+            and not reconcile.is_overdue(known, up.started)
+        ):  # fmt: skip
+            record = replace(
+                record, spec_file=up.spec_file, next_spec=made.spec_file, next_after=up.started, probe=known.probe
+            )
         return record
 
     def _further(self, program: str, options: Json) -> list[str] | None:

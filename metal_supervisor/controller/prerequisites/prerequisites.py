@@ -298,11 +298,11 @@ class Prerequisites:
                 return None
             reserved, mapped = whole(spec, "reserved_bytes"), whole(spec, "mapped_bytes")
             demand = Demand(reserved or None, mapped)
-            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], demand)
+            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], up.started, demand)
         if up.spec_file != record.spec_file or record.port is None:
             return None
         demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
-        return Running(up.spec_file, record.asked, record.probe, record.port, demand)
+        return Running(up.spec_file, record.asked, record.probe, record.port, up.started, demand)
 
 
 def _is_new(record: Record | None, up: RunNote | None) -> bool:
