@@ -171,12 +171,14 @@ class KubeCluster:
         return "\n".join(self._log(name).read_text("utf-8", "replace").splitlines()[-20:])
 
     def _take_ca(self) -> None:
-        """The server signs its certificate with an authority made for it, which comes last in the file."""
-        if not self.ca_file.exists():
-            mark = "-----BEGIN CERTIFICATE-----"
-            chain = (self._certificates / "apiserver.crt").read_text()
-            (self.directory / "ca.part").write_text(mark + chain.split(mark)[-1])
-            (self.directory / "ca.part").rename(self.ca_file)
+        """The server signs its certificate with an authority made for it, which comes last in the file.
+
+        At each look anew: the server may be writing the file.
+        """
+        mark = "-----BEGIN CERTIFICATE-----"
+        chain = (self._certificates / "apiserver.crt").read_text()
+        (self.directory / "ca.part").write_text(mark + chain.split(mark)[-1])
+        (self.directory / "ca.part").rename(self.ca_file)
 
     def start_controllers(self) -> None:
         """Starts garbage collection and the removal of namespaces. After the CRDs: new ones it learns of late."""
