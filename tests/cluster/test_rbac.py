@@ -197,9 +197,10 @@ def times_told(life: Life, reason: str) -> int:
     return sum((each.get("series") or {}).get("count", 1) for each in events if each["reason"] == reason)
 
 
-def reasons(life: Life, name: str = "tiny") -> list[str]:
-    """Why there are Events about a service."""
-    return [each["reason"] for each in life.kube.request("GET", EVENTS)["items"] if each["regarding"]["name"] == name]
+def reasons(life: Life) -> list[str]:
+    """Why there are Events about the service, and none about an earlier one of its name."""
+    uid = life.mac.get(f"{ISVC}/tiny")["metadata"]["uid"]
+    return [each["reason"] for each in life.kube.request("GET", EVENTS)["items"] if each["regarding"].get("uid") == uid]
 
 
 def test_a_whole_life_needs_all_of_the_shipped_rights_and_no_other(life: Life) -> None:
@@ -383,6 +384,7 @@ def test_without_a_right_something_fails_and_the_right_is_named(life: Life, righ
     if resource == "events" and verb != "create" and "ManuallyScaledToZero" not in reasons(life):
         life.scale(0)  # the first Event of its kind
         eventually(lambda: "ManuallyScaledToZero" in reasons(life), 30, "an Event")
+        eventually(lambda: life.mac.status().get("phase") == "Stopped", 30, "its status, which may come later")
         life.scale(1)
         life.serves()
     before, logged, pid = life.cluster.audited(), life.mac.log_lengths(), life.mac.pid()
