@@ -77,9 +77,8 @@ def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:
 
 
 def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -> Case:
-    notes = state.run_notes()
-    note = notes.get(record.program)
-    observed = still_so(state.observations().get(record.program), notes)
+    note = state.run_note(record.program)
+    observed = still_so(state.observations().get(record.program), note)
     argv = state.read_spec(record.spec_file or (note.spec_file if note else "")).get("argv")
     program = argv[0] if isinstance(argv, list) and argv and isinstance(argv[0], str) else ""
     up = Supervisord(state.socket).answers()

@@ -7,7 +7,7 @@ a user wrote or an engine printed is shown on one line and escaped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,15 @@ def meant(record: Record, names: Iterable[str]) -> set[str]:
     return {*engine, *service}.intersection(names)
 
 
-def still_so(observed: Observed | None, notes: Mapping[str, RunNote]) -> Observed | None:
+def still_so(observed: Observed | None, note: RunNote | None) -> Observed | None:
     """The sidecar's observation, corrected if the process has exited since: the sidecar may be down.
 
-    `notes`: of all launchers, which tell an engine from another process that has its pid by now, as after a reboot.
+    `note`: its launcher's, which tells the engine from another process that has its pid by now, as after a reboot.
     """
     if observed is None or not observed.pid:
         return observed
     started = launch.start_time(observed.pid)
-    if started and all(note.started == started for note in notes.values() if note.pid == observed.pid):
+    if started and (note is None or note.pid != observed.pid or note.started == started):
         return observed
     state = "" if observed.state == State.STOPPING.value else observed.state  # the last word before all of it stopped
     return replace(observed, pid=0, ready=False, served=False, hung="", state=state, message="the engine has ended")
@@ -103,7 +103,7 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
         if which or not names:
             host = state.read_spec(record.spec_file or "").get("host")
             reached = endpoint(record, host if isinstance(host, str) else "")
-            rows.append(row(record, still_so(seen.get(program), notes), reached, now, up))
+            rows.append(row(record, still_so(seen.get(program), notes.get(program)), reached, now, up))
     lines = table(rows) if len(rows) > 1 else []
     for program, why in sorted(unreadable.items()):
         if not names or program in names:

@@ -64,6 +64,8 @@ def test_a_process_that_has_the_pid_of_an_engine_by_now_is_not_taken_for_it(stat
         "format": 1, "pid": os.getpid(), "launcher_pid": os.getpid(), "started": "before", "spec": SPEC,
         "starts": [1.0], "not_before": 0.0, "refused": "", "refused_message": "",
     }  # fmt: skip
+    state.note_path("default.other").write_text(json.dumps(note))  # that one's engine had this pid before
+    assert explain(state, "tiny")[1].startswith("default/tiny: Ready")
     state.note_path("default.tiny").write_text(json.dumps(note))
     code, out, _ = explain(state, "tiny")
     assert code == 3 and out.startswith("default/tiny: Stopped, NotRunning\n"), out
