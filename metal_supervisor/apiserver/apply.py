@@ -121,8 +121,8 @@ def apply(
     entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
     merged: Json = fields.merge(schema, live, scoped)
     if previous:
-        # A container is removed with what was declared in it, and with the defaults in it, which nobody owns. Fields of
-        # other managers stay, and the containers of them. `metadata` is one, of the name.
+        # A container is removed together with the fields that were declared in it, and with its defaults, which have
+        # no owner. The fields of other managers stay, and so do their containers, and `metadata`, that of the name.
         owned = fields.with_containers([*declared, ("f:metadata",)], *(entry.paths for entry in entries.values()))
         merged = fields.without(schema, merged, fields.with_containers(previous.paths) - owned)
     entries[manager.identity] = _renewed(previous, manager, frozenset(declared))

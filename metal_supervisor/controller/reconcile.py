@@ -280,8 +280,10 @@ def accept(
         "rules": RULES,
         "unconfined": outlook.unconfined,
     }
-    ours = running is not None and same_request(running.asked, asked) and running.spec_file != now_spec
-    if running is not None and ours and not is_overdue(record, running.started):
+    if (
+        running is not None and same_request(running.asked, asked) and running.spec_file != now_spec
+        and not is_overdue(record, running.started)
+    ):  # fmt: skip
         # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
         granted |= _estimate(running.demand)
         granted |= {"spec_file": running.spec_file, "probe": running.probe}

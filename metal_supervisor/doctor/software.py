@@ -18,15 +18,13 @@ from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.processes import State
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.directory import DIRECTORIES
+from metal_supervisor.state.directory import DIRECTORIES, LAUNCHD_LOG
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
 SOCKET_MODES = (0o600, 0o700)
 ENDED_S = 60.0
 """Seconds after which one of our programs that ended, and was started again, is taken to have come up for good."""
-LAUNCHD_LOG = "launchd.log"
-"""launchd opens it, and may do so as root."""
 FOR_GOOD = "or for good with `metal-supervisor install`"
 
 

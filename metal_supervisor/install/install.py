@@ -37,7 +37,7 @@ from metal_supervisor.install.steps import (
     ask_for_sudo,
 )
 from metal_supervisor.spec.processes import State
-from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.directory import LAUNCHD_LOG, StateDir
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -222,7 +222,7 @@ def _answers(found: InstallPlan) -> bool:
 
 def _say_what_failed(found: InstallPlan, launchctl: Launchctl, say: Say) -> None:
     job = launchctl.job(found.places.label)
-    log = found.places.state / "log" / "launchd.log"
+    log = found.places.state / "log" / LAUNCHD_LOG
     told = f"launchd says {job.state or 'nothing'}, last exit {job.last_exit}" if job else "launchd has no such job"
     say(f"it does not come up: {told}")
     if job and job.last_exit.partition(":")[0] == EX_CONFIG:

@@ -39,6 +39,8 @@ CRASH_LOG_BYTES = 1 << 18
 MOST_LEFT_BYTES, MOST_LEFT_FILES = 1 << 30, 1000
 """Logs that are kept of engines whose services are gone: of one that has a new name for each release they are many."""
 LOG_NAME = re.compile(r"(.+)\.log(\.[0-9]+)?")
+LAUNCHD_LOG = "launchd.log"
+"""What launchd itself opens for supervisord, and may open as root."""
 CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
 
 

@@ -156,12 +156,6 @@ def test_a_port_outside_of_ports_is_ignored_and_named(system: System, port: int)
         eventually(lambda: system.pid("ported") == 0, what="it to be gone")
 
 
-def started(up: System) -> int:
-    """Pid in the launcher's note."""
-    note = up.files.run_note("default.kept")
-    return note.pid if note else 0
-
-
 def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) -> None:
     with running(tmp_path, "--ollama-url", "off") as up:
         ports = up.ports
@@ -180,7 +174,7 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         assert request(ports[50], "GET", "/health")[0] == 200
         with halted(up.own_pid("controller")):
             kill(engine)
-            eventually(lambda: started(up) not in (0, engine), 60, "supervisord to start it on its old port")
+            eventually(lambda: up.noted_pid("default.kept") not in (0, engine), 60, "a start on its old port")
         # Its port first: it does not go back, while an endpoint that is ready may be that of the old one.
         eventually(lambda: up.port("kept") in ports[:10], 60, "it to have another port")
         eventually(lambda: up.slice_ready("kept"), 60, "it to serve there")

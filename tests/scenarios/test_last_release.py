@@ -57,12 +57,6 @@ def row(system: System, name: str = "tiny") -> dict[str, Any]:
     return dict(found[name])
 
 
-def noted(system: System, program: str) -> int:
-    """Pid in the launcher's note."""
-    note = system.files.run_note(program)
-    return note.pid if note else 0
-
-
 def command(system: System, name: str) -> str:
     """What a command of this release prints about the system."""
     words = [sys.executable, "-m", "metal_supervisor", name, "--state-dir", str(system.state)]
@@ -97,7 +91,7 @@ def test_an_omlx_of_the_last_release_goes_on_and_is_confined_from_its_next_start
     eventually(waits.exists, 60, "its trial, and then what it is started from next")
     with halted(system.own_pid("controller")):  # supervisord restarts it as it was
         kill(before[1])
-        eventually(lambda: noted(system, "omlx") not in (0, before[1]), 60, "another")
+        eventually(lambda: system.noted_pid("omlx") not in (0, before[1]), 60, "another")
     eventually(lambda: system.condition("Confined", "one")["status"] == "True", 60, "a confined one")
     system.ready("one", within_s=90)
     assert seccomp(system.own_pid("omlx")) == "2" and system.ask("one", model="one")[0] == 200

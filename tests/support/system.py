@@ -419,6 +419,11 @@ class System:
             return 0
         return note.pid if note and note.launcher_pid == row.pid else row.pid
 
+    def noted_pid(self, program: str) -> int:
+        """Pid in the launcher's note of a program, 0 without one."""
+        note = self.files.run_note(program)
+        return note.pid if note else 0
+
     def own_pid(self, program: str) -> int:
         row = self.rpc.table().get(program)
         return row.pid if row else 0
