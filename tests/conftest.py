@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -19,6 +20,8 @@ _skipped: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background, and then in all that tests start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("without a clock", deadline=None)  # a crowded machine is no error
     settings.load_profile("without a clock")
     config.addinivalue_line("markers", "fault(id, fault, happens, sees, bound): proves a case of docs/faults.md")
