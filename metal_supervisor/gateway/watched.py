@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from metal_supervisor.gateway.access import BadKeys, Doorman
 from metal_supervisor.gateway.tls import BadCertificate
 
 Edition = tuple[tuple[int, int, int], ...]
+"""(inode, mtime, size) of each file."""
+SETTLED_S = 0.5
+"""Age of a change from which it is taken for whole: many editors empty a file, and then write it."""
 log = logging.getLogger("gateway")
 
 
@@ -25,9 +29,9 @@ class WatchedFiles:
         """Why the files on disk are not in use, "" if they are."""
 
     def look(self) -> None:
-        """Load the files if they were replaced or edited. A problem is logged once for each edition."""
+        """Load the files if they were replaced or edited, not just now. A problem is logged once for each edition."""
         now = self._now()
-        if now == self._edition:
+        if now == self._edition or (self._edition is not None and _is_under_way(now)):
             return
         again, self._edition = self._edition is not None, now
         try:
@@ -49,6 +53,11 @@ class WatchedFiles:
             except OSError:
                 found.append((0, 0, 0))
         return tuple(found)
+
+
+def _is_under_way(edition: Edition) -> bool:
+    """True for files that may not be whole yet."""
+    return any(0 <= time.time() - mtime_ns / 1e9 < SETTLED_S for _, mtime_ns, _ in edition)
 
 
 def keys(path: Path, doorman: Doorman, secret: str = "") -> WatchedFiles:
