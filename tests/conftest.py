@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections import Counter
 from collections.abc import Generator
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - as in every process that reads settings
-from tests.support import faults, memory, pace
+from tests.support import delays, faults, memory, pace
 
 _found: dict[str, dict[str, Any]] = {}
 _measured: dict[str, Any] = {}
@@ -22,9 +23,21 @@ _skipped: Counter[str] = Counter()
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background, and then in all that tests start
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _is_outermost(config):
+        delays.begin()
     settings.register_profile("without a clock", deadline=None)  # a crowded machine is no error
     settings.load_profile("without a clock")
     config.addinivalue_line("markers", "fault(id, fault, happens, sees, bound): proves a case of docs/faults.md")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _is_outermost(config):
+        delays.end()
+
+
+def _is_outermost(config: pytest.Config) -> bool:
+    """False for a worker, and for tests that a test runs."""
+    return not hasattr(config, "workerinput") and "PYTEST_CURRENT_TEST" not in os.environ
 
 
 def pytest_sessionstart() -> None:
