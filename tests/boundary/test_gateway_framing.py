@@ -286,7 +286,8 @@ def test_an_answer_given_before_a_long_body_was_read_is_passed_on(
             monkeypatch.setattr(engines, "_pieces", pieces)
             async with Open(engine(listening.getsockname()[1])) as gateway:
                 told = await gateway.ask(body)
-        assert told.startswith(b"HTTP/1.1 404 " if is_whole else b"HTTP/1.1 502 ")
-        assert told.endswith(b"none") is is_whole
+        is_cut = b"Content-Length: 5\r\n" in told and told.endswith(b"\r\n\r\nnone")  # it came before the hang-up
+        assert told.startswith(b"HTTP/1.1 404 ") if is_whole or is_cut else told.startswith(b"HTTP/1.1 502 ")
+        assert told.endswith(b"none") is (is_whole or is_cut)
 
     run(go)
