@@ -29,16 +29,21 @@ class WatchedFiles:
         """Why the files on disk are not in use, "" if they are."""
 
     def look(self) -> None:
-        """Load the files if they were replaced or edited, not just now. A problem is logged once for each edition."""
-        now = self._now()
-        if now == self._edition or (self._edition is not None and _is_under_way(now)):
+        """Load the files if they were replaced or edited, not just now, or could not be used. A problem is logged once.
+
+        Who may read a file can change without its edition.
+        """
+        now, before = self._now(), self.problem
+        if (now == self._edition and not before) or (self._edition is not None and _is_under_way(now)):
             return
-        again, self._edition = self._edition is not None, now
+        again, is_new, self._edition = self._edition is not None, now != self._edition, now
         try:
             self._load()
         except (BadKeys, BadCertificate, OSError, UnicodeDecodeError) as error:
             self.problem = f"{self._kind}: {error}"
-            log.error("files cannot be used; the last good ones stay", extra={"kind": self._kind, "why": str(error)})
+            if is_new or self.problem != before:
+                told = {"kind": self._kind, "why": str(error)}
+                log.error("files cannot be used; the last good ones stay", extra=told)
             return
         self.problem = ""
         if again:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -60,3 +62,23 @@ def test_a_file_from_the_future_is_taken_at_once(tmp_path: Path, doorman: Doorma
     written(path, LINE, -3600)
     files.look()
     assert is_known(doorman), "a clock may be set"
+
+
+def test_files_that_their_reader_is_given_later_are_taken_then(
+    tmp_path: Path, doorman: Doorman, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by `sudo cp`, and a chown a moment later, which changes neither the file's time nor its size."""
+    path = tmp_path / "gateway.keys"
+    written(path, LINE, 2 * watched.SETTLED_S)
+    files = watched.keys(path, doorman)
+    closed = PermissionError(errno.EACCES, "Permission denied")  # not by its mode: root may run this
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", mock.Mock(side_effect=closed))
+        files.look()
+        files.look()
+    assert not is_known(doorman) and "cannot be read" in files.problem
+    files.look()
+    assert is_known(doorman) and not files.problem
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
+        "files cannot be used; the last good ones stay"
+    ]
