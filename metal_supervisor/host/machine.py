@@ -205,16 +205,25 @@ def flags_in(help_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
+def build_of(path: Path) -> str:
+    """Text that changes when a program is replaced. Raises OSError.
+
+    Its time is not enough: all that Nix installs is of 1970, and `cp -p` keeps the time of a build.
+    """
+    found = path.stat()
+    return f"{found.st_ino}/{found.st_size}/{found.st_mtime_ns}"
+
+
 def version_of(path: Path) -> str:
     """The version that a binary reports, "" if it does not; asked once per build of it."""
     try:
-        return _version(path, path.stat().st_mtime)
+        return _version(path, build_of(path))
     except OSError:
         return ""
 
 
 @lru_cache(maxsize=64)
-def _version(path: Path, _changed_at: float) -> str:
+def _version(path: Path, _build: str) -> str:
     text = commands.run((str(path), "--version")).text
     found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
     return found[1] if found else ""

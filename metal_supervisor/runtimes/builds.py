@@ -128,13 +128,13 @@ class Builds:
 
     def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
-        self._looks: dict[tuple[Path, float], _BuildLook] = {}
+        self._looks: dict[tuple[Path, str], _BuildLook] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
         """The executable of a runtime; None while its help is being read. Raises NoBinary, Broken."""
         executable, path = find(self._settings, executables)
         try:
-            build = path, path.stat().st_mtime
+            build = path, machine.build_of(path)
         except OSError as error:
             raise machine.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
         look = self._looks.get(build)

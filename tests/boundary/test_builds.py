@@ -131,12 +131,12 @@ def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_inter
     builds = Builds(settings(tmp_path, mlx_lm_server=lm), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
     flags, said = frozenset({"--model", "--kv-bits"}), "--model --kv-bits\n"
-    homes, build = (sys.prefix, sys.base_prefix), f"{lm}|{lm.stat().st_mtime}"
+    homes, build = (sys.prefix, sys.base_prefix), f"{lm}|{machine.build_of(lm)}"
     assert found == Binary(str(lm), flags, "mlx_lm.server", sys.executable, said, homes, build)
     swift = script(tmp_path / "mlx-server", "#!/bin/sh\necho --max-slots; exit")
     builds = Builds(settings(tmp_path, mlx_lm_server=lm, mlx_server=swift), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
-    homes, build = (str(swift.parent),), f"{swift}|{swift.stat().st_mtime}"
+    homes, build = (str(swift.parent),), f"{swift}|{machine.build_of(swift)}"
     assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "", "--max-slots\n", homes, build)
 
 
@@ -156,6 +156,18 @@ def test_a_script_may_take_its_time_to_tell_what_it_knows(tmp_path: Path, monkey
     swift = Builds(settings(tmp_path, mlx_server=slow.rename(tmp_path / "slower")), lambda: None)
     with pytest.raises(Broken, match="--help does not work"):
         eventually(lambda: swift.look(MLX), 30, "the help to be given up")
+
+
+def test_a_build_that_replaces_another_with_the_same_time_is_seen(tmp_path: Path) -> None:
+    """All that Nix installs is of 1970."""
+    path, fresh = tmp_path / "mlx-server", tmp_path / "fresh"
+    for each, flag in ((path, "--old"), (fresh, "--new")):
+        os.utime(script(each, f"#!/bin/sh\necho {flag}; exit"), (1, 1))
+    builds = Builds(settings(tmp_path, mlx_server=path), lambda: None)
+    old = eventually(lambda: builds.look(MLX), 10, "the help to be read")
+    fresh.replace(path)
+    new = eventually(lambda: builds.look(MLX), 10, "the help to be read")
+    assert (old.flags, new.flags) == ({"--old"}, {"--new"}) and old.build != new.build
 
 
 def test_a_thread_that_cannot_be_started_leaves_no_help_unread(
