@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import ModelFile
 
 MOST_FOLDERS, MAGIC_BYTES = 256, 8
+OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
+"""In the header of a file of safetensors: where a tensor ends, counted from the header's end."""
+MOST_HEADER_BYTES = 16 << 20
 KEPT_BY_MACOS = (
     "macOS keeps it from what launchd starts; keep models outside Desktop, Documents, Downloads and external disks, or "
     "give this Mac's python Full Disk Access"
@@ -100,9 +104,32 @@ def check_directory(path: Path) -> int:
     if lacks:
         text = f"{named(path)} is a directory without {lacks}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
+    if lacks := repository.missing_shards(sizes):  # as while it is fetched, or copied, to where it is
+        raise Unusable("InvalidModelFile", f"{named(path)} lacks {lacks}; put them there")
     for name in sizes:
         check_content(path / name)
+        if name.endswith(".safetensors"):
+            _check_length(path / name)
     return weights
+
+
+def _check_length(path: Path) -> None:
+    """Raise Unusable for a file of safetensors that ends before its tensors do.
+
+    What is wrong in another way is the engine's to judge.
+    """
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(9), os.fstat(file.fileno()).st_size
+            end = 8 + int.from_bytes(head[:8], "little")
+            if head[8:] != b"{" or end > MOST_HEADER_BYTES:
+                return
+            whole = end + max(map(int, OFFSETS.findall(file.read(end - 9))), default=0)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if size < whole:
+        text = f"{named(path)} is cut short: it has {size} bytes, and at least {whole} belong to it"
+        raise Unusable("InvalidModelFile", f"{text}; fetch it again")
 
 
 def check_content(path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from metal_supervisor.spec.sources import Artifact, hub_parts
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".npz")
+SHARD = re.compile(r"(model.*)-\d+-of-(\d{1,9})\.safetensors", re.ASCII)
 READ_BY_ENGINES = (".json", *WEIGHTS, ".model", ".tiktoken", ".txt", ".jinja", ".jsonl")
 NAMES_CODE = ("model_type", "chat_template_type", "tool_parser_type")
 """Keys whose value mlx_lm takes for the name of one of its modules."""
@@ -118,6 +120,15 @@ def lacking(names: Collection[str]) -> str:
     if CONFIG not in names:
         return CONFIG
     return "" if any(name.endswith(WEIGHTS) for name in names) else "*.safetensors"
+
+
+def missing_shards(names: Iterable[str]) -> str:
+    """What the weights of a directory lack by their own names (`model-00001-of-00003.safetensors`), "" if nothing."""
+    found = Counter(shard.groups() for shard in map(SHARD.fullmatch, names) if shard)
+    for (stem, total), count in found.items():
+        if count < int(total):
+            return f"{int(total) - count} of its {int(total)} files {stem}-…-of-{total}.safetensors"
+    return ""
 
 
 def _named(there: set[str], files: Sequence[str], of: str) -> set[str]:

@@ -323,6 +323,24 @@ def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
     assert f"{path} is a directory without {missing}; spec.source must name" in found.message
 
 
+def test_a_directory_is_no_model_before_all_of_its_weights_are_there(tmp_path: Path) -> None:
+    """`hf download --local-dir` puts shards there one by one, and `cp -R` lets them grow."""
+    first, second = (tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    header = json.dumps({"a": {"data_offsets": [0, 1000]}, "__metadata__": {"format": "mlx"}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(1000)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    first.write_bytes(whole)
+    with pytest.raises(Unusable, match=r"lacks 1 of its 2 files model-…-of-00002\.safetensors"):
+        check_directory(tmp_path)
+    for size in (9, len(header), len(whole) - 1):
+        second.write_bytes(whole[:size])
+        with pytest.raises(Unusable, match=f"{second} is cut short: it has {size} bytes") as caught:
+            check_directory(tmp_path)
+        assert caught.value.reason == "InvalidModelFile"
+    second.write_bytes(whole)
+    assert check_directory(tmp_path) == 2 * len(whole)
+
+
 def test_a_directory_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="is a directory"):
         check_file(tmp_path)
