@@ -40,6 +40,14 @@ class KubeError(Exception):
     def conflict(self) -> bool:
         return self.code == 409
 
+    @property
+    def is_refusal(self) -> bool:
+        """True if the server refuses this object for itself: by a right, a quota, a schema or an admission policy.
+
+        A webhook may answer with any code below 500, 400 by default.
+        """
+        return 400 <= self.code < 500 and self.code not in (401, 404, 408, 409, 410, 429)
+
 
 @contextlib.contextmanager
 def only_kube_errors() -> Iterator[None]:

@@ -130,13 +130,14 @@ class Claimer(threading.Thread):
                 answer = self._sent(move, name)
                 version = answer["metadata"]["resourceVersion"] if answer else move.version
         except KubeError as error:
-            if error.code in (404, 409, 422):
+            first = move.do is ClaimAction.CLAIM  # which no other Mac can have made invalid
+            if error.code in (404, 409) or (error.code == 422 and not first):
                 log.info("claim refused", extra={"service": service, "slot": index, "why": str(error)})
                 return None
             self._failed(error)
             # Of one namespace, perhaps, as by a webhook that fails: the claims of the others are made all the same.
-            self._refused = error.code in (403, 500)
-            if error.code == 403:
+            self._refused = error.is_refusal or error.code == 500
+            if error.is_refusal:
                 return None
             with self._lock:
                 self._tried.pop(move.slot, None)

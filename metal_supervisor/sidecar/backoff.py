@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from metal_supervisor.cluster.kube import KubeError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
+LONGEST_REFUSED_S, REFUSED_AHEAD = 30.0, 3
+"""Longest pause after a refusal (4xx), which lasts until a policy, a quota or a right is changed, and how many
+doublings its first pause is ahead.
+"""
 Object = tuple[str, Hashable]
 """(kind of write, object)."""
 
@@ -27,6 +31,8 @@ class _Held:
     until: float
     """Monotonic."""
     error: str
+    refused: bool
+    """By a policy, a quota or a missing right: no shutdown waits for it."""
 
 
 class Backoffs:
@@ -43,18 +49,28 @@ class Backoffs:
     def __contains__(self, what: Object) -> bool:
         return what in self._held
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if any is held back that the server did not refuse, so that its next try may succeed."""
+        return any(not held.refused for held in self._held.values())
+
     def holds(self, what: Object) -> bool:
         """True if the backoff of an object has not expired. Also marks it as used, for `prune`."""
         self._met.add(what)
         held = self._held.get(what)
         return held is not None and time.monotonic() < held.until
 
-    def hold(self, what: Object, error: KubeError) -> None:
-        """Back off an object: longer than last time, and at least as long as the server's Retry-After."""
-        before = self._held.get(what)
+    def hold(self, what: Object, error: KubeError) -> bool:
+        """Back off an object: longer than last time, and at least as long as the server's Retry-After.
+
+        True if it was not held back for this error before.
+        """
+        before, refused = self._held.get(what), error.code < 500
         failures = (before.failures if before else 0) + 1
-        held_s = max(pause_s(failures, LONGEST_PAUSE_S), error.retry_after_s)
-        self._held[what] = _Held(failures, time.monotonic() + held_s, str(error))
+        longest_s = LONGEST_REFUSED_S if refused and what[0] != "lease" else LONGEST_PAUSE_S  # a Lease expires
+        held_s = max(pause_s(failures + REFUSED_AHEAD * refused, longest_s), error.retry_after_s)
+        self._held[what] = _Held(failures, time.monotonic() + held_s, str(error), refused)
+        return before is None or before.error != str(error)
 
     def over(self, what: Object) -> None:
         """Forget an object: it was written, or its desired content has changed."""

@@ -132,6 +132,12 @@ class Publisher:
         done.blocked_until = time.monotonic() + pause_s
         self._tell(done, replace(done.published, problem=text))
 
+    def forbidden(self, key: Key, text: str) -> None:
+        """Record that a service's objects may not be written; what the cluster has already is still announced."""
+        done = self._done[key]
+        if done.service is None or done.slice is None:
+            self._tell(done, replace(done.published, problem=text))
+
     def unwanted(self, wanted: Mapping[Key, WantedStatus]) -> set[Key]:
         """Published services that are no longer wanted."""
         return self._done.keys() - wanted.keys()

@@ -2,8 +2,8 @@
 
 One thread writes, level-triggered: it is given the desired state of every service's objects and retries until the
 cluster has it. The Lease goes first, because without it peers take a Mac for dead; then withdrawals, because they save
-requests, and a new endpoint can wait. An object whose write the server fails (5xx) backs off alone. An API that is down
-is tried again every second or so, and nothing here ever delays a probe.
+requests, and a new endpoint can wait. An object whose write the server fails (5xx) or refuses (4xx) backs off alone. An
+API that is down is tried again every second or so, and nothing here ever delays a probe.
 """
 
 from __future__ import annotations
@@ -243,8 +243,9 @@ class Registrar(threading.Thread):
         self._backoffs.prune()
         if self._backoffs:
             self._troubled(self._backoffs.told())
+        if self._backoffs.is_awaited:
             return None
-        if not self._refused:
+        if not (self._backoffs or self._refused):
             self._troubled("")
         with self._lock:
             if wanted is self._wanted:
@@ -335,8 +336,14 @@ class Registrar(threading.Thread):
         except KubeError as error:
             if error.code != 404:
                 self._counters.refused(what, str(error.code or error.reason))
-            if error.code in (400, 409, 422):
+            if error.code == 409 or (error.code in (400, 422) and what in ("endpoints", "event")):
                 self._problem(on if what == "endpoints" else None, error)
+            elif error.is_refusal and what != "event":
+                if self._backoffs.hold((what, on), error):
+                    log.warning("the cluster refuses a write", extra={"error": str(error)})
+                if what == "endpoints":
+                    self._forbidden(on, error)
+                return False
             elif error.code >= 500:
                 self._backoffs.hold((what, on), error)
                 self._lost_s += time.monotonic() - began
@@ -345,7 +352,7 @@ class Registrar(threading.Thread):
                     self._troubled(str(error))
                 return False
             elif error.code != 404:  # the object is gone, or its namespace is; the next list says what else is
-                if error.code == 403:  # what else may be written should be
+                if error.is_refusal:  # what else may be written should be
                     self._refused = True
                 else:
                     self._pass_failed = True
@@ -355,6 +362,11 @@ class Registrar(threading.Thread):
                 return False
         self._backoffs.over((what, on))
         return True
+
+    def _forbidden(self, key: Any, error: KubeError) -> None:
+        """Have a service's status say that its endpoint cannot be announced."""
+        if self._tried[key].report.ready:
+            self._publisher.forbidden(key, str(error))
 
     def _troubled(self, error: str) -> None:
         """Set `trouble`; `error`: "" if there is none any more."""

@@ -110,8 +110,10 @@ def test_an_answer_counts_until_the_watch_has_caught_up(kube: Kube, uid: str) ->
     [
         KubeError(403, "Forbidden", "the namespace is being terminated"),
         KubeError(500, "InternalError", 'failed calling webhook "leases": connection refused'),
+        KubeError(400, "BadRequest", 'admission webhook "leases" denied the request'),
+        KubeError(422, "Invalid", "ValidatingAdmissionPolicy 'leases' denied request"),
     ],
-    ids=["forbidden", "webhook"],
+    ids=["forbidden", "webhook", "denied", "policy"],
 )
 def test_a_namespace_that_takes_no_claims_does_not_keep_the_others_from_theirs(
     kube: Kube, uid: str, monkeypatch: pytest.MonkeyPatch, refusal: KubeError

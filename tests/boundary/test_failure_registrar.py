@@ -539,6 +539,98 @@ def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> N
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and registrar.out
 
 
+class Refusing(Cluster):
+    """Refuses what is of the services `bad-1` and `bad-2`, as a quota or an admission policy does."""
+
+    def __init__(self, part: str, code: int) -> None:
+        super().__init__()
+        self.part, self.code, self.asked = part, code, 0
+
+    def request(self, method: str, path: str, *more: Any) -> Json:
+        if method == "GET" and "/services/" in path:
+            raise KubeError(404, "NotFound", "none")
+        return super().request(method, path, *more)
+
+    def apply(self, path: str, body: Json, manager: str, force: bool = False) -> Json:
+        if self.part in path and self.code:
+            self.asked += 1
+            raise KubeError(self.code, "Refused", f"{path.partition(self.part)[2]}: exceeded quota")
+        return super().apply(path, body, manager, force)
+
+
+def three() -> dict[tuple[str, str], WantedStatus]:
+    """`bad-1`, `bad-2` and `good`, which are ready."""
+    want = {}
+    for name in ("bad-1", "bad-2", "good"):
+        made = replace(SERVICE, name=name, uid=name, endpoint=replace(ENDPOINT, service=name))
+        record = accept(made, None, OUTLOOK, 100.0)
+        want[record.key] = WantedStatus(record, report(record, UP), "192.0.2.1", "")
+    return want
+
+
+def alone() -> ClusterContext:
+    return ClusterContext(operator=False, namespaces=frozenset({"default"}))
+
+
+@pytest.mark.parametrize("part", ["/services/bad-", "/endpointslices/bad-", "/inferenceservices/bad-"])
+@pytest.mark.parametrize("code", [403, 405])
+def test_what_is_refused_is_told_once_and_tried_less_and_less_often(
+    part: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, _, registrar = setup(Refusing(part, code))
+    registrar.want(three(), {}, alone())
+    for _ in range(5):  # as for what happens to other services
+        registrar._one_pass()
+    assert cluster.asked == 2, "each is tried again in its own time"
+    assert "exceeded quota" in registrar.trouble[0] and "bad-1" in registrar.trouble[0]
+    assert registrar.flush(0.0), "no shutdown waits for it"
+    for name in ("bad-1", "bad-2"):
+        problem = registrar.published(("default", name)).problem
+        assert ("exceeded quota" in problem) == ("inferenceservices" not in part), "the status says so, if it can"
+    assert not registrar.published(("default", "good")).problem and "good-mac-a" in cluster.bodies
+    for _ in range(4):
+        due(registrar)
+    pauses = [held.until - time.monotonic() for held in registrar._backoffs._held.values()]
+    assert cluster.asked == 10 and min(pauses) > 10 and max(pauses) <= 30
+    assert len([each for each in caplog.records if each.msg == "the cluster refuses a write"]) == 2
+    cluster.code = 0
+    due(registrar)
+    assert registrar.trouble == ("", 0.0)
+    assert not any(registrar.published(key).problem for key in three())
+
+
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_status_that_is_refused_is_told_and_not_written_in_each_pass(code: int) -> None:
+    cluster, _, registrar = setup(Refusing("/inferenceservices/bad-", code))
+    registrar.want(three(), {}, alone())
+    for _ in range(5):
+        registrar._one_pass()
+    assert cluster.asked == 2
+    assert registrar.trouble[0].startswith(f"status of default/bad-1: {code} ")
+
+
+@pytest.mark.parametrize("code", [403, 422])
+def test_a_lease_that_is_refused_is_told_and_is_not_late_once_it_is_allowed(code: int) -> None:
+    _, _, registrar = setup(Refusing("/leases/", code))
+    registrar.want({}, {}, alone())
+    for _ in range(9):
+        due(registrar)
+    assert "exceeded quota" in registrar.trouble[0]
+    assert registrar._due_at() - time.monotonic() <= 5.0
+
+
+def test_an_endpoint_that_the_cluster_has_stays_announced_though_its_renewal_is_refused() -> None:
+    cluster, _, registrar = setup(Refusing("/endpointslices/bad-", 0))
+    registrar.want(three(), {}, alone())
+    registrar._one_pass()
+    for done in registrar._publisher._done.values():
+        done.heartbeat_at = time.monotonic() - 61
+    cluster.code, cluster.clock_offset_s = 403, 61.0  # which its heartbeat is written by
+    registrar._one_pass()
+    assert cluster.asked == 2 and "exceeded quota" in registrar.trouble[0]
+    assert not any(registrar.published(key).problem for key in three())
+
+
 @pytest.mark.parametrize("rule", [
     {"resource": "inferenceservices", "name": "bad", "subresource": "status"},
     {"resource": "endpointslices", "name": "bad-mac-a"},
