@@ -247,8 +247,9 @@ class Registrar(threading.Thread):
             return None
         if not (self._backoffs or self._refused):
             self._troubled("")
+        held = any(not membership.steady(key[0]) for key in late)  # for a Lease that was renewed late
         with self._lock:
-            if wanted is self._wanted:
+            if wanted is self._wanted and not held:
                 self._settled.set()
         return None
 
