@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -156,6 +157,8 @@ class Foreground:
         else:  # which cluster this is, before anything is changed in it
             kube = Kube(settings.kubeconfig_path, settings.context)
             self._say(f"  cluster  {kube.server_name} (context {kube.context_name} of {settings.kubeconfig})")
+            if not settings.context:
+                self._stay_with(kube.context_name)
             self._say(f"  watching namespace {settings.namespace or 'all namespaces'}; nothing is applied to it")
             if settings.bind_address in ("0.0.0.0", "::"):
                 self._say("  engines  listen on all interfaces (set --bind to narrow that)")
@@ -163,9 +166,15 @@ class Foreground:
         if settings.gateway_on:
             self._say(f"  gateway  {settings.gateway_problem or f'{settings.gateway_url} for all models'}")
 
+    def _stay_with(self, context: str) -> None:
+        """Stay with what is the current context now: `kubectl config use-context` is not meant for this system."""
+        self.settings = replace(self.settings, context=context)
+        self.overrides = replace(self.overrides, values={**self.overrides.values, "context": context})
+
     def _keep_settings(self) -> str:
         """Take on the settings of the system that runs here; return the flags of those that differ from ours."""
         ours, self.settings = self.settings, load_good(self.settings.state_path)[0]
+        ours = ours if ours.context else replace(ours, context=self.settings.context)
         names = (name for name in FIELDS if name != "state_dir")
         return ", ".join(flag_of(name) for name in names if getattr(ours, name) != getattr(self.settings, name))
 
