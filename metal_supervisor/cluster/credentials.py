@@ -28,6 +28,7 @@ from metal_supervisor.host import authorities
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
+from metal_supervisor.state.kept_files import Edition, edition_of
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MOST_BYTES = 1 << 20
@@ -158,15 +159,14 @@ class _File:
 
     def __init__(self, path: Path, usable: Callable[[bytes], bool]) -> None:
         self._path, self._usable = path, usable
-        self._stamp: tuple[int, int, int] | None = None
+        self._edition: Edition | None = None
         self._content = b""
 
     def __call__(self) -> bytes:
+        edition = edition_of(self._path)
+        if edition == self._edition:
+            return self._content
         try:
-            seen = self._path.stat()
-            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
-            if stamp == self._stamp:
-                return self._content
             with self._path.open("rb") as file:
                 content = file.read(MOST_BYTES).strip()
         except OSError:
@@ -175,7 +175,7 @@ class _File:
             self._content = content
         elif self._content:
             log.warning("file is not usable; what it held before stays", extra={"file": str(self._path)})
-        self._stamp = stamp
+        self._edition = edition
         return self._content
 
 

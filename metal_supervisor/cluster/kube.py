@@ -31,12 +31,12 @@ from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, Cl
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state.kept_files import edition_of
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
-CONNECT_S, READ_S, WATCH_READ_S = 5.0, 15.0, 75.0
+CONNECT_S, READ_S, WATCH_READ_S, RELOAD_EVERY_S = 5.0, 15.0, 75.0, 30.0
 ANSWER_S, LONGEST_ANSWER_BYTES, PART_BYTES = 120.0, 256 << 20, 1 << 18
 """Limits of a whole answer: the longest is a page of a list, of 500 objects that mostly have a few KiB each."""
-RELOAD_EVERY_S = 30.0
 KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 POOL: Json = {
     "maxsize": 4,
@@ -46,7 +46,6 @@ POOL: Json = {
         *((socket.IPPROTO_TCP, getattr(socket, each), s) for each, s in KEEPALIVE_S.items() if hasattr(socket, each)),
     ],
 }
-"""Parameters of each pool of connections."""
 TLS_OF_THE_CLIENT = ("ca_certs", "ca_cert_data", "cert_file", "key_file")
 __all__ = ["APPLY", "MERGE", "BadKubeconfig", "Kube", "KubeError", "find"]
 log = logging.getLogger(__name__)
@@ -74,6 +73,7 @@ class Kube:
         self._kubeconfig, self._context = kubeconfig, context
         self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._renewed_at = -math.inf
+        self._edition = edition_of(kubeconfig)
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._on_kick: list[Callable[[], None]] = []
         self._login: Login | None = None
@@ -81,7 +81,6 @@ class Kube:
         self._unusable: ClusterAccess | None = None
         self.requests = 0
         self.kicks = 0
-        """Number of calls of `kick`."""
         self.clock_offset_s = 0.0
         """Seconds to add to this machine's clock to get the server's, within about one; 0.0 until known."""
         self.peer: tuple[str, int] | None = None
@@ -92,6 +91,7 @@ class Kube:
 
     def load(self) -> None:
         """Read kubeconfig and credentials (again). Raises BadKubeconfig, and then keeps the previous ones."""
+        self._edition = edition_of(self._kubeconfig)
         chosen = credentials.choose(self._kubeconfig, self._context)
         login = Login(chosen, self._login)
         access = login.current()
@@ -173,11 +173,20 @@ class Kube:
             assert self._login is not None
             if self._login.current() == refused and time.monotonic() - self._renewed_at >= RELOAD_EVERY_S:
                 self._renewed_at = time.monotonic()
-                try:
-                    self.load()
-                except BadKubeconfig as error:
-                    log.warning("credentials not reloaded; the old ones stay", extra={"error": str(error)})
+                self._reload()
             return self._login.current() != refused
+
+    def _follow(self) -> None:
+        """Read the kubeconfig if it was changed: a local cluster may have been started on another port."""
+        with self._renewing:
+            if edition_of(self._kubeconfig) != self._edition:
+                self._reload()
+
+    def _reload(self) -> None:
+        try:
+            self.load()
+        except BadKubeconfig as error:
+            log.warning("credentials not reloaded; the old ones stay", extra={"error": str(error)})
 
     def close(self) -> None:
         """Drop all connections, also those in use; the next request opens a new one."""
@@ -280,6 +289,7 @@ class Kube:
             silent = isinstance(error, urllib3.exceptions.TimeoutError)
         if silent:
             pool.clear()  # its idle connections are probably dead too
+        self._follow()
         raise KubeError(0, reason, f"{self.server_name}: {text}")
 
     def _compare_clocks(self, date: str, sent_at: float) -> None:

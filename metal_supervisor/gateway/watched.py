@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from metal_supervisor.gateway import access, tls
 from metal_supervisor.gateway.access import BadKeys, Doorman
 from metal_supervisor.gateway.tls import BadCertificate
+from metal_supervisor.state.kept_files import Edition, edition_of
 
-Edition = tuple[tuple[int, int, int], ...]
-"""(inode, mtime, size) of each file."""
 SETTLED_S = 0.5
 """Age of a change from which it is taken for whole: many editors empty a file, and then write it."""
 log = logging.getLogger("gateway")
@@ -24,7 +23,7 @@ class WatchedFiles:
 
     def __init__(self, paths: tuple[Path, ...], load: Callable[[], None], kind: str) -> None:
         self._paths, self._load, self._kind = paths, load, kind
-        self._edition: Edition | None = None
+        self._editions: tuple[Edition | None, ...] | None = None
         self.problem = ""
         """Why the files on disk are not in use, "" if they are."""
 
@@ -33,10 +32,10 @@ class WatchedFiles:
 
         Who may read a file can change without its edition.
         """
-        now, before = self._now(), self.problem
-        if (now == self._edition and not before) or (self._edition is not None and _is_under_way(now)):
+        now, before = tuple(map(edition_of, self._paths)), self.problem
+        if (now == self._editions and not before) or (self._editions is not None and _is_under_way(now)):
             return
-        again, is_new, self._edition = self._edition is not None, now != self._edition, now
+        again, is_new, self._editions = self._editions is not None, now != self._editions, now
         try:
             self._load()
         except (BadKeys, BadCertificate, OSError, UnicodeDecodeError) as error:
@@ -49,20 +48,10 @@ class WatchedFiles:
         if again:
             log.info("files were loaded anew", extra={"kind": self._kind})
 
-    def _now(self) -> Edition:
-        found = []
-        for path in self._paths:
-            try:
-                stat = path.stat()
-                found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-            except OSError:
-                found.append((0, 0, 0))
-        return tuple(found)
 
-
-def _is_under_way(edition: Edition) -> bool:
+def _is_under_way(editions: Iterable[Edition | None]) -> bool:
     """True for files that may not be whole yet."""
-    return any(0 <= time.time() - mtime_ns / 1e9 < SETTLED_S for _, mtime_ns, _ in edition)
+    return any(0 <= time.time() - each[1] / 1e9 < SETTLED_S for each in editions if each)
 
 
 def keys(path: Path, doorman: Doorman, secret: str = "") -> WatchedFiles:

@@ -66,6 +66,14 @@ def _edition(found: os.stat_result) -> Edition:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def edition_of(path: Path) -> Edition | None:
+    """Edition of a file, None if it cannot be looked at."""
+    try:
+        return _edition(path.stat())
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True)
 class _Listing:
     changed_ns: int

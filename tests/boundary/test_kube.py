@@ -364,6 +364,23 @@ def test_renewed_credentials_are_used_after_a_401(tmp_path: Path, monkeypatch: p
         kube.close()
 
 
+def test_a_server_that_moved_is_followed_once_the_kubeconfig_says_so(tmp_path: Path) -> None:
+    with answering(lambda _: http(b"{}")) as first:
+        path = config(tmp_path / "k", first)
+        kube = Kube(path)
+        assert kube.request("GET", "/x") == {}
+    with answering(lambda _: http(b"{}")) as second:
+        assert failure(kube).code == 0
+        path.write_text("{")  # as in the midst of an edit
+        assert failure(kube).code == 0
+        config(path, second)
+        assert failure(kube).code == 0, "this one still went to where it was"
+        assert kube.request("GET", "/x") == {}
+        config(path, first)
+        assert kube.request("GET", "/x") == {}, "while it answers, nothing is read"
+        kube.close()
+
+
 # ── kubeconfigs ──────────────────────────────────────────────────────────────────────────────────
 
 GOOD = {
