@@ -31,7 +31,7 @@ from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, Cl
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.kept_files import edition_of
+from metal_supervisor.state.kept_files import Edition, edition_of
 
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 CONNECT_S, READ_S, WATCH_READ_S, RELOAD_EVERY_S = 5.0, 15.0, 75.0, 30.0
@@ -73,7 +73,7 @@ class Kube:
         self._kubeconfig, self._context = kubeconfig, context
         self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._renewed_at = -math.inf
-        self._edition = edition_of(kubeconfig)
+        self._edition: Edition | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._on_kick: list[Callable[[], None]] = []
         self._login: Login | None = None

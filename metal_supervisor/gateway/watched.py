@@ -32,20 +32,20 @@ class WatchedFiles:
 
         Who may read a file can change without its edition.
         """
-        now, before = tuple(map(edition_of, self._paths)), self.problem
-        if (now == self._editions and not before) or (self._editions is not None and _is_under_way(now)):
+        now, known, before = tuple(map(edition_of, self._paths)), self._editions, self.problem
+        if known is not None and (_is_under_way(now) or (now == known and not before)):
             return
-        again, is_new, self._editions = self._editions is not None, now != self._editions, now
+        self._editions = now
         try:
             self._load()
         except (BadKeys, BadCertificate, OSError, UnicodeDecodeError) as error:
             self.problem = f"{self._kind}: {error}"
-            if is_new or self.problem != before:
+            if now != known or self.problem != before:
                 told = {"kind": self._kind, "why": str(error)}
                 log.error("files cannot be used; the last good ones stay", extra=told)
             return
         self.problem = ""
-        if again:
+        if known is not None:
             log.info("files were loaded anew", extra={"kind": self._kind})
 
 

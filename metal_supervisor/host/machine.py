@@ -19,7 +19,7 @@ import psutil
 from metal_supervisor.host import commands, darwin_memory
 from metal_supervisor.host.chip import Chip
 from metal_supervisor.spec.hosts import parsed_address
-from metal_supervisor.state.kept_files import write_atomic
+from metal_supervisor.state.kept_files import Edition, edition_of, write_atomic
 
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")
 IOREG = "/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"
@@ -205,25 +205,14 @@ def flags_in(help_text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
-def build_of(path: Path) -> str:
-    """Text that changes when a program is replaced. Raises OSError.
-
-    Its time is not enough: all that Nix installs is of 1970, and `cp -p` keeps the time of a build.
-    """
-    found = path.stat()
-    return f"{found.st_ino}/{found.st_size}/{found.st_mtime_ns}"
-
-
 def version_of(path: Path) -> str:
     """The version that a binary reports, "" if it does not; asked once per build of it."""
-    try:
-        return _version(path, build_of(path))
-    except OSError:
-        return ""
+    build = edition_of(path)
+    return _version(path, build) if build else ""
 
 
 @lru_cache(maxsize=64)
-def _version(path: Path, _build: str) -> str:
+def _version(path: Path, _build: Edition) -> str:
     text = commands.run((str(path), "--version")).text
     found = re.search(r"version(?:\s+is)?:?\s+v?([0-9][\w.+-]{0,60})", text)
     return found[1] if found else ""

@@ -17,6 +17,7 @@ from metal_supervisor.confinement.seatbelt import APP
 from metal_supervisor.host import machine
 from metal_supervisor.runtimes.runtime import Binary, Executable
 from metal_supervisor.settings.loader import flag_of
+from metal_supervisor.state.kept_files import Edition, edition_from
 
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
@@ -128,13 +129,13 @@ class Builds:
 
     def __init__(self, settings: object, on_change: Callable[[], None]) -> None:
         self._settings, self._on_change = settings, on_change
-        self._looks: dict[tuple[Path, str], _BuildLook] = {}
+        self._looks: dict[tuple[Path, Edition], _BuildLook] = {}
 
     def look(self, executables: Sequence[Executable]) -> Binary | None:
         """The executable of a runtime; None while its help is being read. Raises NoBinary, Broken."""
         executable, path = find(self._settings, executables)
         try:
-            build = path, machine.build_of(path)
+            build = path, edition_from(path.stat())
         except OSError as error:
             raise machine.NoBinary(f"{path} cannot be looked at: {error.strerror}") from None
         look = self._looks.get(build)

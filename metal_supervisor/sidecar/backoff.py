@@ -65,7 +65,7 @@ class Backoffs:
 
         True if it was not held back for this error before.
         """
-        before, refused = self._held.get(what), error.code < 500
+        before, refused = self._held.get(what), error.is_refusal
         failures = (before.failures if before else 0) + 1
         longest_s = LONGEST_REFUSED_S if refused and what[0] != "lease" else LONGEST_PAUSE_S  # a Lease expires
         held_s = max(pause_s(failures + REFUSED_AHEAD * refused, longest_s), error.retry_after_s)

@@ -243,10 +243,10 @@ class Registrar(threading.Thread):
         self._backoffs.prune()
         if self._backoffs:
             self._troubled(self._backoffs.told())
+        elif not self._refused:
+            self._troubled("")
         if self._backoffs.is_awaited:
             return None
-        if not (self._backoffs or self._refused):
-            self._troubled("")
         held = any(not membership.steady(key[0]) for key in late)  # for a Lease that was renewed late
         with self._lock:
             if wanted is self._wanted and not held:

@@ -17,7 +17,10 @@ from metal_supervisor.state.programs import UnreadableRecord
 
 T = TypeVar("T")
 Edition: TypeAlias = tuple[int, int, int]
-"""(inode, mtime, size) of a file: different once it was replaced or edited."""
+"""(inode, mtime, size) of a file: different once it was replaced or edited.
+
+A time alone is not enough: all that Nix installs is of 1970, and `cp -p` keeps one.
+"""
 Files: TypeAlias = dict[str, Edition]
 """Edition of each file of a directory, by its name without the suffix. It is never changed, only replaced."""
 LISTED_S = 1.0
@@ -62,14 +65,15 @@ def _copy_access(found: os.stat_result, descriptor: int) -> None:
     os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 
-def _edition(found: os.stat_result) -> Edition:
+def edition_from(found: os.stat_result) -> Edition:
+    """Edition of a file that was looked at."""
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def edition_of(path: Path) -> Edition | None:
     """Edition of a file, None if it cannot be looked at."""
     try:
-        return _edition(path.stat())
+        return edition_from(path.stat())
     except OSError:
         return None
 
@@ -133,7 +137,7 @@ class KeptFiles:
         files = {}
         for each in self._entries(directory, suffix):
             with contextlib.suppress(FileNotFoundError):
-                files[each.name.removesuffix(suffix)] = _edition(each.stat())
+                files[each.name.removesuffix(suffix)] = edition_from(each.stat())
         files = known.files if known is not None and known.files == files else files
         # Within the resolution of its clock, a further change may leave the directory's time as it is.
         until = now + LISTED_S if before - changed > SETTLED_NS else now
@@ -145,7 +149,7 @@ class KeptFiles:
 
         `edition`: the file's own, if it is known. Raises OSError, and what `parse` raises.
         """
-        edition = edition or _edition(path.stat())
+        edition = edition or edition_from(path.stat())
         known = self._known.get(path)
         if known is None or known[0] != edition:
             if len(self._known) > MOST_KNOWN:
@@ -183,13 +187,13 @@ class KeptFiles:
         if known is not None and known.value is value and now < known.until:
             return False
         with contextlib.suppress(OSError):
-            if known is not None and known.value == value and known.edition == _edition(path.stat()):
+            if known is not None and known.value == value and known.edition == edition_from(path.stat()):
                 self._written[path] = _LastWrite(value, known.edition, now + LISTED_S)
                 return False
         changed = write_atomic(path, text_of(value), durable)
         if len(self._written) > MOST_KNOWN:
             self._written.clear()
-        self._written[path] = _LastWrite(value, _edition(path.stat()), now + LISTED_S)
+        self._written[path] = _LastWrite(value, edition_from(path.stat()), now + LISTED_S)
         return changed
 
     def remove(self, path: Path) -> None:
@@ -210,5 +214,5 @@ class KeptFiles:
         if known is not None and known.changed_ns == before:
             files = {each: edition for each, edition in known.files.items() if each != path.stem}
             if text is not None:
-                files[path.stem] = _edition(path.stat())
+                files[path.stem] = edition_from(path.stat())
             self._listings[directory] = replace(known, changed_ns=os.stat(folder).st_mtime_ns, files=files)

@@ -17,6 +17,7 @@ from metal_supervisor.host import machine
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes import builds as builds_module
 from metal_supervisor.runtimes.builds import Broken, Builds, find, homes_of, interpreter_of
+from metal_supervisor.state.kept_files import edition_of
 from tests.support.system import eventually
 
 HELP = 'import sys\nprint("--model --kv-bits")\n'
@@ -131,12 +132,12 @@ def test_the_first_executable_that_is_there_is_taken_and_a_script_with_its_inter
     builds = Builds(settings(tmp_path, mlx_lm_server=lm), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
     flags, said = frozenset({"--model", "--kv-bits"}), "--model --kv-bits\n"
-    homes, build = (sys.prefix, sys.base_prefix), f"{lm}|{machine.build_of(lm)}"
+    homes, build = (sys.prefix, sys.base_prefix), f"{lm}|{edition_of(lm)}"
     assert found == Binary(str(lm), flags, "mlx_lm.server", sys.executable, said, homes, build)
     swift = script(tmp_path / "mlx-server", "#!/bin/sh\necho --max-slots; exit")
     builds = Builds(settings(tmp_path, mlx_lm_server=lm, mlx_server=swift), lambda: None)
     found = eventually(lambda: builds.look(MLX), 10, "the help to be read")
-    homes, build = (str(swift.parent),), f"{swift}|{machine.build_of(swift)}"
+    homes, build = (str(swift.parent),), f"{swift}|{edition_of(swift)}"
     assert found == Binary(str(swift), frozenset({"--max-slots"}), "mlx-server", "", "--max-slots\n", homes, build)
 
 

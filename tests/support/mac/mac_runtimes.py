@@ -127,8 +127,10 @@ def lifetime(system: System, sheet: Sheet, engine: Engine, source: Path) -> None
     held = machine_memory.used_bytes(server)
     sheet.figure("footprint", "MiB", *([held.footprint_bytes / MIB] if held else []))
     os.kill(server, signal.SIGKILL)
-    back = until(lambda: server_of(system, engine) not in (0, server) and serves(system, engine), READY_S, "it")
-    sheet.figure("from kill -9 to ready", "s", back)
+    took = until(
+        lambda: server_of(system, engine) not in (0, server) and serves(system, engine), READY_S, "it to be back"
+    )
+    sheet.figure("from kill -9 to ready", "s", took)
     status, _ = mac_chat.ask(system.port(NAME), model=listed(system)[0])
     sheet.claim(status == 200, "it answers again after kill -9")
     server = server_of(system, engine)
