@@ -21,6 +21,7 @@ from metal_supervisor.host import commands, darwin_memory, processes
 from metal_supervisor.host import machine as host
 from metal_supervisor.memory.budget import Budget, budget, metal_limit
 from metal_supervisor.memory.pressure import KERNEL, MemorySample
+from metal_supervisor.state.kept_files import Edition, edition_of
 
 T = TypeVar("T")
 PROC = Path("/proc")
@@ -183,8 +184,8 @@ def _rollup(path: Path) -> tuple[int, int]:
         raise ValueError(f"smaps_rollup without {error}") from None
 
 
-_devices: dict[tuple[Path, float], tuple[str, float]] = {}
-"""Output of an engine's `--list-devices`, "" if that failed, and its monotonic time; by the binary and its mtime."""
+_devices: dict[tuple[Path, Edition], tuple[str, float]] = {}
+"""Output of an engine's `--list-devices`, "" if that failed, and its monotonic time; by the binary and its edition."""
 
 
 def metal_limits(binary: Path | None) -> tuple[int, int, int | None]:
@@ -206,16 +207,15 @@ def _devices_of(binary: Path, again_s: float) -> str:
 
     A failure, "", is cached for DEVICES_AGAIN_S, because the command may be slow.
     """
-    try:
-        build = binary, binary.stat().st_mtime
-    except OSError:
+    edition = edition_of(binary)
+    if edition is None:
         return ""
-    text, at = _devices.get(build, ("", 0.0))
+    text, at = _devices.get((binary, edition), ("", 0.0))
     again_s = again_s if text else DEVICES_AGAIN_S
     if device_mib(text) or (at and time.monotonic() - at < again_s):
         return text
     text = commands.run((str(binary), "--list-devices"), DEVICES_TIMEOUT_S).text
-    _devices[build] = text, time.monotonic()
+    _devices[binary, edition] = text, time.monotonic()
     return text
 
 

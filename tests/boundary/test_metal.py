@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -73,6 +74,15 @@ def test_a_no_is_asked_again_and_a_yes_is_not(on_a_mac: None, tmp_path: Path) ->
     path = engine(tmp_path / "other", DEVICES)
     assert [machine_memory.metal_there(path, 0) for _ in range(3)] == [True] * 3 and asked(path) == 1
     assert machine_memory.metal_limits(path)[1] == 110100 and asked(path) == 1, "one question answers both"
+
+
+def test_an_engine_that_replaces_another_of_the_same_time_is_asked_itself(on_a_mac: None, tmp_path: Path) -> None:
+    path, fresh = engine(tmp_path / "llama-server", DEVICES), engine(tmp_path / "fresh", NONE)
+    for each in (path, fresh):
+        os.utime(each, (1, 1))
+    assert machine_memory.metal_there(path, 60) is True
+    fresh.replace(path)
+    assert machine_memory.metal_there(path, 60) is False
 
 
 def test_the_question_is_llama_servers_where_there_is_one(on_a_mac: None, tmp_path: Path) -> None:
