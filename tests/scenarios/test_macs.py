@@ -260,6 +260,11 @@ def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
         assert "llama-server" in lease["metal-supervisor.io/engines"]
         assert "gguf" in lease["metal-supervisor.io/formats"].split()
         # Room appears on the Mac that waits with it.
-        gone = next(name for name in names if macs.ready(name) and macs.holder(name) == macs.holder(left))
-        first.delete(gone)
+
+        def beside() -> str:
+            """One that runs where the one that waits is held, "" while that one goes from Mac to Mac."""
+            held = macs.holder(left)
+            return next((name for name in names if macs.ready(name) and macs.holder(name) == held), "")
+
+        first.delete(eventually(beside, 20, "the one that waits to be held"))
         eventually(lambda: macs.ready(left), 20, "it to serve")

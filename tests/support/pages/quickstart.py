@@ -76,6 +76,7 @@ class Terminal:
         self.began, self.text = time.monotonic(), ""
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            os.chdir(base / "models")  # in a checkout, which may have a system of its own, commands name this one
             os.execve("/bin/sh", ["sh", "-c", f"exec {line}"], env)
 
     def until(self, found: Callable[[str], bool]) -> float:
