@@ -33,8 +33,9 @@ EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_UNSEEN, EXIT_CANNOT_EXEC, EXI
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
-NOW, LATER = b".", b","
-"""Rings for news that the reader should have at once, and for news that can wait."""
+NOW, LATER, SOON = b".", b",", b";"
+"""Rings for news that the reader should have at once, for news that can wait, and for news that can unless it is in a
+hurry."""
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 """The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.

@@ -118,6 +118,8 @@ class Controller:
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)
         self._unkept = ""
+        self._hurried = False
+        """The next pass is not to wait for more news."""
         self._untold = False
         """The sidecar and the gateway have not been told yet of what was written."""
         self._torn = False
@@ -146,7 +148,7 @@ class Controller:
             NetworkWatcher(self.kube).start()
         pause_s, throttle = 0.0, Throttle(SHARE, LONGEST_PAUSE_S)
         while not stopped():
-            self.bell.wait(pause_s)
+            self.bell.wait(pause_s, self._hurried)
             began, pause_s = time.monotonic(), RETRY_S
             throttle.begin()
             try:
@@ -195,6 +197,7 @@ class Controller:
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
         pause_s = self._pause_s(moving, snapshot, steps, done)
+        self._hurried = self._is_awaited(steps)
         self._torn = False
         return pause_s
 
@@ -230,6 +233,11 @@ class Controller:
         if snapshot.operator is None and snapshot.services is not None:
             later.append(status_mode.UNDECIDED_S)
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
+
+    def _is_awaited(self, steps: Sequence[Step]) -> bool:
+        """True if somebody waits for a turn to start, or for memory: an engine that came up may make way."""
+        queued = any(not each.admitted for each in self.memory.ledger.decisions.values())
+        return queued or any(step.do is Action.WAIT for step in steps)
 
     def _observe(self) -> Snapshot:
         news, services, models = self._news, self.services.seen, self.models.seen  # news first: later ones count anew

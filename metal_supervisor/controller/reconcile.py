@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.models.metadata import Demand
-from metal_supervisor.spec.record import RULES, Proposal, Record, Verdict
+from metal_supervisor.spec.record import RULES, Proposal, Record, Verdict, values_of
 from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
     FIELD_IGNORED,
@@ -106,7 +106,7 @@ def verdict(before: Verdict | None, standing: Standing, reason: str, message: st
 
 def unchanged(record: Record) -> Proposal:
     """The proposal to leave a record as it is: its engine asks to keep its memory, if it runs."""
-    return Proposal(**{**vars(record), "verdict": None if record.runs else record.verdict})
+    return Proposal(**{**values_of(record), "verdict": None if record.runs else record.verdict})
 
 
 def leaves_as_it_is(proposal: Proposal, decided: Verdict, record: Record) -> bool:
@@ -114,12 +114,12 @@ def leaves_as_it_is(proposal: Proposal, decided: Verdict, record: Record) -> boo
     old = record.verdict
     if (decided.standing, decided.reason, decided.message) != (old.standing, old.reason, old.message):
         return False
-    return {**vars(proposal), "verdict": old} == vars(record)
+    return {**values_of(proposal), "verdict": old} == values_of(record)
 
 
 def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
     """The record of a proposal. `changes`: fields that it has instead of the proposal's."""
-    return Record(**{**vars(proposal), "verdict": decided, **changes})
+    return Record(**{**values_of(proposal), "verdict": decided, **changes})
 
 
 def _carried(record: Record | None, names: Sequence[str]) -> dict[str, Any]:

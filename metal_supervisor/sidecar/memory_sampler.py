@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held
@@ -19,8 +20,7 @@ FIRST_S, FACTOR, LONGEST_S = 2.0, 4, 300.0
 TURN_S = 0.5
 
 
-@dataclass(frozen=True)
-class SampledEngine:
+class SampledEngine(NamedTuple):
     """One engine process."""
 
     pid: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from metal_supervisor import launch
 from metal_supervisor.cluster.report import CRASH_LOOP, HELD, rests
+from metal_supervisor.launch import NOW, SOON
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar import exit_messages, sharing
 from metal_supervisor.sidecar.counters import Counters
@@ -174,18 +175,21 @@ class Observer:
             self._rested.discard(record.program)
         self._count_start(row, before, observed, now)
         self._before[record.program] = observed
-        news = _is_news(before, observed, record.reserved_bytes)
+        news = _news(before, observed, record.reserved_bytes)
         return LastSeen(observed, held.rss_bytes if held else 0, crashed, kept=self.keep(observed, news))
 
-    def keep(self, observed: Observed, news: bool) -> bool:
-        """Write an observation, and wake its readers; False if it cannot be written. `news`: for the controller too."""
+    def keep(self, observed: Observed, news: bytes | None) -> bool:
+        """Write an observation, and wake its readers; False if it cannot be written.
+
+        `news`: the ring for the controller, None if it need not know.
+        """
         changed, program = self.state.write_observed(observed), observed.program
         if changed is None:
             self._unkept.add(program)
             return False
         if changed:
             if news or program in self._unkept:
-                ring(self.state.path, "controller")
+                ring(self.state.path, "controller", news or NOW)
             ring(self.state.path, "gateway")
         self._unkept.discard(program)
         return True
@@ -196,7 +200,7 @@ class Observer:
         The exit status, the counters and the Event wait for supervisord's report.
         """
         observed = replace(before, pid=0, ready=False, served=False, hung="", message="the engine has ended")
-        return LastSeen(observed, settled=False, kept=self.keep(observed, news=False))
+        return LastSeen(observed, settled=False, kept=self.keep(observed, news=None))
 
     def _finding(self, look: ServiceView, records: Mapping[str, Record]) -> ProbeFinding:
         """The probe's finding; for a model on a shared daemon, combined with those of the daemon and the attacher."""
@@ -266,11 +270,14 @@ class Observer:
             self._counters.started(observed.program, max(0.0, now - row.start))
 
 
-def _is_news(before: Observed | None, now: Observed, reserved_bytes: int) -> bool:
-    """True if the controller may decide otherwise. The launcher tells it of a new engine's start."""
+def _news(before: Observed | None, now: Observed, reserved_bytes: int) -> bytes | None:
+    """The ring for the controller, None if it cannot decide otherwise. The launcher tells it of a start."""
     if before is None:
-        return now.ready or bool(now.withdrawn) or now.state in HELD
-    return before.to_decide_by(reserved_bytes) != now.to_decide_by(reserved_bytes)
+        return NOW if now.ready or now.withdrawn or now.state in HELD else None
+    if before.to_decide_by(reserved_bytes) == now.to_decide_by(reserved_bytes):
+        return None
+    came_up = replace(before, ready=True, served=True, memory_bytes=now.memory_bytes)
+    return SOON if came_up.to_decide_by(reserved_bytes) == now.to_decide_by(reserved_bytes) else NOW
 
 
 def _starts(note: RunNote | None, before: Observed | None, crashed: bool, now: float) -> tuple[int, float]:

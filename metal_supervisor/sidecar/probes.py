@@ -255,7 +255,8 @@ class Prober:
         Engines in `ending` are sent no first request any more: it would delay their end.
         """
         for program, asker in list(self._askers.items()):
-            if program not in targets or targets[program][0] != asker.target:
+            target = targets[program][0] if program in targets else None
+            if target is not asker.target and target != asker.target:
                 asker.over = True
                 del self._askers[program]
         for program in targets.keys() - self._askers.keys():

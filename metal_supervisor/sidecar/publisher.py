@@ -110,13 +110,14 @@ class Publisher:
     def due_at(self) -> float:
         """Monotonic time of the next write that is due without any change."""
         now, due = time.monotonic(), [self.resync_at, self.statuses.due_at()]
+        heartbeat_s, service_s = self._heartbeat_every_s(), self._service_every_s()
         for done in self._done.values():
             if done.blocked_until > now:  # its heartbeat waits, too
                 due.append(done.blocked_until)
             elif done.slice:
-                due.append(done.heartbeat_at + self._heartbeat_every_s())
+                due.append(done.heartbeat_at + heartbeat_s)
                 if not self._beside_others:  # else each heartbeat is in time for the look at its Service
-                    due.append(done.service_at + self._service_every_s())
+                    due.append(done.service_at + service_s)
         return min(due)
 
     def begin(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from metal_supervisor import launch
 from metal_supervisor.cluster.report import Happening, Report, happening, report
 from metal_supervisor.host import local_status
+from metal_supervisor.launch import NOW
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import exit_messages, sharing
@@ -94,7 +95,7 @@ class Rows:
         if now >= self._restore_at:
             self._restore_at = now + RESTORE_S
             for each in self._kept.values():
-                self._observer.keep(each.row.observed, news=True)  # its file may be gone, or another
+                self._observer.keep(each.row.observed, news=NOW)  # its file may be gone, or another
         fresh = {name: record for name, record in view.records.items() if name not in self._kept}
         engines = self._engines(fresh, view) | {name: each.view.engine for name, each in self._kept.items()}
         self._prober.ask_only(
@@ -123,7 +124,9 @@ class Rows:
         """True if nothing that a row was made from has changed."""
         before, name = kept.view, kept.view.record.program
         row, note = view.table.get(name), view.notes.get(name)
-        if view.records.get(name) is not before.record or note is not before.note or row != before.row:
+        if view.records.get(name) is not before.record or note is not before.note:
+            return False
+        if row is not before.row and row != before.row:  # to compare two that are one takes longer
             return False
         if row is None:
             same = not self._engine_pid(None, note)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from metal_supervisor.spec.types import Endpoint, Key, Probe, Standing, engine_key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
@@ -52,17 +54,18 @@ class Requested:
     ordinal: int = 0
     """Number of the engine among this Mac's engines for the service."""
 
-    @property
+    # Kept, because a pass over many services asks for them many thousand times; see `values_of`.
+    @cached_property
     def key(self) -> Key:
         """Key of the engine; of the service for the first one."""
         return engine_key(self.namespace, self.name, self.ordinal)
 
-    @property
+    @cached_property
     def is_daemon(self) -> bool:
         """True for the record of a shared daemon, which belongs to no InferenceService."""
         return not self.namespace
 
-    @property
+    @cached_property
     def owner(self) -> Key:
         """Key of the InferenceService."""
         return self.namespace, self.name
@@ -197,7 +200,18 @@ class Record(Control, Admission, Reservation, EngineRun, Replica, Requested):
     warning: tuple[str, str] | None = None
     """(reason, message) of a problem that does not stop the service, e.g. a rejected edit."""
 
-    @property
+    @cached_property
     def runs(self) -> bool:
         """True if supervisord is to keep an engine of it running."""
         return self.spec_file is not None and self.verdict.standing is Standing.RUN
+
+
+DERIVED = ("key", "is_daemon", "owner", "runs")
+
+
+def values_of(each: Record | Proposal) -> dict[str, Any]:
+    """The fields of a record or a proposal by name, without what was derived from them."""
+    values = dict(vars(each))
+    for name in DERIVED:
+        values.pop(name, None)
+    return values

@@ -3,7 +3,8 @@
 Each process has a FIFO in the state directory. Other processes ring it after they have written something
 worth reading, its own threads when they have news, its signal handler when the process is to end. A FIFO has
 no path limit and needs no server, and a ring without a listener is simply lost: every loop also runs a pass
-by itself now and then. News that can wait rings later: several rings together wake the loop once.
+by itself now and then. News that can wait rings later: several rings together wake the loop once. Some news can wait
+unless the listener is in a hurry: an engine that came up may make way for another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.launch import LATER, NOW
+from metal_supervisor.launch import LATER, NOW, SOON
 
 LATER_S = 0.5
 """Longest delay of news that can wait."""
@@ -24,9 +25,9 @@ MANY = 4096
 """Rings that wake at once whatever they are. A FIFO that is full takes no further one, which may be urgent."""
 
 
-def ring(state: Path, name: str) -> None:
+def ring(state: Path, name: str, sound: bytes = NOW) -> None:
     """Wake the process of that name, if it runs."""
-    launch.ring(str(state), name)
+    launch.ring(str(state), name, sound)
 
 
 class Doorbell:
@@ -58,13 +59,16 @@ class Doorbell:
         with contextlib.suppress(BlockingIOError):  # full, so it will wake
             os.write(self._descriptor, sound)
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a ring, until LATER_S after the first one that can wait, or the timeout; consume all rings."""
+    def wait(self, timeout_s: float, hurried: bool = False) -> None:
+        """Sleep until a ring, until LATER_S after the first one that can wait, or the timeout; consume all rings.
+
+        `hurried`: a ring of SOON wakes at once, too.
+        """
         until = time.monotonic() + timeout_s
         while True:
             select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
             rings = self._waiting()
-            if not rings or NOW in rings or len(rings) >= MANY:
+            if not rings or NOW in rings or (hurried and SOON in rings) or len(rings) >= MANY:
                 return
             until = min(until, time.monotonic() + LATER_S)
 

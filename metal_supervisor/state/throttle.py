@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-BURST_S = 0.1
+BURST_S = 0.5
 """Pauses that are left out after a rest: an edit, or a swap, takes a few passes, and none of them waits."""
 
 

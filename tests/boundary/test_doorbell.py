@@ -106,6 +106,21 @@ def test_news_that_can_wait_delays_none_that_cannot(bell: Doorbell, monkeypatch:
     timer.join()
 
 
+def test_news_for_those_in_a_hurry_wakes_them_at_once(
+    bell: Doorbell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "LATER_S", 0.1)
+    ring(tmp_path, "controller", launch.SOON)
+    started = time.monotonic()
+    bell.wait(LONG_S)
+    assert 0.1 <= time.monotonic() - started < LONG_S * 0.8
+    monkeypatch.setattr(doorbell, "LATER_S", LONG_S)
+    ring(tmp_path, "controller", launch.SOON)
+    started = time.monotonic()
+    bell.wait(LONG_S, hurried=True)
+    assert time.monotonic() - started < LONG_S * 0.8
+
+
 @pytest.mark.parametrize("sound", [launch.NOW, launch.LATER])
 def test_a_full_bell_blocks_nobody_and_still_rings(
     bell: Doorbell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: bytes

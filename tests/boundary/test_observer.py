@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor.cluster.report import UNLOADED
+from metal_supervisor.launch import NOW, SOON
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import SampledEngine
@@ -181,10 +183,9 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
     life = Life(tmp_path)
     bell = Doorbell(life.state.path, "controller")
 
-    def rung() -> bool:
+    def rung() -> bytes:
         ready, _, _ = select.select([bell], [], [], 0)
-        bell.wait(0)
-        return bool(ready)
+        return os.read(bell.fileno(), 10) if ready else b""
 
     life.record = replace(RECORD, reserved_bytes=1000)
     life.engine(1000, 1)
@@ -194,20 +195,26 @@ def test_the_controller_is_woken_for_what_it_decides_by_and_not_for_words(tmp_pa
     assert not rung()
     life.quiet.found = ProbeFinding(True, "", True)
     life.look(State.STARTING, 1000, 1000)
-    assert rung()
+    assert rung() == SOON, "only those that wait for a turn have to know"
     life.look(State.RUNNING, 1000, 1000)
     life.quiet.memory = Held(1000, 1000, 1000)
     assert life.look(State.RUNNING, 1000, 1000).memory_bytes == 1000
     assert not rung(), "so much is reserved for it"
     life.quiet.memory = Held(1 << 30, 1 << 30, 1 << 30)
     life.look(State.RUNNING, 1000, 1000)
-    assert rung()
+    assert rung() == SOON
+    life.quiet.found = ProbeFinding(False, "it does not answer", True)
+    life.look(State.RUNNING, 1000, 1000)
+    assert rung() == NOW
+    life.quiet.found = ProbeFinding(True, "", True, "it hangs")
+    life.look(State.RUNNING, 1000, 1000)
+    assert rung() == NOW, "it is up again, and there is more to it"
     life.look(State.FATAL, 0, 0)
-    assert rung()
+    assert rung() == NOW
     life.state.forget_observed(NAME)
     life.begin()
     life.look(State.FATAL, 0, 0)
-    assert rung(), "no launcher rings for it"
+    assert rung() == NOW, "no launcher rings for it"
 
 
 def test_a_planned_end_that_no_pass_saw_is_no_crash(tmp_path: Path) -> None:

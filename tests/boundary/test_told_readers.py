@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from metal_supervisor.controller.loop import Controller
+from metal_supervisor.controller.plan import Action, Step
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.launch import NOW
+from metal_supervisor.memory.ledger import Decision, Ledger
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
@@ -70,3 +72,15 @@ def test_what_a_pass_wrote_before_it_failed_is_told(
     rounds = iter([False, True])
     controller.run(lambda: next(rounds))
     assert [os.read(bell.fileno(), 10) for bell in bells] == [NOW, NOW]
+
+
+def test_it_is_in_a_hurry_while_somebody_waits(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decided(*decisions: Decision) -> None:
+        ledger = Ledger(0, 0, {("default", str(number)): each for number, each in enumerate(decisions)})
+        monkeypatch.setattr(controller, "memory", SimpleNamespace(ledger=ledger))
+
+    decided(Decision(True))
+    assert not controller._is_awaited([]) and not controller._is_awaited([Step(Action.ADD, "a", "new")])
+    assert controller._is_awaited([Step(Action.ADD, "a", "new"), Step(Action.WAIT, "b", "its turn")])
+    decided(Decision(True), Decision(False, "InsufficientMemory"))
+    assert controller._is_awaited([])
