@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from metal_supervisor.controller import boot
+
 STARTED = """
 import json, sys
 from metal_supervisor.cli.main import main
@@ -72,3 +74,15 @@ def test_a_process_loads_the_packages_that_it_needs_and_no_other(tmp_path: Path,
     assert not rooms & NOT_THEIRS[program]
     if program in STANDARD:
         assert standard == STANDARD[program]
+
+
+def test_a_kubeconfig_that_we_wrote_is_read_without_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(boot.kubeconfig("http://127.0.0.1:1/k"))
+    program = """
+import pathlib, sys
+from metal_supervisor.cluster import credentials
+print(credentials.choose(pathlib.Path(sys.argv[1])).context, "yaml" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", program, file], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["embedded", "False"], done.stderr
