@@ -27,8 +27,7 @@ from metal_supervisor.controller.leftovers import Say
 from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.controller.program_files import put_aside_refused
 from metal_supervisor.host import machine, processes
-from metal_supervisor.runtimes import metal_device
-from metal_supervisor.runtimes.shims import mlx_engine, omlx_engine
+from metal_supervisor.runtimes import metal_device, shims
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
@@ -161,9 +160,8 @@ def link_current(directory: StateDir) -> None:
     current = directory.path / "current"
     # Unresolved: Homebrew's own link survives an upgrade of Python, what it points at does not.
     _replace_link(current / "python", getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable))
-    for program in (mlx_engine, omlx_engine):
-        path = Path(str(program.__file__)).absolute()
-        _replace_link(current / path.name, str(path))
+    for name in ("mlx_engine.py", "omlx_engine.py"):
+        _replace_link(current / name, str(Path(shims.__file__).absolute().with_name(name)))
     write_atomic(current / "launch.py", LAUNCH.format(package=str(Path(launch.__file__).absolute().parent)))
     python = shlex.quote(sys.executable)
     scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}

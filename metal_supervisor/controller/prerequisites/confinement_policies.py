@@ -21,10 +21,9 @@ from metal_supervisor.confinement.policy import policy
 from metal_supervisor.confinement.probe import GGUF, MLX, LoadRequest, Trial, Trials
 from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.metadata import Reading
-from metal_supervisor.runtimes import RUNTIMES, Binary, Place, ollama, omlx
+from metal_supervisor.runtimes import RUNTIMES, Binary, Place, ollama, omlx, shims
 from metal_supervisor.runtimes.builds import homes_of
 from metal_supervisor.runtimes.omlx_models import MODELS
-from metal_supervisor.runtimes.shims import mlx_engine, ollama_engine
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.arguments import is_opened, parse
 from metal_supervisor.spec.document import items
@@ -37,7 +36,7 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.programs import DAEMONS, program_name
 
-CODE = str(Path(mlx_engine.__file__).resolve().parent)
+CODE = str(Path(shims.__file__).resolve().parent)
 LOOPBACK = "127.0.0.1"
 UNSAFE_BUILD = "UnsafeEngineVersion"
 OWN = "it is served by the user's own Ollama, which this Mac does not start"
@@ -188,7 +187,7 @@ def _ollama_files(scratch: Path) -> tuple[list[str], LoadRequest]:
     """As `_omlx_files`, for Ollama."""
     gate = scratch / "current" / "ollama-gate"
     gate.parent.mkdir()
-    gate.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {ollama_engine.__name__} "$@"\n')
+    gate.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m {shims.__name__}.ollama_engine "$@"\n')
     gate.chmod(0o700)
     digest = hashlib.sha256(GGUF.read_bytes()).hexdigest()
     blobs = scratch / "models" / "blobs"
