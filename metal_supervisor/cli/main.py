@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import importlib
 import io
 import json
 import logging
 import os
-import platform
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ def _version(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"metal-supervisor {__version__}")
         return 0
+    import platform
     from importlib.metadata import version
 
     packages = {name: version(name) for name in ("supervisor", "kubernetes", "flask")}
@@ -128,14 +129,7 @@ def _version(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parser() -> CommandParser:
-    """The argument parser, every setting a flag of the commands that take settings."""
-    from metal_supervisor.cli import completion, import_launchd, install, keys, look, model_flags, use
-
-    top = CommandParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
-    top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    use.add(commands)
+def _add_system(commands: Any) -> None:
     command = add_command(commands, "run", _run, "everything in this terminal, until Ctrl-C")
     command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
     loader.add_flags(command)
@@ -143,7 +137,9 @@ def parser() -> CommandParser:
     command = commands.add_parser("boot", description="prepare, then become supervisord: what launchd runs")
     loader.add_flags(command)
     command.set_defaults(action=_boot)
-    programs.add(commands)
+
+
+def _add_cordon(commands: Any) -> None:
     for name, help_text in (
         ("cordon", "take nothing new on this Mac; what it runs goes on"),
         ("uncordon", "take part again"),
@@ -153,29 +149,60 @@ def parser() -> CommandParser:
         command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
         if name == "drain":
             command.add_argument("--timeout", type=int, default=600, help="seconds to wait [600]")
+
+
+def _add_upgrade(commands: Any) -> None:
     text = "let a running system go on with this installation; no engine is touched"
     command = add_command(commands, "upgrade", _upgrade, text)
     command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
-    look.add(commands)
-    _add_kubeconfig(commands)
-    model_flags.add(commands)
-    keys.add(commands)
-    install.add(commands)
-    import_launchd.add(commands)
-    completion.add(commands, parser)
+
+
+def _add_version(commands: Any) -> None:
     command = add_command(commands, "version", _version, "print the version")
     command.add_argument("--json", action="store_true", help="print JSON, with the versions that matter")
+
+
+def _add_completion(commands: Any) -> None:
+    from metal_supervisor.cli import completion
+
+    completion.add(commands, parser)
+
+
+def _by(module: str) -> Callable[[Any], None]:
+    """Function that adds the commands of a module of this package."""
+    return lambda commands: importlib.import_module(f"{__package__}.{module}").add(commands)
+
+
+COMMANDS: Mapping[tuple[str, ...], Callable[[Any], None]] = {
+    ("serve", "chat", "list", "stop", "start", "rm"): _by("use"),
+    ("run", "boot"): _add_system,
+    tuple(programs.PROGRAMS): programs.add,
+    ("cordon", "uncordon", "drain"): _add_cordon,
+    ("upgrade",): _add_upgrade,
+    ("status", "explain", "logs", "fit", "doctor", "log-level"): _by("look"),
+    ("kubeconfig",): _add_kubeconfig,
+    ("pull", "models"): _by("model_flags"),
+    ("key",): _by("keys"),
+    ("install", "uninstall"): _by("install"),
+    ("import-launchd",): _by("import_launchd"),
+    ("completion",): _add_completion,
+    ("version",): _add_version,
+}
+"""Names of commands -> function that adds them to a parser."""
+
+
+def parser(word: str = "") -> CommandParser:
+    """The argument parser, every setting a flag of the commands that take settings.
+
+    `word`: if it is a command, most others are left out, which take longer than what many a command does.
+    """
+    top = CommandParser(prog="metal-supervisor", description="Kubernetes models, native on this Mac.")
+    top.add_argument("--version", action="version", version=f"metal-supervisor {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in [add for names, add in COMMANDS.items() if word in names] or COMMANDS.values():
+        add(commands)
     top.with_help_all()
     return top
-
-
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line. Users' commands are not loaded for a program, which starts with each boot and crash."""
-    if words[0] not in programs.PROGRAMS:
-        return parser().parse_args(words)
-    top = CommandParser(prog="metal-supervisor")
-    programs.add(top.add_subparsers(dest="command", required=True, metavar="COMMAND"))
-    return top.parse_args(words)
 
 
 def _carried_out(parsed: argparse.Namespace) -> int:
@@ -218,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         parser().print_help(sys.stderr)
         return 2
-    parsed = _parsed(words)
+    parsed = parser(words[0]).parse_args(words)
     if sys.stdout is None and parsed.command not in (*programs.PROGRAMS, "boot"):
         say("standard output is closed, so that nothing could be shown; nothing was done")
         return 1

@@ -33,6 +33,13 @@ def test_each_command_is_in_one_group_or_internal() -> None:
     assert sorted([*grouped, *INTERNAL]) == sorted(main.parser().commands())
 
 
+@pytest.mark.parametrize("name", sorted(main.parser().commands()))
+def test_a_command_that_is_asked_for_is_made_without_most_others_and_is_the_same(name: str) -> None:
+    alone, all_of_them = main.parser(name).commands(), main.parser().commands()
+    assert len(alone) <= len(programs.PROGRAMS)
+    assert alone[name].help_without([]) == all_of_them[name].help_without([])
+
+
 def test_help_shows_the_groups_and_no_internal_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _said(capsys, "--help")
     assert code == 0
