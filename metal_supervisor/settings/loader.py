@@ -15,7 +15,6 @@ import os
 import shlex
 import sys
 import types
-import typing
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +26,6 @@ from metal_supervisor.settings.schema import FIELDS, HUB, PATHS, Settings
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.user_error import UserError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["FIELDS", "HUB", "PATHS", "Settings"]
 
@@ -52,7 +46,7 @@ class ConfigError(UserError):
     """EX_CONFIG of sysexits.h."""
 
 
-_TYPES = typing.get_type_hints(Settings)
+_TYPES: Mapping[str, Any] = {name: type(item.default) for name, item in FIELDS.items()}
 _WORDS: Mapping[Any, str] = types.MappingProxyType(
     {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 )
@@ -154,6 +148,11 @@ def placed(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 def parsed(text: str, where: str) -> dict[str, Any]:
     """The settings of a TOML text that is, or will be, in that file. Raises ConfigError."""
+    if sys.version_info >= (3, 11):  # here, as it takes some ms to load, and most systems have no such file
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
