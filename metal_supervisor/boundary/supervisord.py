@@ -1,6 +1,6 @@
 """The name by which an earlier release starts supervisord; a foreground process of it still does."""
 
-from metal_supervisor.supervisord.client import daemon
+from metal_supervisor.supervisord.daemon import main
 
 if __name__ == "__main__":
-    daemon()
+    main()

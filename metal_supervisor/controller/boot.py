@@ -85,7 +85,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
 
 def command(directory: StateDir) -> list[str]:
     """The supervisord command line for a prepared state directory."""
-    module = "metal_supervisor.supervisord.client"
+    module = "metal_supervisor.supervisord.daemon"
     return [sys.executable, "-I", "-m", module, "-n", "-c", f"{directory.home}/supervisord.conf"]
 
 

@@ -253,69 +253,7 @@ def _states(rows: Iterable[Any]) -> dict[str, ProgramState]:
     }
 
 
-def daemon() -> None:
-    """Become supervisord: the entry point of `python -m metal_supervisor.supervisord.client`, with its arguments.
+if __name__ == "__main__":  # as the last release starts supervisord, and a foreground process of it still does
+    from metal_supervisor.supervisord.daemon import main
 
-    Three defects of supervisord are patched. Its logger reports a line it could not write on stderr, which is a file on
-    the same full disk: that second failure would end supervisord. Its loop takes the list of groups before it serves
-    its callers, and starts the programs on the list afterwards: a group removed in between would leave an unsupervised
-    process. At shutdown it takes a second for each group, even one without a process: with a hundred engines, which end
-    at once, that is longer than launchd waits. And it has the wait of `poller` and the calls of `rpc_plugin`.
-    """
-    from supervisor import loggers, options, supervisord
-    from supervisor.states import ProcessStates
-
-    from metal_supervisor.supervisord import rpc_plugin
-    from metal_supervisor.supervisord.poller import Poller
-
-    listen = options.ServerOptions.openhttpservers
-
-    def listen_with_ours(own: Any, running: Any) -> None:
-        rpc_plugin.add_to(own)
-        listen(own, running)
-
-    run = supervisord.Supervisor.runforever
-
-    def run_woken(running: Any) -> None:
-        poller = running.options.poller = Poller(running.options.poller, running)
-        try:
-            run(running)
-        finally:
-            poller.end()
-
-    tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
-    stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
-
-    def tell_if_possible(handler: Any) -> None:
-        with contextlib.suppress(OSError):
-            tell(handler)
-
-    def remove_for_good(running: Any, name: str) -> Any:
-        group = running.process_groups[name]
-        done = remove(running, name)
-        if done:
-            for process in group.processes.values():
-                process.spawn = lambda: None
-        return done
-
-    def stop_next_that_runs(running: Any) -> None:
-        stop_next(running)
-        while running.stop_groups:
-            group = running.stop_groups[-1]
-            for process in group.processes.values():
-                if process.state == ProcessStates.BACKOFF:  # one that ended while it was STARTING
-                    process.give_up()
-            if group.get_unstopped_processes():
-                return
-            running.stop_groups.pop()
-
-    options.ServerOptions.openhttpservers = listen_with_ours
-    supervisord.Supervisor.runforever = run_woken
-    loggers.Handler.handleError = tell_if_possible
-    supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs
-    supervisord.Supervisor.remove_process_group = remove_for_good
-    supervisord.main()
-
-
-if __name__ == "__main__":
-    daemon()
+    main()

@@ -86,3 +86,11 @@ print(credentials.choose(pathlib.Path(sys.argv[1])).context, "yaml" in sys.modul
 """
     done = subprocess.run([sys.executable, "-I", "-c", program, file], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["embedded", "False"], done.stderr
+
+
+def test_supervisord_loads_no_client_of_itself_and_no_dataclasses() -> None:
+    program = "import sys, metal_supervisor.supervisord.daemon; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "supervisor.supervisord" in loaded, done.stderr
+    assert not loaded & {"metal_supervisor.supervisord.client", "dataclasses"}

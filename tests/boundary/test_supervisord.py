@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import random
@@ -57,10 +58,17 @@ def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
     return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
 
 
+@pytest.mark.parametrize("module", ["boundary.supervisord", "supervisord.client", "supervisord.daemon"])
+def test_supervisord_is_started_by_this_name_and_those_that_running_systems_know(module: str) -> None:
+    command = [sys.executable, "-I", "-m", f"metal_supervisor.{module}", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == importlib.metadata.version("supervisor"), done.stderr
+
+
 class Daemon:
     """A supervisord of one's own, and a client of it."""
 
-    module = "metal_supervisor.supervisord.client"
+    module = "metal_supervisor.supervisord.daemon"
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="sv"))

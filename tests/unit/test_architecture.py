@@ -51,7 +51,7 @@ def test_no_file_is_loose() -> None:
 def test_what_systems_of_the_last_release_name_is_there() -> None:
     """Its supervisord.conf names a plugin of supervisorctl, and `run` a module that becomes supervisord."""
     assert callable(importlib.import_module("metal_supervisor.supervisorctl").make)
-    assert callable(importlib.import_module("metal_supervisor.boundary.supervisord").daemon)
+    assert callable(importlib.import_module("metal_supervisor.boundary.supervisord").main)
 
 
 def test_no_two_classes_share_a_name() -> None:

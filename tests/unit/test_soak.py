@@ -265,7 +265,7 @@ def test_command_lines_are_told_apart() -> None:
     assert engines({5: (1.0, engine), 6: (1.0, launcher)}) == [Engine(5, "one", 9001, 1.0)]
     assert is_launcher(launcher) and not is_launcher(engine)
     assert role_of(["python", "-I", "-m", "metal_supervisor", "sidecar", "--state-dir", "/x"]) == "sidecar"
-    assert role_of(["python", "-I", "-m", "metal_supervisor.supervisord.client", "-n"]) == "supervisord"
+    assert role_of(["python", "-I", "-m", "metal_supervisor.supervisord.daemon", "-n"]) == "supervisord"
     assert role_of(engine) == ""
 
 

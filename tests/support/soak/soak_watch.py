@@ -106,7 +106,7 @@ def engines(processes: Processes) -> list[Engine]:
 
 def role_of(command: list[str]) -> str:
     """Which of our own processes a command line is, "" if none."""
-    if "metal_supervisor.supervisord.client" in command:
+    if "metal_supervisor.supervisord.daemon" in command:
         return "supervisord"
     if "metal_supervisor" in command:
         after = command[command.index("metal_supervisor") + 1 :]
