@@ -63,57 +63,6 @@ def system(shared: System) -> System:
     return shared
 
 
-# ── not running at all ───────────────────────────────────────────────────────────────────────────
-
-
-def by_hand(system: System, *command: str) -> subprocess.Popen[bytes]:
-    """A process of the system, as supervisord would start it."""
-    with system.log.open("ab") as log:
-        return subprocess.Popen(
-            command, env=boot.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-
-
-def without_our_programs(system: System) -> list[str]:
-    """A supervisord command line for the static configuration less controller and sidecar."""
-    parts = (system.state / "supervisord.conf").read_text().split("\n[")
-    kept = "\n[".join(part for part in parts if not part.startswith(("program:controller]", "program:sidecar]")))
-    (system.state / "less.conf").write_text(kept)
-    return [*boot.command(system.files)[:-1], f"{system.files.home}/less.conf"]
-
-
-@fault(
-    "S47",
-    "supervisord does not run when controller and sidecar start, and starts later",
-    happens="both wait, changing no file; then the models of the last run start",
-    sees="503 of /healthz with the reason; then 200, and Ready",
-    bound="Ready within 60 s of supervisord's start",
-)
-def test_controller_and_sidecar_wait_for_a_supervisord_that_is_not_there(system: System, figure: Figure) -> None:
-    assert system.stop() == 0
-    section = system.files.section_path("default.tiny").read_bytes()
-    with contextlib.ExitStack() as started:
-
-        def start(*command: str) -> subprocess.Popen[bytes]:
-            process = by_hand(system, *command)
-            started.callback(process.wait, 60)
-            started.callback(process.terminate)
-            return process
-
-        own = f"{system.state}/current/metal-supervisor"
-        with figure.timed("told"):
-            ours = [start(own, each, "--state-dir", str(system.state)) for each in ("controller", "sidecar")]
-            eventually(lambda: system.health()[0] == 503, 40, "/healthz to say so")
-        assert "supervisord: " in system.health()[1]["reason"]
-        assert system.files.section_path("default.tiny").read_bytes() == section
-        with figure.timed("Ready"):
-            start(*without_our_programs(system))
-            system.ready(within_s=60)
-        eventually(lambda: system.health()[0] == 200, 30, "health")
-        assert [each.poll() for each in ours] == [None, None]
-        figure.add("restarts of ours", 0, "")
-
-
 @fault(
     "S50",
     "SIGTERM to supervisord while three engines take 3 s each to end",
@@ -268,3 +217,54 @@ def test_a_read_only_state_directory_is_refused_at_the_start(tmp_path: Path, fig
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert f"state directory {state}" in said and os.strerror(errno.EROFS) in said and "Traceback" not in said
+
+
+# ── not running at all; last, because it is left stopped ─────────────────────────────────────────
+
+
+def by_hand(system: System, *command: str) -> subprocess.Popen[bytes]:
+    """A process of the system, as supervisord would start it."""
+    with system.log.open("ab") as log:
+        return subprocess.Popen(
+            command, env=boot.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def without_our_programs(system: System) -> list[str]:
+    """A supervisord command line for the static configuration less controller and sidecar."""
+    parts = (system.state / "supervisord.conf").read_text().split("\n[")
+    kept = "\n[".join(part for part in parts if not part.startswith(("program:controller]", "program:sidecar]")))
+    (system.state / "less.conf").write_text(kept)
+    return [*boot.command(system.files)[:-1], f"{system.files.home}/less.conf"]
+
+
+@fault(
+    "S47",
+    "supervisord does not run when controller and sidecar start, and starts later",
+    happens="both wait, changing no file; then the models of the last run start",
+    sees="503 of /healthz with the reason; then 200, and Ready",
+    bound="Ready within 60 s of supervisord's start",
+)
+def test_controller_and_sidecar_wait_for_a_supervisord_that_is_not_there(system: System, figure: Figure) -> None:
+    assert system.stop() == 0
+    section = system.files.section_path("default.tiny").read_bytes()
+    with contextlib.ExitStack() as started:
+
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            process = by_hand(system, *command)
+            started.callback(process.wait, 60)
+            started.callback(process.terminate)
+            return process
+
+        own = f"{system.state}/current/metal-supervisor"
+        with figure.timed("told"):
+            ours = [start(own, each, "--state-dir", str(system.state)) for each in ("controller", "sidecar")]
+            eventually(lambda: system.health()[0] == 503, 40, "/healthz to say so")
+        assert "supervisord: " in system.health()[1]["reason"]
+        assert system.files.section_path("default.tiny").read_bytes() == section
+        with figure.timed("Ready"):
+            start(*without_our_programs(system))
+            system.ready(within_s=60)
+        eventually(lambda: system.health()[0] == 200, 30, "health")
+        assert [each.poll() for each in ours] == [None, None]
+        figure.add("restarts of ours", 0, "")

@@ -40,6 +40,15 @@ def system(shared: System) -> System:
     return shared
 
 
+@pytest.fixture
+def stopped(shared: System) -> System:
+    """One that was stopped in order, with a model that served."""
+    if shared.process is not None:
+        shared.ready()
+        assert shared.stop() == 0
+    return shared
+
+
 def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path) -> None:
     base = tmp_path / "with some spaces" / ("x" * 200) / "sémi;colon % and 'quote\""
     base.mkdir(parents=True)
@@ -81,13 +90,38 @@ def test_a_signal_stops_everything_the_next_run_resumes_and_often_is_no_crash_lo
         assert "hello world" in system.chat()
 
 
+def test_a_run_under_nohup_outlives_its_terminal(system: System) -> None:
+    before = len(system.said())
+    assert system.process is not None
+    system.process.send_signal(signal.SIGHUP)
+    system.apply(service("later"))
+    eventually(lambda: "default.later            Ready" in system.said()[before:], what="it to go on telling")
+    assert system.process.poll() is None and "Stopping" not in system.said()[before:]
+    system.delete("later")
+    eventually(lambda: "default.later" not in system.rpc.table(), what="it to be gone")
+
+
+@fault(
+    "L7", "the whole system is stopped under an answer that would take minutes",
+    happens="it is cut when the time is over", sees="what was cut is said in the log", bound="--stop-timeout and 40 s",
+)
+def test_a_stop_with_a_stream_under_way_ends_within_its_bound(system: System, figure: Figure) -> None:
+    stream, log = system.stream(tokens=30000).last(), system.files.log_path("sidecar")
+    logs = log.stat().st_size
+    with figure.timed("signal to gone"):
+        assert system.stop(signal.SIGINT) == 0
+    assert not stream.completed()
+    assert system.processes() == []
+    assert logged(log, "some answers are cut: they did not end in time", logs)
+
+
 @fault(
     "U147", "the Mac boots, and the cluster cannot be reached",
     happens="the models of the last known spec come up from the state directory",
     sees="/healthz: 200, cluster unreachable", bound="serving within 30 s",
 )
-def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(system: System, figure: Figure) -> None:
-    system.stop()
+def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(stopped: System, figure: Figure) -> None:
+    system = stopped
     # An API whose data cannot be opened does not come up at all.
     database, aside = system.state / "apiserver.db", system.base / "aside.db"
     database.rename(aside)
@@ -112,8 +146,8 @@ def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(syst
     happens="the stranger is neither adopted nor ended; the engine is started", sees="nothing",
     bound="the stranger lives",
 )
-def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(system: System, figure: Figure) -> None:
-    assert system.stop() == 0
+def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(stopped: System, figure: Figure) -> None:
+    system = stopped
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         path = system.files.note_path("default.tiny")
@@ -129,6 +163,23 @@ def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(system: System, figur
         stranger.wait()
 
 
+def test_supervisord_killed_again_and_again_leaves_one_of_each(system: System) -> None:
+    engine = system.pid()
+    for _ in range(5):
+        old = system.supervisord_pid()
+        kill(old)
+        eventually(lambda old=old: system.supervisord_pid() not in (0, old), 30, "supervisord to be back")
+    eventually(lambda: system.rpc.answers() and system.pid() == engine, 30, "the survivor to be stood in for")
+    system.ready()
+
+    def own() -> list[str]:
+        commands = ("controller", "sidecar", "apiserver")
+        return sorted(part for each in system.commands().values() for part in each[1:6] if part in commands)
+
+    eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
+    assert system.engines() == [engine]
+
+
 def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(system: System) -> None:
     pid, before = system.pid(), len(system.said())
     assert system.process is not None
@@ -140,31 +191,6 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(syst
     assert system.pid() == pid
     system.stop()
     assert system.processes() == []
-
-
-def test_a_run_under_nohup_outlives_its_terminal(system: System) -> None:
-    before = len(system.said())
-    assert system.process is not None
-    system.process.send_signal(signal.SIGHUP)
-    system.apply(service("later"))
-    eventually(lambda: "default.later            Ready" in system.said()[before:], what="it to go on telling")
-    assert system.process.poll() is None and "Stopping" not in system.said()[before:]
-    system.delete("later")
-    eventually(lambda: "default.later" not in system.rpc.table(), what="it to be gone")
-
-
-@fault(
-    "L7", "the whole system is stopped under an answer that would take minutes",
-    happens="it is cut when the time is over", sees="what was cut is said in the log", bound="--stop-timeout and 40 s",
-)
-def test_a_stop_with_a_stream_under_way_ends_within_its_bound(system: System, figure: Figure) -> None:
-    stream, log = system.stream(tokens=30000).last(), system.files.log_path("sidecar")
-    logs = log.stat().st_size
-    with figure.timed("signal to gone"):
-        assert system.stop(signal.SIGINT) == 0
-    assert not stream.completed()
-    assert system.processes() == []
-    assert logged(log, "some answers are cut: they did not end in time", logs)
 
 
 def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp_path: Path) -> None:
@@ -249,20 +275,3 @@ def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) 
         done = subprocess.run(command, env={**os.environ, **said}, capture_output=True, text=True, timeout=60)
         assert done.returncode == code and why in done.stderr and done.stderr.count("\n") == 1
         assert not (tmp_path / ".run").exists()
-
-
-def test_supervisord_killed_again_and_again_leaves_one_of_each(system: System) -> None:
-    engine = system.pid()
-    for _ in range(5):
-        old = system.supervisord_pid()
-        kill(old)
-        eventually(lambda old=old: system.supervisord_pid() not in (0, old), 30, "supervisord to be back")
-    eventually(lambda: system.rpc.answers() and system.pid() == engine, 30, "the survivor to be stood in for")
-    system.ready()
-
-    def own() -> list[str]:
-        commands = ("controller", "sidecar", "apiserver")
-        return sorted(part for each in system.commands().values() for part in each[1:6] if part in commands)
-
-    eventually(lambda: own() == ["apiserver", "controller", "sidecar"], what="one of each")
-    assert system.engines() == [engine]
