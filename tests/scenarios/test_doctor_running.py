@@ -103,21 +103,19 @@ def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest
     assert [name for name, each in told.items() if any(one["status"] == "fail" for one in each)] == ["settings"]
 
 
-def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(tmp_path: Path) -> None:
-    with running(tmp_path, "--ollama-url", "off") as system:
-        system.apply(system.tiny_model(), service())
-        system.ready()
-        pid = system.pid()
-        assert system.process is not None
-        system.process.kill()  # which would start another supervisord
-        system.process.wait()
-        kill(system.supervisord_pid())
-        try:
-            eventually(lambda: not system.rpc.answers(), what="supervisord to be gone")
-            code, told, _ = doctor(system.state)
-        finally:
-            kill(pid)
-        assert code == 1 and "does not answer" in told["supervisord"][0]["text"]
-        (left,) = told["orphans"]
-        assert left["status"] == "warn" and f"default.tiny (pid {pid})" in left["text"]
-        eventually(lambda: not system.processes(), what="our programs to follow their supervisord")
+def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(system: System) -> None:
+    """The last: nothing runs after it."""
+    pid = system.ready()
+    assert system.process is not None
+    system.process.kill()  # which would start another supervisord
+    system.process.wait()
+    kill(system.supervisord_pid())
+    try:
+        eventually(lambda: not system.rpc.answers(), what="supervisord to be gone")
+        code, told, _ = doctor(system.state)
+    finally:
+        kill(pid)
+    assert code == 1 and "does not answer" in told["supervisord"][0]["text"]
+    (left,) = told["orphans"]
+    assert left["status"] == "warn" and f"default.tiny (pid {pid})" in left["text"]
+    eventually(lambda: not system.processes(), what="our programs to follow their supervisord")

@@ -174,18 +174,6 @@ def test_what_never_fits_here_goes_to_a_mac_where_it_does(tmp_path: Path) -> Non
         assert Gateway(large, large.port()).chat("tiny", timeout_s=60)[0] == 200
 
 
-def test_what_never_fits_is_told_before_anyone_asks_for_it(tmp_path: Path) -> None:
-    with with_gateway(tmp_path, "--memory-fraction", room_for(0.5, tmp_path)) as up:
-        up.system.apply(up.system.tiny_model(), demanded())
-        eventually(lambda: why(up.system, "tiny") == "False/InsufficientMemory", 30, up.system.said())
-        assert "never fits here" in up.system.condition("MetalReady")["message"]
-        status, told = up.chat("tiny")
-        assert (status, told["error"]["code"]) == (503, "insufficient_memory")
-        up.system.apply(demanded(contextSize=512, extraArgs=["--threads", "1", "--cache-ram", "0"]))
-        eventually(lambda: why(up.system, "tiny") == "True/Unloaded", 30, up.system.said())
-        assert up.chat("tiny")[0] == 200
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     base = tmp_path_factory.mktemp("small")
@@ -203,6 +191,19 @@ def tight(small: Gateway) -> Iterator[Gateway]:
         eventually(lambda name=name: why(small.system, name) == "True/Unloaded", what=small.system.said())
     yield small
     gone(small.system, *names)
+
+
+def test_what_never_fits_is_told_before_anyone_asks_for_it(small: Gateway) -> None:
+    system = small.system
+    system.apply(demanded("never", contextSize=65536))
+    eventually(lambda: why(system, "never") == "False/InsufficientMemory", 30, system.said())
+    assert "never fits here" in system.condition("MetalReady", "never")["message"]
+    status, told = small.chat("never")
+    assert (status, told["error"]["code"]) == (503, "insufficient_memory")
+    system.apply(demanded("never", contextSize=512, extraArgs=["--threads", "1", "--cache-ram", "0"]))
+    eventually(lambda: why(system, "never") == "True/Unloaded", 30, system.said())
+    assert small.chat("never")[0] == 200
+    gone(system, "never")
 
 
 def test_one_whose_port_another_program_has_is_reached_at_another(gateway: Gateway) -> None:
