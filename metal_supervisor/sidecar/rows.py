@@ -29,8 +29,10 @@ from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNot
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
 
-ANEW_S, RESTORE_S = 60.0, 1.0
-"""Seconds after which every row is made anew, and after which the observations of kept rows are looked for on file."""
+ANEW_S, RESTORE_S, EACH_RESTORE_S = 60.0, 1.0, 0.02
+"""Seconds after which every row is made anew, and after which the observations of kept rows are looked for on file; of
+many, so many for each.
+"""
 log = logging.getLogger("sidecar")
 
 
@@ -93,7 +95,7 @@ class Rows:
             self._kept, self._mac, self._anew_at = {}, view.mac, now + ANEW_S
         self._kept = {name: each for name, each in self._kept.items() if self._is_as_it_was(each, view)}
         if now >= self._restore_at:
-            self._restore_at = now + RESTORE_S
+            self._restore_at = now + max(RESTORE_S, EACH_RESTORE_S * len(self._kept))
             for each in self._kept.values():
                 self._observer.keep(each.row.observed, news=NOW)  # its file may be gone, or another
         fresh = {name: record for name, record in view.records.items() if name not in self._kept}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
+from metal_supervisor.state import kept_files
 from metal_supervisor.state.directory import StateDir, StateError
 from metal_supervisor.state.kept_files import write_atomic
 from tests.support.records import a_record
@@ -230,6 +231,20 @@ def test_what_it_wrote_and_removed_itself_is_on_file_without_another_listing(
     known = dict(state.sections_on_file())
     monkeypatch.undo()
     assert known == StateDir(state.path).sections_on_file() and known.keys() == {"default.b"}
+
+
+@pytest.mark.parametrize(("each_s", "most"), [(0.0, 3), (100.0, 1)])
+def test_a_listing_of_many_files_counts_for_longer(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, each_s: float, most: int
+) -> None:
+    state.write_section("default.a", "one")
+    os.utime(state.path / "models.d", (1, 1))
+    monkeypatch.setattr(kept_files, "LISTED_S", 0.0)
+    monkeypatch.setattr(kept_files, "EACH_LISTED_S", each_s)
+    scandir, looks = os.scandir, list[str]()
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    assert [set(state.sections_on_file()) for _ in range(3)] == [{"default.a"}] * 3
+    assert len(looks) == most
 
 
 def test_what_somebody_else_did_there_meanwhile_is_seen_too(state: StateDir) -> None:
