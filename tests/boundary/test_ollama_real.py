@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import ollama
 from tests.support.ollama import Ollama, digest_of, serving
-from tests.support.system import eventually
+from tests.support.system import eventually, slowed
 
 MANY = 1000
 """Tokens that take about half a second."""
@@ -197,10 +197,11 @@ def test_an_unload_answers_at_once_and_lets_streams_end(server: Ollama, gguf: Pa
     server.create("a", server.link(gguf), num_ctx=4096)
     assert server.keep("a", 0)[1]["done_reason"] == "unload", "though it is not loaded"
     server.keep("a")
-    stream = server.stream("a", MANY).flowing()
-    status, answer = server.keep("a", 0)
-    assert status == 200 and answer["done_reason"] == "unload" and stream.running()
-    assert set(server.loaded()) == {"a:latest"}, "as long as it is at work"
+    with slowed(server.runners()[0].pid):
+        stream = server.stream("a", MANY).flowing()
+        status, answer = server.keep("a", 0)
+        assert status == 200 and answer["done_reason"] == "unload" and stream.running()
+        assert set(server.loaded()) == {"a:latest"}, "as long as it is at work"
     assert stream.ended()[-1]["done_reason"] == "length" and len(stream.lines) == MANY + 1
     unloaded(server, "a:latest")
     eventually(lambda: not server.runners(), 20, "the runner to end")
