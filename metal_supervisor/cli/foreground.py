@@ -28,7 +28,8 @@ from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
 from metal_supervisor.state import own_processes
-from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import StateError
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 

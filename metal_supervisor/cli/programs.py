@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from metal_supervisor.cli.command_parser import state_dir
 from metal_supervisor.settings import loader
 from metal_supervisor.state import gateway_note, own_processes
+from metal_supervisor.state.home import StateHome
 
 PARENT_EVERY_S = 2.0
 
@@ -45,19 +46,18 @@ class _Stop:
         return self._come
 
 
-def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loader.Settings, Any, str]:
+def _program(arguments: argparse.Namespace, outlives: bool = False) -> tuple[loader.Settings, StateHome, str]:
     """(settings, state directory, problem of the settings on file) for a program that supervisord started.
 
     `outlives`: it survives supervisord, and runs beside the one that the next supervisord starts.
     """
     from metal_supervisor.settings import logging as logs
-    from metal_supervisor.state.directory import StateDir
 
     gc.freeze()  # each caller has loaded its modules by now; none of them is searched for garbage again
     gc.enable()
     state = Path(arguments.state_dir)
     settings, problem = loader.load_good(state.resolve())
-    directory = StateDir(settings.state_path)
+    directory = StateHome(settings.state_path)
     logs.configure(settings.log_level, settings.log_format)
     if problem:
         log = logging.getLogger(arguments.command)
@@ -100,10 +100,12 @@ def _each_pass(stop: Callable[[], bool], settings: loader.Settings) -> Callable[
 def _controller(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cluster.kube import Kube
     from metal_supervisor.controller.loop import Controller
+    from metal_supervisor.state.directory import StateDir
     from metal_supervisor.supervisord.client import Supervisord
 
     stop = _Stop()
-    settings, directory, problem = _program(arguments)
+    settings, home, problem = _program(arguments)
+    directory = StateDir(home.path)
     kube = Kube(settings.kubeconfig_path, settings.context)
     controller = Controller(settings, directory, kube, Supervisord(directory.socket))
     if problem:
@@ -118,10 +120,12 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     from metal_supervisor.sidecar import exit_messages
     from metal_supervisor.sidecar.http import app, metrics_server, server
     from metal_supervisor.sidecar.loop import Sidecar
+    from metal_supervisor.state.directory import StateDir
     from metal_supervisor.supervisord.client import Supervisord
 
     stop = _Stop()
-    settings, directory, _ = _program(arguments)
+    settings, home, _ = _program(arguments)
+    directory = StateDir(home.path)
     sidecar = Sidecar(
         settings, directory, Kube(settings.kubeconfig_path, settings.context), Supervisord(directory.socket)
     )
@@ -178,9 +182,10 @@ def _power(arguments: argparse.Namespace) -> int:
 
 def _gateway(arguments: argparse.Namespace) -> int:
     from metal_supervisor.gateway import worker
+    from metal_supervisor.state.directory import StateDir
 
-    settings, directory, _ = _program(arguments, outlives=True)
-    worker.run(settings, directory, _each_pass(lambda: False, settings))
+    settings, home, _ = _program(arguments, outlives=True)
+    worker.run(settings, StateDir(home.path), _each_pass(lambda: False, settings))
     return 0
 
 

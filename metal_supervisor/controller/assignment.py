@@ -31,14 +31,15 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import limits, references
+from metal_supervisor.spec import grants, references
 from metal_supervisor.spec.processes import UNUSED, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
-from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import StateError
 
 Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
 """Of a service: (the slots that this Mac holds, the number that other Macs serve, the slots that serve here)."""
@@ -349,7 +350,7 @@ class Assignment:
         outlook = self._prerequisites.outlook(service, record, ports, snapshot)
         up = self._is_up(record, snapshot)
         accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused, up)
-        return limits.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
+        return grants.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
 
     def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
         """True if a service without a record waits to be known, and its engine runs: to wait would end it."""

@@ -49,8 +49,9 @@ from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import gateway_note, use_notes
-from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
+from metal_supervisor.state.home import StateError
 from metal_supervisor.state.throttle import Throttle
 from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.supervisord.poker import Poker

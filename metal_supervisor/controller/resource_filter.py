@@ -17,7 +17,7 @@ from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, builds
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import limits, resources
+from metal_supervisor.spec import grants, resources
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy
@@ -131,7 +131,7 @@ class ResourceFilter:
         if misfit:
             return None
         try:
-            found = limits.granted(item, self._settings.limits)
+            found = grants.granted(item, self._settings.limits)
             problem = RUNTIMES[found.runtime].refuse(found) if isinstance(found, Service) else None
         except Exception as error:  # noqa: BLE001 - logged
             problem = _unreadable((item.namespace, item.name), error)

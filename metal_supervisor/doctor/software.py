@@ -18,7 +18,8 @@ from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.processes import State
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.directory import DIRECTORIES, LAUNCHD_LOG
+from metal_supervisor.state.directory import LAUNCHD_LOG
+from metal_supervisor.state.home import DIRECTORIES
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 

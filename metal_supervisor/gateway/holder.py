@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.document import Json
 
 SOCKET_FILE = "gateway.sock"
 MOST_MESSAGE_BYTES, MOST_DESCRIPTORS = 4096, 4

@@ -17,8 +17,8 @@ from typing import Any
 
 from metal_supervisor.host.power_meter import EVERY_S, NoMeter, PowerError, Powermetrics, open_meter
 from metal_supervisor.host.powermetrics import FORMAT
-from metal_supervisor.state.directory import POWER_FILE
 from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.home import POWER_FILE
 from metal_supervisor.state.kept_files import write_atomic
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0

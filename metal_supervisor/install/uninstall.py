@@ -30,7 +30,8 @@ from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.state import own_processes
-from metal_supervisor.state.directory import DIRECTORIES, StateDir
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import DIRECTORIES
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 PASSING = (

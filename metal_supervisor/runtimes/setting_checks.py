@@ -1,13 +1,16 @@
 """Validation of the settings that name runtimes, their flags or their variables, registered in RUNTIME_CHECKS.
 
 Import it wherever settings are read: the settings cannot import it, because the runtimes are in a layer above them.
+`cli.main` does so once one of these settings is given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
-from metal_supervisor.settings.checks import RUNTIME_CHECKS, listed
+from metal_supervisor.settings.checks import RUNTIME_CHECKS, SettingCheck, listed
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.arguments import NAMEABLE, FlagVerdict
 
@@ -40,7 +43,10 @@ def _variables(value: str) -> str | None:
     return None
 
 
-RUNTIME_CHECKS.update(runtime=_runtime, runtimes=_runtimes, allow_extra_args=_flags, allow_env=_variables)
+CHECKS: Mapping[str, SettingCheck] = {
+    "runtime": _runtime, "runtimes": _runtimes, "allow_extra_args": _flags, "allow_env": _variables,
+}  # fmt: skip
+RUNTIME_CHECKS.update(CHECKS)
 
 
 def offered(settings: Settings) -> tuple[str, ...]:

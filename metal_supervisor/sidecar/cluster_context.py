@@ -15,9 +15,9 @@ from metal_supervisor.placement.leases import PREFIX, UNSCHEDULABLE
 from metal_supervisor.sidecar.board import Row
 from metal_supervisor.sidecar.inventory import Inventory, noted
 from metal_supervisor.sidecar.statuses import WantedModel
-from metal_supervisor.spec.document import items, mapping
+from metal_supervisor.spec.document import UnreadableRecord, items, mapping
 from metal_supervisor.spec.types import Json, Key
-from metal_supervisor.state.programs import UnreadableRecord, built
+from metal_supervisor.state.programs import built
 
 
 @dataclass(frozen=True)

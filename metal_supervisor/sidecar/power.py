@@ -16,7 +16,7 @@ from pathlib import Path
 
 from metal_supervisor.host.powermetrics import DOMAINS, FORMAT
 from metal_supervisor.spec.types import Json
-from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.home import POWER_FILE
 from metal_supervisor.state.kept_files import KeptFiles
 
 LOOK_EVERY_S = 2.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from metal_supervisor.spec.types import Json
+Json: TypeAlias = dict[str, Any]
+
+
+class UnreadableRecord(Exception):
+    """A file of the state directory is corrupt, or of a newer format; the message names the problem."""
 
 
 def mapping(item: Any, key: str) -> Json:

@@ -1,23 +1,21 @@
 """Limits per namespace: how much of this Mac the users of a namespace may ask for.
 
 An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. Priority, protection
-and Service type are granted as far as the limits go, and a condition names the rest. Memory is limited by the ledger,
-disk space by the model store.
+and Service type are limited by `grants`, memory by the ledger, disk space by the model store.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.record import Proposal
-from metal_supervisor.spec.resources import PRIORITIES, SERVICE_TYPES, rank_of
 from metal_supervisor.spec.sizes import quantity
-from metal_supervisor.spec.types import FIELD_IGNORED, Rejected, Service
 
+PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 ANY = "*"
 NAMESPACE = re.compile(r"\*|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?)%")
@@ -121,34 +119,3 @@ class Limits:
 def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
     """The value of a namespace, None without a limit."""
     return limits.get(namespace, limits.get(ANY))
-
-
-def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
-    """The item within its namespace's limits; `Service.not_granted` names what was not granted."""
-    refused = list(item.not_granted) if isinstance(item, Service) else []
-    kind = item.endpoint.type if item.endpoint else ""
-    if item.endpoint and kind != "ClusterIP" and kind not in limits.service_types:
-        item = replace(item, endpoint=replace(item.endpoint, type="ClusterIP", node_port=None))
-        text = f"spec.endpoint.type {kind} is not among this Mac's --service-types; the Service is of type ClusterIP"
-        refused.append(("ServiceTypeIgnored", text))
-    if isinstance(item, Rejected):
-        return item
-    highest = limit_of(limits.priority, item.namespace)
-    if highest is not None and rank_of(item.priority) > rank_of(highest):
-        text = f"spec.priority {item.priority} counts as {highest}, the highest of namespace {item.namespace}"
-        refused.append(("PriorityCapped", f"{text} (--namespace-priority)"))
-        item = replace(item, priority=highest)
-    if item.protected and not limits.protection & {item.namespace, ANY}:
-        text = f"spec.evictionProtection does not count in namespace {item.namespace} (--namespace-protection)"
-        refused.append(("ProtectionIgnored", text))
-        item = replace(item, protected=False)
-    return replace(item, not_granted=tuple(refused)) if refused else item
-
-
-def warned(proposal: Proposal, service: Service) -> Proposal:
-    """The proposal with a warning of what was not granted, unless it has one that matters more."""
-    before = proposal.warning
-    if not service.not_granted or not proposal.asks or (before is not None and before[0] != FIELD_IGNORED):
-        return proposal
-    told = [text for _, text in service.not_granted] + ([before[1]] if before else [])
-    return replace(proposal, warning=(service.not_granted[0][0], "; ".join(told)))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metal_supervisor.spec import fields
+from metal_supervisor.spec.document import Json
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.types import Json
 
 ON_DEMAND_ANNOTATION = "metal-supervisor.io/on-demand"
 IDLE_TTL_ANNOTATION = "metal-supervisor.io/idle-ttl"

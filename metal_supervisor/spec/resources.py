@@ -18,6 +18,7 @@ from metal_supervisor.spec.arguments import NO_FLAGS, ParsedArguments, parse
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.environment import Vocabulary
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.limits import PRIORITIES, SERVICE_TYPES
 from metal_supervisor.spec.model_resource import model_files
 from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy, unloading
@@ -33,11 +34,9 @@ ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 MOST_ALIASES = 32
 ACCELERATOR = "metal"
 MODEL_NOT_FOUND = "ModelNotFound"
-SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
 LONGEST_DRAIN_S = 2**63 - 1
 """The schema has no other limit: a batch may well take days."""
-PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
 
 
 def rank_of(priority: str) -> int:

@@ -15,10 +15,11 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from metal_supervisor.spec import document
 from metal_supervisor.spec.arguments import TEXT, ValueCheck
 from metal_supervisor.spec.sources import NOTHING, Artifact
 
-Json: TypeAlias = dict[str, Any]
+Json: TypeAlias = document.Json
 Key: TypeAlias = tuple[str, str]
 """(namespace, name) of a custom resource."""
 

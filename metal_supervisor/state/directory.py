@@ -13,27 +13,20 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.document import UnreadableRecord
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import programs
+from metal_supervisor.state.home import StateHome
 from metal_supervisor.state.kept_files import KeptFiles, write_atomic
 
 T = TypeVar("T")
-DIRECTORIES = (
-    "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
-    "scratch",
-)  # fmt: skip
-# sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
-LONGEST_HOME = 60
 LONGEST_ASIDE = 200
 CRASH_LOG_BYTES = 1 << 18
 MOST_LEFT_BYTES, MOST_LEFT_FILES = 1 << 30, 1000
@@ -41,11 +34,7 @@ MOST_LEFT_BYTES, MOST_LEFT_FILES = 1 << 30, 1000
 LOG_NAME = re.compile(r"(.+)\.log(\.[0-9]+)?")
 LAUNCHD_LOG = "launchd.log"
 """What launchd itself opens for supervisord, and may open as root."""
-CORDON_FILE, SESSION_FILE, POWER_FILE = "cordon", "session", "power.json"
-
-
-class StateError(UserError):
-    """The state directory cannot be used; the message says what to do."""
+CORDON_FILE, SESSION_FILE = "cordon", "session"
 
 
 def _text_of(path: Path) -> str:
@@ -55,82 +44,12 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _link_for(path: Path) -> Path:
-    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:10]
-    # Not the temporary directory of the session: on a Mac that alone is too long for a socket.
-    return Path("/tmp").resolve() / f"metal-supervisor-{os.getuid()}-{digest}"
-
-
-class StateDir:
-    """Paths and files of one state directory.
-
-    `home` is the directory as supervisord may name it: itself, or a symbolic link in the system's
-    temporary directory when its own path is too long for a socket or holds what an ini cannot.
-    """
+class StateDir(StateHome):
+    """Paths and files of one state directory."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        plain = programs.SAFE_HOME.fullmatch(str(path)) and len(str(path)) <= LONGEST_HOME
-        self.link = None if plain else _link_for(path)
-        self.home = str(self.link or path)
+        super().__init__(path)
         self._files = KeptFiles(path)
-
-    @property
-    def socket(self) -> str:
-        """Path of supervisord's socket. Raises StateError if the short link is another user's."""
-        self._check_link()
-        return f"{self.home}/supervisor.sock"
-
-    # ── making it ────────────────────────────────────────────────────────────────────────────────
-
-    def create(self) -> None:
-        """Make the directories, mode 0700. Raises StateError."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(0o700)
-            for name in DIRECTORIES:
-                (self.path / name).mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            text = f"state directory {self.path}: {error.strerror} ({error.filename or self.path}); put that right, or"
-            raise StateError(f"{text} choose another with --state-dir") from None
-        self.refresh_link()
-
-    def remove_unfinished(self) -> None:
-        """Remove what writers that were killed left unfinished: that of a spec holds its service's environment."""
-        for path in (*self.path.glob("*.tmp"), *self.path.glob("*/*.tmp")):
-            pid = path.name.removesuffix(".tmp").rpartition(".")[2]
-            if pid.isascii() and pid.isdigit() and not launch.start_time(int(pid)):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
-    def refresh_link(self) -> None:
-        """Make the short link again if a cleaner of temporary files removed it. Raises StateError."""
-        if self.link is None:
-            return
-        self._check_link()
-        with contextlib.suppress(FileNotFoundError):
-            if self.link.readlink() == self.path:
-                return
-            self.link.unlink()
-        try:
-            self.link.symlink_to(self.path)
-        except FileExistsError:
-            self._check_link()  # another process made it just now
-
-    def _check_link(self) -> None:
-        """Raise StateError for a short link that is not this user's: anyone may make one in /tmp before us."""
-        with contextlib.suppress(FileNotFoundError):
-            found = self.link.lstat() if self.link is not None else None
-            if found is not None and not (stat.S_ISLNK(found.st_mode) and found.st_uid == os.getuid()):
-                text = f"{self.link} is not a link of this user (it is of uid {found.st_uid}): what is behind it"
-                raise StateError(f"{text} is not trusted; remove it, or choose a shorter --state-dir")
-
-    def remove_link(self) -> None:
-        """Remove the short link, once nothing runs."""
-        if self.link is not None:
-            self.link.unlink(missing_ok=True)
-
-    # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def cordoned(self) -> str:
         """"", `cordon` or `drain`, as last set by the administrator; `cordon` if the file is unreadable."""
@@ -258,7 +177,7 @@ class StateDir:
         """Parsed content of a file, None if it cannot be read; the same until it is replaced."""
         try:
             return self._files.parsed(path, parse)
-        except (OSError, ValueError, RecursionError, programs.UnreadableRecord):
+        except (OSError, ValueError, RecursionError, UnreadableRecord):
             return None
 
     def run_notes(self) -> dict[str, RunNote]:

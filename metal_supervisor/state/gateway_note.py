@@ -6,8 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from metal_supervisor.spec.document import items
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.document import Json, items
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from metal_supervisor.state.programs import UnreadableRecord
+from metal_supervisor.spec.document import UnreadableRecord
 
 T = TypeVar("T")
 Edition: TypeAlias = tuple[int, int, int]

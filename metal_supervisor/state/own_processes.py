@@ -14,7 +14,7 @@ from typing import TextIO, TypeAlias
 from metal_supervisor import launch
 from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import StateHome
 
 OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
 OUTLIVING = ".outlives"
@@ -27,7 +27,7 @@ class CannotBoot(UserError):
     """Something is in the way; the message says what to do."""
 
 
-def saved_access(directory: StateDir) -> tuple[int, str]:
+def saved_access(directory: StateHome) -> tuple[int, str]:
     """(port, path prefix) of the embedded API, as chosen at boot. Raises CannotBoot."""
     try:
         kept = json.loads((directory.path / "apiserver.json").read_text("utf-8"))
@@ -52,7 +52,7 @@ def run_holds(state: Path) -> bool:
     return False
 
 
-def own(directory: StateDir, program: str) -> TextIO:
+def own(directory: StateHome, program: str) -> TextIO:
     """Make this process the only one of its program; the returned file must stay open as long as it lives.
 
     supervisord starts each program once, so another holder of the lock is an orphan of a killed supervisord, and is
@@ -76,13 +76,13 @@ def own(directory: StateDir, program: str) -> TextIO:
     return lock
 
 
-def outlive(directory: StateDir, program: str) -> None:
+def outlive(directory: StateHome, program: str) -> None:
     """Note this process, which goes on when its supervisord is killed, for the system's stop to end."""
     outliving(directory)
     launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
 
 
-def outliving(directory: StateDir) -> list[Noted]:
+def outliving(directory: StateHome) -> list[Noted]:
     """The live processes that `outlive` noted; forgets those that ended."""
     found = []
     for path in (directory.path / "runs").glob(f"*{OUTLIVING}"):
@@ -103,16 +103,16 @@ def _noted(program: str, path: Path) -> list[Noted]:
     return [(program, int(str(found["pid"])), str(found["started"]))] if is_alive(found) else []
 
 
-def _holder(directory: StateDir, program: str) -> list[Noted]:
+def _holder(directory: StateHome, program: str) -> list[Noted]:
     return _noted(program, directory.path / "runs" / f"{program}.own")
 
 
-def live(directory: StateDir) -> list[Noted]:
+def live(directory: StateHome) -> list[Noted]:
     """The live processes of our own programs that end with their supervisord."""
     return [holder for program in OWN_PROGRAMS for holder in _holder(directory, program)]
 
 
-def left_over(directory: StateDir) -> list[Noted]:
+def left_over(directory: StateHome) -> list[Noted]:
     """The live processes of a system that outlived its supervisord: our own programs, and the engines."""
     notes = (directory.path / "runs").glob("*.json")
     engines = [each for path in notes for each in _noted(path.name.removesuffix(".json"), path)]

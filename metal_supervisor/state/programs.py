@@ -19,6 +19,8 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from metal_supervisor.spec.attachment import Attachment
+from metal_supervisor.spec.document import UnreadableRecord
+from metal_supervisor.spec.ini import SAFE_HOME
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Engine, Json, Key, Program
@@ -37,12 +39,7 @@ LONGEST_NAME = 200
 LONGEST_SCRATCH = 64
 """Longest path of a scratch directory that keeps its name: sockets have 104 bytes on macOS, and vLLM adds 37."""
 PROGRAM_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\.[a-z0-9]([-a-z0-9.]*[a-z0-9])?(@[1-9][0-9]*)?")
-SAFE_HOME = re.compile(r"/[A-Za-z0-9._/+-]*")
 SECTION_MARK = "; metal-supervisor: written from an InferenceService; edit that, not this file"
-
-
-class UnreadableRecord(Exception):
-    """A file of the state directory is corrupt, or of a newer format; the message names the problem."""
 
 
 def program_name(key: Key) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.document import Json
 
 CONTROLLER_REPORT = "controller.json"
 

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from metal_supervisor import launch
-from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.document import UnreadableRecord, mapping
 from metal_supervisor.spec.processes import UNUSED, EngineUse
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.own_processes import is_alive
-from metal_supervisor.state.programs import UnreadableRecord, built
+from metal_supervisor.state.programs import built
 from metal_supervisor.state.reports import read_object
 
 FOLDER, FORMAT = "use", 1

@@ -31,7 +31,8 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.sources import NO_KEYS, Artifact
 from metal_supervisor.spec.types import ModelFile, Rejected, Service
-from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import StateError
 from tests.support.system import eventually, tiny_gguf
 
 SLOT = "0123456789abcdef"

@@ -46,11 +46,11 @@ NOT_THEIRS = {
     "controller": {"sidecar", "apiserver", "doctor"},
     "sidecar": {"controller", "apiserver", "doctor"},
     "gateway": {"controller", "sidecar", "apiserver", "doctor", "placement", "supervisord"},
-    "gateway-holder": {"controller", "sidecar", "apiserver", "doctor", "cluster", "placement", "supervisord", "host"},
-    "apiserver": {"sidecar", "doctor", "cluster", "placement"},
-    "sleepwatch": {"sidecar", "apiserver", "doctor", "placement"},
-    "power": {"sidecar", "apiserver", "doctor", "cluster", "placement"},
-}
+    **dict.fromkeys(("gateway-holder", "apiserver", "sleepwatch", "power"), frozenset({
+        "controller", "sidecar", "doctor", "cluster", "placement", "supervisord", "runtimes", "memory", "models",
+        "confinement",
+    })),
+}  # fmt: skip
 """Rooms that a process does without."""
 STANDARD = {
     "controller": ["ssl", "xmlrpc"], "sidecar": ["ssl", "xmlrpc"], "gateway": ["asyncio", "ssl"],

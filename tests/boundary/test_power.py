@@ -31,8 +31,8 @@ from metal_supervisor.host.power_meter import (
 from metal_supervisor.sidecar.board import Board, status
 from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
-from metal_supervisor.state.directory import POWER_FILE
 from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.home import POWER_FILE
 from tests.support.power import WATTS, pids, printing
 from tests.support.sudo import Room, visudo
 from tests.support.system import ROOT, eventually

@@ -20,7 +20,8 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state import kept_files
-from metal_supervisor.state.directory import StateDir, StateError
+from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.home import StateError
 from metal_supervisor.state.kept_files import write_atomic
 from tests.support.records import a_record
 from tests.support.system import eventually

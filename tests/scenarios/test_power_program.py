@@ -13,7 +13,7 @@ import pytest
 
 from metal_supervisor.host import power_program
 from metal_supervisor.host.power_meter import Powermetrics
-from metal_supervisor.state.directory import POWER_FILE
+from metal_supervisor.state.home import POWER_FILE
 from tests.support.power import pids, printing
 from tests.support.system import System, eventually, running
 

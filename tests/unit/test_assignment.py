@@ -21,7 +21,7 @@ from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import limits, resources
+from metal_supervisor.spec import grants, resources
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND, rejected
@@ -314,7 +314,7 @@ def test_an_offer_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFix
 def test_an_object_that_cannot_be_read_is_refused_and_keeps_no_other_from_being_read(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    here: Any = resources if where == "read_service" else limits
+    here: Any = resources if where == "read_service" else grants
     read = getattr(here, where)
 
     def failing(item: Any, *rest: Any) -> Any:

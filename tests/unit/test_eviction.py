@@ -16,8 +16,8 @@ from metal_supervisor.memory.eviction import (
 )
 from metal_supervisor.memory.ledger import Entry
 from metal_supervisor.memory.pressure import Level, MemorySample, Watch, thresholds, watch
+from metal_supervisor.spec.limits import PRIORITIES
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Key
 from tests.support.effort import cases

@@ -9,7 +9,7 @@ import pytest
 
 from metal_supervisor.controller import reconcile
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import limits
+from metal_supervisor.spec import grants, limits
 from metal_supervisor.spec.limits import Amount, Limits
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Rejected, Service
@@ -62,7 +62,7 @@ def test_a_limit_that_cannot_be_read_is_refused_with_what_is_wrong(name: str, te
 def test_without_settings_nothing_is_limited() -> None:
     assert Settings().limits == Limits()
     asked = service(priority="critical", evictionProtection=True, endpoint={"type": "NodePort", "nodePort": 30001})
-    assert limits.granted(asked, Limits()) is asked
+    assert grants.granted(asked, Limits()) is asked
 
 
 # ── what becomes of a service ────────────────────────────────────────────────────────────────────
@@ -70,50 +70,50 @@ def test_without_settings_nothing_is_limited() -> None:
 
 def test_a_priority_counts_up_to_the_highest_of_its_namespace() -> None:
     held = Limits(priority={"team-a": "normal", "*": "batch"})
-    capped = understood(limits.granted(service(priority="critical"), held))
+    capped = understood(grants.granted(service(priority="critical"), held))
     assert capped.priority == "normal"
     text = "spec.priority critical counts as normal, the highest of namespace team-a (--namespace-priority)"
     assert capped.not_granted == (("PriorityCapped", text),)
-    assert understood(limits.granted(service("team-b"), held)).priority == "batch", "the usual one is capped as well"
+    assert understood(grants.granted(service("team-b"), held)).priority == "batch", "the usual one is capped as well"
     low = service(priority="low")
-    assert limits.granted(low, held) is low
+    assert grants.granted(low, held) is low
 
 
 def test_protection_counts_in_the_namespaces_that_have_it() -> None:
     held = Limits(protection=frozenset({"team-b"}))
-    refused = understood(limits.granted(service(evictionProtection=True), held))
+    refused = understood(grants.granted(service(evictionProtection=True), held))
     assert not refused.protected and refused.not_granted[0][0] == "ProtectionIgnored"
-    assert understood(limits.granted(service("team-b", evictionProtection=True), held)).protected
+    assert understood(grants.granted(service("team-b", evictionProtection=True), held)).protected
 
 
 def test_a_service_type_that_is_not_allowed_is_a_cluster_ip() -> None:
     held = Limits(service_types=frozenset({"LoadBalancer"}))
-    found = understood(limits.granted(service(endpoint={"type": "NodePort", "nodePort": 30001}), held))
+    found = understood(grants.granted(service(endpoint={"type": "NodePort", "nodePort": 30001}), held))
     assert (found.endpoint.type, found.endpoint.node_port) == ("ClusterIP", None)
     assert found.not_granted[0][0] == "ServiceTypeIgnored" and "--service-types" in found.not_granted[0][1]
     kept = service(endpoint={"type": "LoadBalancer"})
-    assert limits.granted(kept, held) is kept
+    assert grants.granted(kept, held) is kept
     broken = service(endpoint={"type": "NodePort"}, replicas=-1)
     assert isinstance(broken, Rejected) and broken.endpoint is not None and broken.endpoint.type == "NodePort"
-    cut = limits.granted(broken, held)
+    cut = grants.granted(broken, held)
     assert cut.endpoint is not None and cut.endpoint.type == "ClusterIP", "its engine may run on, and be published"
 
 
 def test_what_is_not_granted_is_named_beside_an_engine_that_runs() -> None:
     held = Limits(priority={"*": "low"}, protection=frozenset())
-    item = understood(limits.granted(service(evictionProtection=True), held))
+    item = understood(grants.granted(service(evictionProtection=True), held))
     runs = reconcile.unchanged(record(spec_file="x.json"))
-    told = limits.warned(runs, item).warning
+    told = grants.warned(runs, item).warning
     assert told is not None and told[0] == "PriorityCapped"
     assert "spec.priority normal counts as low" in told[1] and "spec.evictionProtection" in told[1]
     serious = replace(runs, warning=("InvalidSpec", "x"))
-    assert limits.warned(serious, item) is serious
+    assert grants.warned(serious, item) is serious
     trifle = replace(runs, warning=("FieldIgnored", "y"))
-    assert limits.warned(trifle, item).warning == (told[0], f"{told[1]}; y")
-    assert limits.warned(runs, replace(item, not_granted=())) is runs
+    assert grants.warned(trifle, item).warning == (told[0], f"{told[1]}; y")
+    assert grants.warned(runs, replace(item, not_granted=())) is runs
 
 
 def test_a_limit_changes_nothing_that_an_engine_is_started_from() -> None:
     asked = understood(service(priority="critical", evictionProtection=True, endpoint={"type": "NodePort"}))
     held = Limits(priority={"*": "low"}, protection=frozenset(), service_types=frozenset())
-    assert understood(limits.granted(asked, held)).asked == asked.asked
+    assert understood(grants.granted(asked, held)).asked == asked.asked

@@ -17,10 +17,10 @@ from metal_supervisor.controller.plan import Stopping
 from metal_supervisor.controller.prerequisites.ports import Ports, front_key
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.limits import PRIORITIES
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOTATION, OnDemandPolicy, unloading
 from metal_supervisor.spec.processes import EngineUse, Observed
 from metal_supervisor.spec.record import Proposal, Record
-from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.types import Json, Key, Standing
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from tests.support.effort import cases

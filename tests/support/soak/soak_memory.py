@@ -19,8 +19,8 @@ from metal_supervisor.memory.refusals import INSUFFICIENT
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes.llama_memory import demand, prompt_cache_mib
 from metal_supervisor.spec.gguf import read_header
+from metal_supervisor.spec.limits import PRIORITIES
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.resources import PRIORITIES
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Standing
 from tests.support.in_memory import InMemory
