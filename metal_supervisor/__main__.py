@@ -14,6 +14,8 @@ def start() -> int:
         return main()
     except KeyboardInterrupt:
         return 130
+    finally:
+        gc.freeze()  # nor need the interpreter search them once more to end
 
 
 if __name__ == "__main__":
