@@ -96,7 +96,7 @@ class Builder:
 
     def add(self, name: str, array: Any) -> None:
         half = self.recipe.dtype == "f16" and array.ndim > 1
-        self.writer.add_tensor(name, array.astype(self.np.float16 if half else self.np.float32))
+        self.writer.add_tensor(name, array.astype(self.np.float16 if half else self.np.float32, order="C"))
 
     def ones(self, name: str, size: int) -> None:
         self.add(name, self.np.ones(size))
