@@ -126,7 +126,7 @@ def test_list_stop_start_and_rm(system: System) -> None:
     (url,) = [line.split()[-1] for line in typed(system, "list")[1].splitlines() if "default/one " in line]
     assert url == f"http://127.0.0.1:{system.port('one')}/v1", "what docs/troubleshooting.md has one append /models to"
     assert "spec.replicas is 0" in typed(system, "stop", "one")[1]
-    eventually(lambda: not system.pid("one"), 30, "it to stop")
+    eventually(lambda: system.status("one")["phase"] == "Stopped" and not system.pid("one"), 30, "it to stop")
     assert "already" in typed(system, "stop", "default/one")[1]
     code, _, err = typed(system, "chat", "one", "hi")
     assert code == 1 and "Stopped" in err
