@@ -1,6 +1,6 @@
 """Commands of `metal-supervisor` in the tests' own process: what they print, and how they end.
 
-A start of the command takes a quarter of a second of CPU, most of it for imports. Where the process itself is the
+A start of the command takes up to a fifth of a second of CPU, most of it for imports. Where the process itself is the
 point (signals, terminals, closed streams), and once for each command, tests start one.
 """
 
