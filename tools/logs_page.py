@@ -9,6 +9,7 @@ what is neither is a Broken. The source is parsed, never run, so a line that is 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -144,8 +145,13 @@ def lines(source: Path = SOURCE) -> list[Line]:
     found: set[Line] = set()
     for path in sorted(source.rglob("*.py")):
         module = ".".join((source.name, *path.relative_to(source).with_suffix("").parts))
-        found |= set(_Module(module, ast.parse(path.read_text("utf-8"))).lines())
+        found |= _lines_of(module, path.read_text("utf-8"))
     return sorted(found)
+
+
+@functools.cache
+def _lines_of(module: str, text: str) -> frozenset[Line]:
+    return frozenset(_Module(module, ast.parse(text)).lines())
 
 
 class _Module:
@@ -233,10 +239,13 @@ def _is_get_logger(value: ast.expr) -> bool:
 
 def _inside(scope: ast.AST) -> Iterator[ast.AST]:
     """Everything in a module or function but what is in a function within it."""
-    for each in ast.iter_child_nodes(scope):
-        yield each
-        if not isinstance(each, ast.FunctionDef):
-            yield from _inside(each)
+    left = [scope]
+    while left:
+        each = left.pop()
+        if each is not scope:
+            yield each
+        if each is scope or not isinstance(each, ast.FunctionDef):
+            left += reversed(list(ast.iter_child_nodes(each)))
 
 
 def _assignments(scope: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:

@@ -68,13 +68,14 @@ def _everywhere() -> Iterator[tuple[str, str]]:
 
 
 def _words(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    asked = {id(each) for node in ast.walk(tree) for each in _asked_for(node)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    asked = {id(each) for node in nodes for each in _asked_for(node)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield from ((word, node.lineno) for word in _composed(node))
             asked |= {id(part) for part in node.values[1:]}
             asked |= {id(part) for part in node.values if len(node.values) > 1 and _bare(part)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in asked:
             found = WORD.fullmatch(node.value)
             if found and (":" not in node.value or re.search("[a-z][A-Z]", found[1])):
