@@ -110,9 +110,10 @@ def _rows(figures: dict[str, Any]) -> tuple[list[str], dict[str, list[float]], l
     errors: dict[str, list[float]] = {column: [] for column in (*COLUMNS, "footprint, large")}
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "model.gguf")
         for case in CASES:
-            case.write(path)
+            path = Path(directory, f"{case.kind}.gguf")
+            if not path.exists():
+                case.write(path)
             ours = memory.parts(case.estimate(path))
             figure = figures.get(case.id, {"measured": {}, "note": ""})
             measured, note = figure["measured"], figure["note"]
