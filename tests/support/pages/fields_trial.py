@@ -6,6 +6,7 @@ the objects that are published. What comes out is compared, so nobody has to say
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -294,10 +295,16 @@ def said(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+@functools.cache
+def _untouched(column: Column, kind: str) -> Outcome:
+    """What most fields are compared with."""
+    return attempt(column, kind, {})
+
+
 def cell(column: Column, kind: str, leaf: Leaf) -> Cell:
     """What a field does with an engine."""
     base = beside(leaf.path)
-    before = attempt(column, kind, base)
+    before = attempt(column, kind, base) if base else _untouched(column, kind)
     found: set[str] = set()
     refused: dict[tuple[str, str], list[str]] = {}
     idle, untried = [], ""
