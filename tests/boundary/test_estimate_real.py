@@ -168,13 +168,13 @@ def build() -> str:
 def test_the_estimate_is_what_a_real_engine_takes(
     kind: str, build: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    model = tmp_path / "model.gguf"
     for number, case in enumerate(case for case in CASES if case.kind == kind):
         assert demands(arguments(case)).settings == case.settings, "the flags mean what the estimate rests on"
-        model = tmp_path / "model.gguf"
-        case.write(model)
+        if not model.exists():
+            case.write(model)
         ours = memory.parts(case.estimate(model))
         theirs, note = measure_where_it_runs(case, model, tmp_path / f"log{number}")
-        model.unlink()
         memory.record(request.node, case, theirs, note, build)
         print(case.id, note)
         for column, (real, roundings) in theirs.items():
@@ -182,3 +182,4 @@ def test_the_estimate_is_what_a_real_engine_takes(
             print(f"    {column:9} {ours[column]:9.2f} {real:9.2f} {error:+6.1f} %")
             low, high = bounds(case)[column]
             assert low <= error <= high, f"{case.id}: {column}: {ours[column]} MiB, the engine has {real}"
+    model.unlink()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 OF_THREADS = {*vars(threading.Thread()), *vars(threading.Thread), "_context", "_handle", "_os_thread_handle"} - {"run"}
@@ -57,7 +59,7 @@ def test_what_systems_of_the_last_release_name_is_there() -> None:
 def test_no_two_classes_share_a_name() -> None:
     seen: dict[str, str] = {}
     for path in sorted((ROOT / "metal_supervisor").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in statements(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 assert node.name not in seen, f"{path} and {seen[node.name]}"
                 seen[node.name] = str(path)
@@ -67,7 +69,7 @@ def test_no_thread_keeps_something_of_its_own_under_a_name_of_its_class() -> Non
     """Such a thread ends as it starts: Python 3.14 runs it in what it keeps as `_context`."""
     found = 0
     for path in sorted((ROOT / "metal_supervisor").rglob("*.py")):
-        for each in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for each in statements(ast.parse(path.read_text("utf-8"))):
             bases = [ast.unparse(base) for base in each.bases] if isinstance(each, ast.ClassDef) else []
             if not isinstance(each, ast.ClassDef) or "threading.Thread" not in bases:
                 continue

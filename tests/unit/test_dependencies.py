@@ -13,6 +13,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from tests.support.sources import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 OWN = frozenset({"metal_supervisor", "gate", "wrapper"})
 """`gate`, `wrapper`: files of this package that a program beside them imports by their own names."""
@@ -22,7 +24,7 @@ def imported() -> dict[str, str]:
     """Module of another package -> a file of ours that imports it."""
     found = {}
     for path in sorted((ROOT / "metal_supervisor").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in statements(ast.parse(path.read_text("utf-8"))):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             found |= {name.partition(".")[0]: path.name for name in names}
