@@ -14,9 +14,10 @@ from uneven_server import File, Uneven, serving
 
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.spec.sources import Artifact
+from tests.support.effort import cases
 from tests.support.system import eventually
 
-SIZE_BYTES, KILLS = 200 << 20, 20
+SIZE_BYTES, KILLS = cases(200, 2) << 20, 20
 DRIVER = Path(__file__).with_name("fetching_process.py")
 WITHIN_S = 20.0
 
