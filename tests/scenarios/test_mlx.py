@@ -134,7 +134,7 @@ def test_a_port_that_is_taken_is_said_and_waited_for(system: System) -> None:
 def test_a_deletion_lets_an_answer_end(system: System) -> None:
     system.apply(mlx_service("leaving", "mlx"))
     engine = system.ready("leaving", within_s=60)
-    stream = system.stream("leaving", tokens=LONG, slow=False).last()
+    stream = system.stream("leaving", tokens=150).last()
     system.delete("leaving")
     eventually(lambda: system.slice("leaving") is None or system.slice_ready("leaving") is False, 20, "the withdrawal")
     assert stream.completed(), stream.error
