@@ -229,7 +229,7 @@ class System:
         self._ports = ports.Range()
         self.http = self._ports.last
         # Many of their engines never load, and would keep the others waiting.
-        known = (*OPENED, "--gateway", "off", "--parallel-starts", "1000")
+        known = (*(OPENED if engine else ()), "--gateway", "off", "--parallel-starts", "1000")
         opened = known if self.python == sys.executable else ()  # an older release does not know all of them
         self.flags = [
             "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
