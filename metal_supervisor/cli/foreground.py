@@ -284,7 +284,7 @@ class Foreground:
             return
         bound = f"at most {self.settings.stop_timeout:g} s; Ctrl-C again cuts them"
         self._tell("supervisord", "Stopping", f"endpoints are withdrawn, answers end ({bound}), then the engines")
-        survivors = self._processes()
+        survivors, joined = self._processes(), self._supervisord_process()
         try:
             self._supervisord.shutdown()
         except (Unavailable, Refused):
@@ -292,7 +292,7 @@ class Foreground:
                 self._child.terminate()  # its socket is gone, or it is busy; a signal does the same
         # supervisord takes a turn of its loop to end each of its programs.
         until = time.monotonic() + STOP_WAIT_S + self.settings.stop_timeout + len(survivors) * STOP_EACH_S
-        while time.monotonic() < until and self._running() and not self._impatient:
+        while time.monotonic() < until and self._running(*joined) and not self._impatient:
             time.sleep(0.05)
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
@@ -301,8 +301,11 @@ class Foreground:
         self._directory.remove_link()
         self._tell("supervisord", "Stopped", "nothing is left running")
 
-    def _running(self) -> bool:
-        return self._supervisord.answers() if self._child is None else self._child.poll() is None
+    def _running(self, pid: int, started: str) -> bool:
+        """True until supervisord has ended, which is after it has closed its socket."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return (bool(started) and launch.start_time(pid) == started) or self._supervisord.answers()
 
     def _processes(self) -> list[tuple[str, int, str]]:
         """Everything that must not outlive this run: (program, pid, start identity)."""

@@ -12,11 +12,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain, count, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from metal_supervisor.cli import changes
+from metal_supervisor import launch
+from metal_supervisor.cli import changes, foreground
 from metal_supervisor.cli.foreground import Foreground
 from metal_supervisor.cli.serve import Serve, ServeOrder
 from metal_supervisor.install import checks
@@ -192,6 +196,27 @@ def test_one_that_holds_the_directory_of_another_system_is_taken(tmp_path: Path)
     """After `make run CLUSTER=…`, which keeps `.run/cluster-…`, the plain `make run` was refused."""
     StateDir(tmp_path / "cluster-1234abcd").create()
     checks.refuse_strange(tmp_path)
+
+
+def test_a_supervisord_that_was_joined_has_ended_before_it_is_told(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes its socket first, and takes a moment more to end."""
+    run, out = shown(Settings(state_dir=str(state.path)))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ending:
+        (state.path / "supervisord.pid").write_text(f"{ending.pid}\n")
+        answers, naps = chain([True], repeat(False)), count(1)
+
+        def nap(_seconds: float) -> None:
+            assert "nothing is left running" not in out.getvalue()
+            if next(naps) == 10:
+                ending.terminate()
+
+        closed: Any = SimpleNamespace(answers=lambda: next(answers), shutdown=lambda: None, table=dict)
+        monkeypatch.setattr(run, "_supervisord", closed)
+        monkeypatch.setattr(foreground.time, "sleep", nap)
+        run._down()
+        assert launch.start_time(ending.pid) == "" and "nothing is left running" in out.getvalue()
 
 
 @needs_full
