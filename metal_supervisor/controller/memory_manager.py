@@ -222,10 +222,11 @@ class Memory:
         sample, watch, pace = self._seen.sample, self._seen.watch, self.watchdog.pace
         if sample is None or not eviction.may_evict(watch, self._exited_at, ending, time.monotonic(), pace):
             return None
+        # One that has just come up counts as busy until it was asked.
         candidates = [
             Entry(
                 key, rank_of(record.priority), ups[key].bytes, waits=False, asked=0.0, admitted=record.admitted_at,
-                protected=record.protected, busy=key in self._seen.busy,
+                protected=record.protected, busy=self._seen.busy.get(key, record.port is not None),
             )
             for key, record in running.items()
         ]  # fmt: skip

@@ -54,8 +54,8 @@ class MemoryState:
     sample: MemorySample | None = None
     warning_bytes: int = 0
     """Available memory below which the pressure is at least a warning."""
-    busy: frozenset[Key] = frozenset()
-    """Engines that were serving a request when last asked; they are asked only while the level is critical."""
+    busy: Mapping[Key, bool] = field(default_factory=dict)
+    """Engine -> True if it was serving a request when last asked; they are asked only while the level is critical."""
 
     @property
     def young(self) -> bool:
@@ -125,7 +125,7 @@ class Watchdog(threading.Thread):
         now = watch(before, sample, limits, self.pace)
         critical = now.level is Level.CRITICAL
         busy = are_busy(self._engines()) if critical else {}
-        self.seen = MemoryState(now, sample, limits.warning_bytes, frozenset(key for key, told in busy.items() if told))
+        self.seen = MemoryState(now, sample, limits.warning_bytes, busy)
         if now.level is not before.level:
             detail = {"level": now.level.value, "was": before.level.value, "why": now.why}
             (log.info if now.level is Level.NORMAL else log.warning)("memory pressure", extra=detail)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.controller.admission import EVICTED_DRAIN_S
+from metal_supervisor.controller.admission import EVICTED_DRAIN_S, Up
 from metal_supervisor.controller.memory_manager import Memory, _ends_soon
+from metal_supervisor.controller.pressure_watch import MemoryState
 from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.memory.pressure import Level, MemorySample, Watch
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.spec.types import Engine, Key, Probe
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
@@ -43,6 +45,26 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
     assert charged(10, 20 * GIB) == 40 * GIB, "the engine that runs was started with the larger one"
     memory.ups({}, {}, Snapshot(1.0, {}, True, {}, {}, {}, {}))  # it has ended
     assert charged(11, 20 * GIB) == 20 * GIB
+
+
+def test_an_engine_that_has_just_come_up_stays_while_one_that_is_known_to_be_idle_can_go(tmp_path: Path) -> None:
+    """Its first request may have come before it was asked whether it is busy."""
+    memory = Memory(Settings(eviction_enabled=True), StateDir(tmp_path), lambda: None)
+    now = time.monotonic()
+    large, small = (a_record(name=name, spec_file="x", port=port) for name, port in (("large", 1), ("small", 2)))
+    records = {each.key: each for each in (large, small)}
+    ups = {large.key: Up("x", 40 * GIB), small.key: Up("x", 30 * GIB)}
+    critical = Watch(level=Level.CRITICAL, raw=Level.CRITICAL, at=now, known_at=now, desperate=True)
+
+    def evicted(busy: dict[Key, bool]) -> list[str]:
+        memory._seen = MemoryState(critical, MemorySample(now, 100 * GIB, 1 * GIB), 0, busy)
+        after = dict(records)
+        memory._evict(after, records, ups, False, 1.0)
+        return [each.name for each in after.values() if each.evicted_at]
+
+    assert evicted({large.key: False, small.key: False}) == ["large"]
+    assert evicted({small.key: False}) == ["small"], "the larger one has not been asked"
+    assert evicted({small.key: True}) == evicted({}) == ["large"], "one of them must go"
 
 
 NOW = time.time()
