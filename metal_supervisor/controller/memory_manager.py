@@ -186,14 +186,19 @@ class Memory:
         self._leaving = leaving
         running = {key: record for key, record in records.items() if key in ups and record.runs}
         bind = self._settings.bind_address
-        self.watchdog.ask_about(lambda: {
-            key: Asked(notes[record.program].pid, record.host or bind, record.port, record.probe)
-            for key, record in running.items()
-            if record.port is not None and record.program in notes
-        })  # fmt: skip
+
+        def asked() -> dict[Key, Asked]:
+            return {
+                key: Asked(notes[record.program].pid, record.host or bind, record.port, record.probe)
+                for key, record in running.items()
+                if record.port is not None and record.program in notes
+            }
+
+        self.watchdog.ask_about(asked)
         if level is Level.CRITICAL:
             ending = any(key in ups and _ends_soon(record, now) for key, record in records.items())
-            self._evict(result, running, ups, ending, now)
+            if not asked().keys() - seen.busy.keys():  # one that has just come up may be busy: the next sample asks it
+                self._evict(result, running, ups, ending, now)
         else:
             self._skipping = ""
             self._return(result, now)
@@ -222,11 +227,10 @@ class Memory:
         sample, watch, pace = self._seen.sample, self._seen.watch, self.watchdog.pace
         if sample is None or not eviction.may_evict(watch, self._exited_at, ending, time.monotonic(), pace):
             return None
-        # One that has just come up counts as busy until it was asked.
         candidates = [
             Entry(
                 key, rank_of(record.priority), ups[key].bytes, waits=False, asked=0.0, admitted=record.admitted_at,
-                protected=record.protected, busy=self._seen.busy.get(key, record.port is not None),
+                protected=record.protected, busy=self._seen.busy.get(key, False),
             )
             for key, record in running.items()
         ]  # fmt: skip

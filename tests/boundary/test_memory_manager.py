@@ -47,24 +47,24 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
     assert charged(11, 20 * GIB) == 20 * GIB
 
 
-def test_an_engine_that_has_just_come_up_stays_while_one_that_is_known_to_be_idle_can_go(tmp_path: Path) -> None:
-    """Its first request may have come before it was asked whether it is busy."""
+def test_no_engine_is_evicted_before_one_that_has_just_come_up_was_asked_whether_it_is_busy(tmp_path: Path) -> None:
     memory = Memory(Settings(eviction_enabled=True), StateDir(tmp_path), lambda: None)
-    now = time.monotonic()
-    large, small = (a_record(name=name, spec_file="x", port=port) for name, port in (("large", 1), ("small", 2)))
+    now, programs_of = time.monotonic(), ("default.large", "default.small")
+    large, small = (a_record(name=each[8:], program=each, spec_file="x", port=1) for each in programs_of)
     records = {each.key: each for each in (large, small)}
     ups = {large.key: Up("x", 40 * GIB), small.key: Up("x", 30 * GIB)}
+    notes = dict.fromkeys(programs_of, RunNote(1, 1, "s", "x", (), 0.0, "", ""))
+    snapshot = Snapshot(1.0, {}, True, {}, {}, notes, {})
     critical = Watch(level=Level.CRITICAL, raw=Level.CRITICAL, at=now, known_at=now, desperate=True)
 
     def evicted(busy: dict[Key, bool]) -> list[str]:
-        memory._seen = MemoryState(critical, MemorySample(now, 100 * GIB, 1 * GIB), 0, busy)
-        after = dict(records)
-        memory._evict(after, records, ups, False, 1.0)
-        return [each.name for each in after.values() if each.evicted_at]
+        memory.watchdog.seen = MemoryState(critical, MemorySample(now, 100 * GIB, 1 * GIB), 0, busy)
+        return [each.name for each in memory.relieve(records, ups, snapshot).values() if each.evicted_at]
 
+    assert evicted({}) == evicted({small.key: False}) == [], "the larger one has not been asked"
+    assert memory.watchdog._engines().keys() == records.keys(), "the next sample asks it"
+    assert evicted({large.key: True, small.key: False}) == ["small"]
     assert evicted({large.key: False, small.key: False}) == ["large"]
-    assert evicted({small.key: False}) == ["small"], "the larger one has not been asked"
-    assert evicted({small.key: True}) == evicted({}) == ["large"], "one of them must go"
 
 
 NOW = time.time()
