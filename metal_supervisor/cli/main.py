@@ -30,19 +30,12 @@ UNUSABLE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELO
 """Errors of a path that cannot be one, or leads to something else than a file."""
 
 
-def _by_runtimes(name: str) -> checks.SettingCheck:
-    """Check of a setting that names something of the runtimes, which are loaded for it: that takes 20 ms."""
-
-    def check(value: str) -> str | None:
-        from metal_supervisor.runtimes import setting_checks
-
-        return setting_checks.CHECKS[name](value)
-
-    return check
+def _load_runtime_checks() -> None:
+    """Load the runtimes for the settings that name some; it takes 20 ms, and few systems have such a setting."""
+    from metal_supervisor.runtimes import setting_checks  # noqa: F401
 
 
-# Settings are read from here on.
-checks.RUNTIME_CHECKS |= {name: _by_runtimes(name) for name in ("runtime", "runtimes", "allow_extra_args", "allow_env")}
+checks.load_runtime_checks = _load_runtime_checks  # settings are read from here on
 
 
 def _end(command: str, text: str) -> None:

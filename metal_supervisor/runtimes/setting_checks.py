@@ -6,11 +6,9 @@ Import it wherever settings are read: the settings cannot import it, because the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from metal_supervisor.runtimes import RUNTIMES
 from metal_supervisor.runtimes.llama_arguments import ENVIRONMENT, GRAMMAR
-from metal_supervisor.settings.checks import RUNTIME_CHECKS, SettingCheck, listed
+from metal_supervisor.settings.checks import RUNTIME_CHECKS, listed
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.arguments import NAMEABLE, FlagVerdict
 
@@ -43,10 +41,7 @@ def _variables(value: str) -> str | None:
     return None
 
 
-CHECKS: Mapping[str, SettingCheck] = {
-    "runtime": _runtime, "runtimes": _runtimes, "allow_extra_args": _flags, "allow_env": _variables,
-}  # fmt: skip
-RUNTIME_CHECKS.update(CHECKS)
+RUNTIME_CHECKS.update(runtime=_runtime, runtimes=_runtimes, allow_extra_args=_flags, allow_env=_variables)
 
 
 def offered(settings: Settings) -> tuple[str, ...]:

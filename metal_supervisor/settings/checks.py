@@ -135,10 +135,14 @@ def listed(value: str) -> tuple[str, ...]:
 
 RUNTIME_CHECKS: dict[str, Callable[[str], str | None]] = {}
 """Setting -> check of the runtimes, flags or variables that it names; `runtimes.setting_checks` fills it in."""
+load_runtime_checks: Callable[[], None] | None = None
+"""Fills it in, when the first of them is needed; `cli.main` sets it."""
 
 
 def by_runtimes(name: str) -> Callable[[str], str | None]:
     def check(value: str) -> str | None:
+        if not RUNTIME_CHECKS and load_runtime_checks is not None:
+            load_runtime_checks()
         return RUNTIME_CHECKS[name](value)
 
     return check
