@@ -34,8 +34,7 @@ FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
 NOW, LATER, SOON = b".", b",", b";"
-"""Rings for news that the reader should have at once, for news that can wait, and for news that can unless it is in a
-hurry."""
+"""Rings for news that the reader should have at once, that can wait, and that can wait unless it is in a hurry."""
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 """The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.

@@ -236,7 +236,7 @@ class Controller:
         return min([TICK_S, *(max(SOONEST_S, pause_s) for pause_s in later)])
 
     def _is_awaited(self, steps: Sequence[Step]) -> bool:
-        """True if somebody waits for a turn to start, or for memory: an engine that came up may make way."""
+        """True if an engine waits for its turn to start, or for memory: one that came up may make way for it."""
         queued = any(not each.admitted for each in self.memory.ledger.decisions.values())
         return queued or any(step.do is Action.WAIT for step in steps)
 
