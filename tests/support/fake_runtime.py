@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -I -S
 """A stand-in for llama-server, for faults that a real engine cannot be made to show. It is not an engine.
 
 It speaks as much of llama-server's HTTP protocol as a supervisor sees (503 while loading, `/health`, `/v1/models`,

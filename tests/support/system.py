@@ -218,6 +218,11 @@ def _is_question(process: psutil.Process) -> bool:
         return False
 
 
+def system_environment() -> dict[str, str]:
+    """Ours, but `env python3`, which stand-ins are, is no version manager's shim: that costs more than they do."""
+    return {**os.environ, "PATH": f"{sys.base_exec_prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+
+
 class System:
     """One running metal-supervisor."""
 
@@ -263,6 +268,7 @@ class System:
             self.process = subprocess.Popen(
                 [self.python, "-I", "-m", "metal_supervisor", "run", *self.flags],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=system_environment(),
             )
         eventually(lambda: self.get("/version"), what=f"the API to answer; {self.said()}")
         eventually(lambda: self.health()[0] == 200, what="the sidecar to answer")

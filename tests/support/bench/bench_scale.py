@@ -16,7 +16,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from metal_supervisor.memory import machine_memory
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.types import Probe
 from tests.support.bench.watching import Watch, readiness
-from tests.support.system import FAKE_ENGINE, SLICES, System, eventually, kill, service
+from tests.support.system import FAKE_ENGINE, SLICES, System, eventually, kill, service, system_environment
 
 LOAD_S = 0.2
 OWN_TIMES = 10
@@ -153,11 +152,16 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
         scale.pss_mib[name] = held[0] / 2**20 if held else 0.0
 
 
+def stand_in(port: int) -> subprocess.Popen[bytes]:
+    """One without us, started as an engine is."""
+    command = [str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--host", "127.0.0.1", "--port", str(port)]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=system_environment())
+
+
 def own_load_s() -> float:
     """Seconds from the start of a stand-in to its first answer that it is healthy."""
     since = time.monotonic()
-    command = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--port", str(FIRST_PORT)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+    with stand_in(FIRST_PORT) as process:
         found = seconds_until(lambda: probing.probe(FIRST_PORT, Probe(), identify=False).ready, since)
         process.kill()
     return found
@@ -165,7 +169,6 @@ def own_load_s() -> float:
 
 def alone_s(count: int) -> float:
     """Seconds until as many stand-ins answer, started at once without us."""
-    script = [sys.executable, str(FAKE_ENGINE), "--fake-load-s", str(LOAD_S), "--host", "127.0.0.1", "--port"]
     first, since, running = FIRST_PORT, time.monotonic(), []
 
     def up(port: int) -> None:
@@ -174,7 +177,7 @@ def alone_s(count: int) -> float:
 
     try:
         for port in range(first, first + count):
-            running.append(subprocess.Popen([*script, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+            running.append(stand_in(port))
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(up, range(first, first + count)))
         return time.monotonic() - since
