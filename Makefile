@@ -16,8 +16,8 @@ CONTEXT ?=
 NAMESPACE ?=
 PORT ?=
 ARGS ?=
-# make test [WORKERS=6] [METAL_EFFORT=all] [METAL_ENGINES=all]: they mostly wait, so there are more of them than cores
-WORKERS ?= 6
+# make test [WORKERS=8] [METAL_EFFORT=all] [METAL_ENGINES=all]: they mostly wait, so there are more of them than cores
+WORKERS ?= 8
 # make soak [SECONDS=3600] [SEED=1]
 SECONDS ?= 3600
 SEED ?=

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,19 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of unit tests, which only compute, among those of systems, which mostly wait."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    computing = [path for path in files if "unit" in path.parts]
+    waiting = [path for path in files if "unit" not in path.parts]
+    share = max(1, len(waiting)) / max(1, len(computing))
+    places = {path: number for number, path in enumerate(waiting)}
+    places |= {path: round(share * number) for number, path in enumerate(computing)}
+    items[:] = [item for path in sorted(files, key=lambda path: places[path]) for item in files[path]]
 
 
 @pytest.fixture
