@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import Key
 
 ALERT_S = 2.0
-BUDGET_EVERY_S = 60.0
+BUDGET_EVERY_S, LEFT_EVERY_S = 60.0, 600.0
+"""Seconds between looks at the budget; and at all processes, for engines left behind, while none is known."""
 log = logging.getLogger("controller")
 
 
@@ -70,7 +71,9 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
         # Metal's limit is read from the engine in the thread, because that may be slow.
-        self.budget = _beside_left(host_memory.host_budget(settings.memory_fraction or None, None))
+        self._left = left_behind()
+        self._left_at = time.monotonic()
+        self.budget = _beside(self._left, host_memory.host_budget(settings.memory_fraction or None, None))
         """Memory for models; refreshed now and then, because an administrator may raise Metal's wired limit."""
         self._budget_at = 0.0
         log.info("memory budget", extra={"budget": self.budget.explain()})
@@ -105,7 +108,10 @@ class Watchdog(threading.Thread):
     def _refresh_budget(self) -> None:
         if self._budget_at and time.monotonic() - self._budget_at < BUDGET_EVERY_S:
             return
-        found = budget_of(self._settings)
+        now = time.monotonic()
+        if self._left or now - self._left_at >= LEFT_EVERY_S:
+            self._left, self._left_at = left_behind(), now
+        found = budget_of(self._settings, self._left)
         self._budget_at = time.monotonic()
         if found != self.budget and found.total_bytes:  # without a total it is not a measurement
             self.budget = found
@@ -133,18 +139,26 @@ class Watchdog(threading.Thread):
             self._wake()
 
 
-def budget_of(settings: Settings) -> Budget:
-    """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit."""
+def left_behind() -> list[Left]:
+    """Engines that LLMKube's agent left behind."""
+    return left_by_agent(processes.abandoned(), MARK)
+
+
+def budget_of(settings: Settings, left: Sequence[Left] | None = None) -> Budget:
+    """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit.
+
+    `left`: what is known as `left_behind`; None to look.
+    """
     try:
         binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except machine.NoBinary:
         binary = None
-    return _beside_left(host_memory.host_budget(settings.memory_fraction or None, binary))
+    budget = host_memory.host_budget(settings.memory_fraction or None, binary)
+    return _beside(left_behind() if left is None else left, budget)
 
 
-def _beside_left(found: Budget) -> Budget:
+def _beside(left: Sequence[Left], found: Budget) -> Budget:
     """The budget less the memory of engines that LLMKube's agent left behind."""
-    left = left_by_agent(processes.abandoned(), MARK)
     return found.less(sum(map(_held_by, left)), "engines that LLMKube's agent left behind")
 
 

@@ -1,7 +1,7 @@
 """The threads that probe the engines: as many as there are probes that wait for an answer, not as there are engines.
 
 A probe that is due goes to a thread that is free. Another thread begins only if none took a probe for STUCK_S, as when
-an engine hangs, and ends once there are enough without it. Probes far away are due on whole seconds, so that a Mac at
+an engine hangs, and ends once there are enough without it. Probes far away are due at shared times, so that a Mac at
 rest wakes once for many of them.
 """
 
@@ -21,7 +21,7 @@ Turn = Callable[[], "float | None"]
 STUCK_S = 0.01
 MOST_THREADS = 64
 MOST_IDLE = 2
-ROUNDED_FROM_S = 10.0
+ROUNDED_FROM_S, SHARED_EVERY_S = 10.0, 5.0
 AGAIN_S = 1.0
 log = logging.getLogger("sidecar")
 
@@ -45,7 +45,8 @@ class ProbeThreads:
         Raises RuntimeError, and then calls nothing, if the system lets no thread be started.
         """
         at = time.monotonic() + pause_s
-        due = float(int(at)) if pause_s >= ROUNDED_FROM_S else at, next(self._numbers), turn
+        at = round(at / SHARED_EVERY_S) * SHARED_EVERY_S if pause_s >= ROUNDED_FROM_S else at
+        due = at, next(self._numbers), turn
         with self._changed:
             if self._timer is None:
                 timer = threading.Thread(target=self._watch_clock, name="probes due", daemon=True)

@@ -7,6 +7,7 @@ import plistlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import psutil
 import pytest
 
 from metal_supervisor.cli import main
-from metal_supervisor.controller.pressure_watch import Watchdog, budget_of
+from metal_supervisor.controller.pressure_watch import LEFT_EVERY_S, Watchdog, budget_of
 from metal_supervisor.host import darwin_memory, processes
 from metal_supervisor.host.darwin_memory import Mac
 from metal_supervisor.host.left_engines import AGENTS_OWN, Process
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.sizes import GIB, MIB
 from tests.boundary.mac_memory import M4_MAX, FakeLibc
+from tests.boundary.test_watchdog import look_again
 
 
 @pytest.fixture
@@ -68,6 +70,30 @@ def test_on_a_mac_its_model_counts_beside_its_footprint(
     mac = Mac(FakeLibc(M4_MAX, {os.getpid(): (3 * GIB, GIB)}))
     monkeypatch.setattr(darwin_memory, "mac", lambda: mac)
     assert f"less {held_gib}.0 GiB of engines that LLMKube's agent left behind" in budget_of(Settings()).reason
+
+
+def test_all_processes_are_looked_at_seldom_unless_an_engine_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["llama-server", "--model", "/m.gguf", "--host", "0.0.0.0", "--port", "52011"]
+    engine = Process(os.getpid(), argv, {AGENTS_OWN[0]: AGENTS_OWN[1]}, GIB)
+    found, looks = [engine], []
+
+    def abandoned() -> list[Process]:
+        looks.append(time.monotonic())
+        return list(found)
+
+    monkeypatch.setattr(processes, "abandoned", abandoned)
+    watchdog = Watchdog(Settings(), lambda: None)
+    for _ in range(3):
+        look_again(watchdog)
+    assert len(looks) == 4 and "left behind" in watchdog.budget.reason
+    found.clear()
+    for _ in range(3):
+        look_again(watchdog)
+    assert len(looks) == 5 and "left behind" not in watchdog.budget.reason
+    found.append(engine)
+    watchdog._left_at -= LEFT_EVERY_S
+    look_again(watchdog)
+    assert "left behind" in watchdog.budget.reason
 
 
 def test_import_launchd_names_it(tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]) -> None:

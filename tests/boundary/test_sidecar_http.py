@@ -53,6 +53,23 @@ def ask(port: int, path: str = "/healthz", method: str = "GET", **headers: str) 
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
+def test_a_server_without_a_connection_sleeps_until_there_is_one(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    loop = server.asyncore.loop
+
+    def counted(**given: Any) -> None:
+        pauses.append(given["timeout"])
+        loop(**given)
+
+    monkeypatch.setattr(server.asyncore, "loop", counted)
+    with raw(port_of(server)):  # the loop under way is still one without a connection
+        eventually(lambda: 1 in pauses)
+    eventually(lambda: pauses[-1] == servers.REST_S)
+    assert ask(port_of(server))[0] == 200
+
+
 def with_host(port: int, host: str | None) -> bytes:
     line = "" if host is None else f"Host: {host}\r\n"
     with raw(port) as sock:

@@ -16,7 +16,7 @@ from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.counters import Counted
 from metal_supervisor.sidecar.http.app import create_app
-from metal_supervisor.sidecar.http.server import bound
+from metal_supervisor.sidecar.http.server import bound, run
 from metal_supervisor.sidecar.inventory import Offer
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.processes import Observed
@@ -102,7 +102,7 @@ def told(count: int, series: int = 15) -> Told:
 def served(look: Callable[[], Board], app: Any = None) -> Iterator[Any]:
     """The real server on a free port (`effective_port`), for as long as the block lasts; `app`: another application."""
     server = bound(app or create_app(look), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=run, args=(server,), daemon=True)
     thread.start()
     try:
         yield server

@@ -32,6 +32,8 @@ MAX_BODY_BYTES = 1 << 10
 """No accepted request has a body; a short one is read, so that the client sees why it is refused."""
 MAX_CONNECTIONS = 400
 """Far below supervisord's limit of file descriptors (minfds): the engines' probes and watches need the others."""
+REST_S = 3600.0
+"""Longest sleep without a connection."""
 THREADS = 2
 """No request waits for anything, and all share one interpreter: the second lets a short answer overtake a long one."""
 SWITCH_S = 0.001
@@ -112,7 +114,7 @@ class _Unread:
 
 
 def bound(app: Any, address: str, port: int) -> Any:
-    """A listening server; its `run()` serves. Raises OSError if the port is taken."""
+    """A listening server, for `run`. Raises OSError if the port is taken."""
     server = create_server(
         app,
         host=address,
@@ -135,11 +137,19 @@ def bound(app: Any, address: str, port: int) -> Any:
     return server
 
 
+def run(server: TcpWSGIServer) -> None:
+    """Serve until it is closed. Without a connection it sleeps: waitress alone would wake each second."""
+    sockets = server._map
+    while sockets:
+        pause_s = server.adj.asyncore_loop_timeout if server.active_channels else REST_S
+        server.asyncore.loop(timeout=pause_s, use_poll=True, map=sockets, count=1)
+
+
 def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
     """Serve in a thread, now or as soon as the port is free; `taken`: advice that is logged until then."""
     sys.setswitchinterval(SWITCH_S)
 
-    def run() -> None:
+    def listen() -> None:
         told = False
         while True:
             try:
@@ -152,6 +162,6 @@ def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
                     log.error("a port cannot be listened on; it is tried again", extra=detail)
                 time.sleep(RETRY_S)
                 continue
-            server.run()
+            run(server)
 
-    threading.Thread(target=run, name="http", daemon=True).start()
+    threading.Thread(target=listen, name="http", daemon=True).start()
