@@ -96,23 +96,6 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return whole
 
 
-class _Unread:
-    """Maintenance that shuts down closing connections whose client does not read the rest of the answer.
-
-    By themselves they would stay open until there is room in the client's buffer.
-    """
-
-    def __init__(self, server: TcpWSGIServer) -> None:
-        self._server, self._look = server, server.maintenance
-
-    def __call__(self, now: float) -> None:
-        self._look(now)
-        for channel in list(self._server.active_channels.values()):
-            if channel.will_close and channel.total_outbufs_len:
-                with contextlib.suppress(OSError):
-                    channel.socket.shutdown(socket.SHUT_RDWR)
-
-
 def bound(app: Any, address: str, port: int) -> Any:
     """A listening server, for `run`. Raises OSError if the port is taken."""
     server = create_server(
@@ -126,23 +109,29 @@ def bound(app: Any, address: str, port: int) -> Any:
         cleanup_interval=2,
         max_request_header_size=MAX_HEADER_BYTES,
         max_request_body_size=MAX_BODY_BYTES,
-        # select() fails for the whole process's descriptors beyond 1024, whosever they are.
-        asyncore_use_poll=True,
         log_socket_errors=False,
     )
     server.channel_class = _Channel
-    server.maintenance = _Unread(server)
     # What it says is of clients: that requests wait, that one has left, a traceback for a URL that makes no sense.
     logging.getLogger("waitress").setLevel(logging.CRITICAL)
     return server
 
 
 def run(server: TcpWSGIServer) -> None:
-    """Serve until it is closed. Without a connection it sleeps: waitress alone would wake each second."""
+    """Serve until it is closed. Without a connection it sleeps: waitress alone would wake each second.
+
+    A closing connection whose client does not read the rest of the answer is shut down: by itself it would stay open
+    until there is room in the client's buffer.
+    """
     sockets = server._map
     while sockets:
         pause_s = server.adj.asyncore_loop_timeout if server.active_channels else REST_S
+        # select() fails for the whole process's descriptors beyond 1024, whosever they are.
         server.asyncore.loop(timeout=pause_s, use_poll=True, map=sockets, count=1)
+        for channel in list(server.active_channels.values()):
+            if channel.will_close and channel.total_outbufs_len:
+                with contextlib.suppress(OSError):
+                    channel.socket.shutdown(socket.SHUT_RDWR)
 
 
 def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
