@@ -71,8 +71,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
         # Metal's limit is read from the engine in the thread, because that may be slow.
-        self._left = left_behind()
-        self._left_at = time.monotonic()
+        self._left, self._left_at = left_behind(), time.monotonic()
         self.budget = _beside(self._left, host_memory.host_budget(settings.memory_fraction or None, None))
         """Memory for models; refreshed now and then, because an administrator may raise Metal's wired limit."""
         self._budget_at = 0.0
@@ -106,13 +105,12 @@ class Watchdog(threading.Thread):
             time.sleep((interval_s if calm else min(interval_s, ALERT_S)) or BUDGET_EVERY_S)
 
     def _refresh_budget(self) -> None:
-        if self._budget_at and time.monotonic() - self._budget_at < BUDGET_EVERY_S:
-            return
         now = time.monotonic()
+        if self._budget_at and now - self._budget_at < BUDGET_EVERY_S:
+            return
         if self._left or now - self._left_at >= LEFT_EVERY_S:
             self._left, self._left_at = left_behind(), now
-        found = budget_of(self._settings, self._left)
-        self._budget_at = time.monotonic()
+        found, self._budget_at = budget_of(self._settings, self._left), now
         if found != self.budget and found.total_bytes:  # without a total it is not a measurement
             self.budget = found
             log.info("memory budget", extra={"budget": found.explain()})
