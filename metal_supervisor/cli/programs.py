@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,8 @@ from metal_supervisor.cli.command_parser import state_dir
 from metal_supervisor.settings import loader
 from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.home import StateHome
+
+PARENT_EVERY_S = 2.0
 
 
 def add(commands: Any) -> None:
@@ -78,6 +81,8 @@ _held: list[TextIO] = []
 def _follow_parent(parent: int) -> None:
     """End this process when its supervisord was killed: the next one starts another."""
     launch.wait_for_exit(parent, launch.start_time(parent))
+    while os.getppid() == parent:  # a system may tell of an end early, or not let us watch
+        time.sleep(PARENT_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
