@@ -67,9 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _tell_left() -> None:
     """Name the engines that the agent left behind, which hold memory and ports beside ours."""
-    from metal_supervisor.controller.pressure_watch import left_behind
+    from metal_supervisor.host import processes
 
-    for each in left_behind():
+    for each in processes.left_behind():
         text = f"was left behind by the agent; end it with: kill {each.pid}"
         say(f"warning: {each.runtime} on port {each.port} {text}")
 

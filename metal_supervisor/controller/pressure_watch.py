@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metal_supervisor.host import machine, processes
-from metal_supervisor.host.left_engines import Left, left_by_agent
-from metal_supervisor.launch import MARK
+from metal_supervisor.host.left_engines import Left
 from metal_supervisor.memory import machine_memory as host_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Watch, in_force, thresholds, watch
@@ -71,7 +70,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
         # Metal's limit is read from the engine in the thread, because that may be slow.
-        self._left, self._left_at = left_behind(), time.monotonic()
+        self._left, self._left_at = processes.left_behind(), time.monotonic()
         self.budget = _beside(self._left, host_memory.host_budget(settings.memory_fraction or None, None))
         """Memory for models; refreshed now and then, because an administrator may raise Metal's wired limit."""
         self._budget_at = 0.0
@@ -109,7 +108,7 @@ class Watchdog(threading.Thread):
         if self._budget_at and now - self._budget_at < BUDGET_EVERY_S:
             return
         if self._left or now - self._left_at >= LEFT_EVERY_S:
-            self._left, self._left_at = left_behind(), now
+            self._left, self._left_at = processes.left_behind(), now
         found, self._budget_at = budget_of(self._settings, self._left), now
         if found != self.budget and found.total_bytes:  # without a total it is not a measurement
             self.budget = found
@@ -137,22 +136,17 @@ class Watchdog(threading.Thread):
             self._wake()
 
 
-def left_behind() -> list[Left]:
-    """Engines that LLMKube's agent left behind."""
-    return left_by_agent(processes.abandoned(), MARK)
-
-
 def budget_of(settings: Settings, left: Sequence[Left] | None = None) -> Budget:
     """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit.
 
-    `left`: what is known as `left_behind`; None to look.
+    `left`: what is known as `processes.left_behind`; None to look.
     """
     try:
         binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except machine.NoBinary:
         binary = None
     budget = host_memory.host_budget(settings.memory_fraction or None, binary)
-    return _beside(left_behind() if left is None else left, budget)
+    return _beside(processes.left_behind() if left is None else left, budget)
 
 
 def _beside(left: Sequence[Left], found: Budget) -> Budget:

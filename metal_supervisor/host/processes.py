@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
-from metal_supervisor.host.left_engines import Process, named_at
+from metal_supervisor.host.left_engines import Left, Process, left_by_agent, named_at
 from metal_supervisor.host.liveness import LivenessSigns
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.types import Json
@@ -52,6 +52,11 @@ def abandoned() -> list[Process]:
                 if named_at(argv) is not None:
                     found.append(Process(process.pid, argv, process.environ(), resident_bytes(process.pid) or 0))
     return found
+
+
+def left_behind() -> list[Left]:
+    """Engines that LLMKube's agent left behind; it looks at all processes."""
+    return left_by_agent(abandoned(), launch.MARK)
 
 
 def _processes() -> Iterator[psutil.Process]:
