@@ -150,6 +150,8 @@ class Engine:
         self.flags = flags
         self.started = time.monotonic()
         self.lock = threading.Lock()
+        self.changed = threading.Condition()
+        """Notified when a fault is another one."""
         self.slots = [False] * max(1, int(flags.get("--parallel") or 1))
         self.served = {"prompt_tokens": 0, "tokens": 0}
 
@@ -260,8 +262,10 @@ class Handler(BaseHTTPRequestHandler):
     def change(self, body: bytes) -> None:
         defaults: dict[str, Any] = {item.name: item.default for item in fields(Faults)}
         try:
-            for name, value in json.loads(body or b"{}").items():
-                setattr(self.engine.faults, name, type(defaults[name])(value))
+            with self.engine.changed:
+                for name, value in json.loads(body or b"{}").items():
+                    setattr(self.engine.faults, name, type(defaults[name])(value))
+                self.engine.changed.notify_all()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return self.send_error_json(400, f"no such fault, or a bad value: {error}", "invalid_request_error")
         return self.send_json({name: getattr(self.engine.faults, name) for name in defaults})
@@ -417,13 +421,15 @@ def leave(faults: Faults) -> None:
     os._exit(faults.exit_code)
 
 
-def spin(faults: Faults) -> None:
+def spin(engine: Engine) -> None:
     """Uses a processor while asked to; in a process of its own it would be another's time."""
     while True:
+        with engine.changed:
+            engine.changed.wait_for(lambda: engine.faults.spin)
         until = time.monotonic() + 0.2
-        while faults.spin and time.monotonic() < until:
+        while engine.faults.spin and time.monotonic() < until:
             pass
-        time.sleep(0.001 if faults.spin else 0.1)
+        time.sleep(0.001)
 
 
 def grow(faults: Faults, held: list[bytearray]) -> None:
@@ -434,13 +440,21 @@ def grow(faults: Faults, held: list[bytearray]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def background(faults: Faults, started: float) -> None:
+def pause(engine: Engine) -> None:
+    """Until the next tick of what is done by the clock, or a change; an engine at rest does nothing, as real ones."""
+    faults = engine.faults
+    ticks = faults.flood_lines_per_s > 0 or faults.junk or faults.grow_mib_per_s > 0
+    ends_in = faults.exit_after_s - engine.age_s() if faults.exit_after_s > 0 else None
+    engine.changed.wait(TICK_S if ticks else ends_in)
+
+
+def background(engine: Engine) -> None:
     """Everything that happens by the clock."""
+    faults = engine.faults
     line = "x" * 119
     held: list[bytearray] = []
     while True:
-        age = time.monotonic() - started
-        if 0 < faults.exit_after_s <= age:
+        if 0 < faults.exit_after_s <= engine.age_s():
             leave(faults)
         if faults.flood_lines_per_s > 0:
             count = max(1, int(faults.flood_lines_per_s * TICK_S))
@@ -451,7 +465,8 @@ def background(faults: Faults, started: float) -> None:
                 sys.stderr.flush()
         if faults.grow_mib_per_s > 0:
             grow(faults, held)
-        time.sleep(TICK_S)
+        with engine.changed:
+            pause(engine)
 
 
 def leave_child() -> None:
@@ -483,8 +498,8 @@ def main(argv: list[str]) -> int:
     if faults.close_stdout:
         os.close(1)
         os.close(2)
-    threading.Thread(target=spin, args=(faults,), daemon=True).start()
-    threading.Thread(target=background, args=(faults, engine.started), daemon=True).start()
+    threading.Thread(target=spin, args=(engine,), daemon=True).start()
+    threading.Thread(target=background, args=(engine,), daemon=True).start()
     time.sleep(faults.bind_delay_s)
     host, port = faults.bind_host or flags.get("--host") or "127.0.0.1", int(flags.get("--port") or 8080)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -497,7 +512,7 @@ def main(argv: list[str]) -> int:
     if faults.close_stdout:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
     say(f"stand-in: listening on http://{host}:{port}, ballast {len(ballast)} bytes")
-    server.serve_forever()
+    server.serve_forever(poll_interval=3600)
     return 0
 
 
