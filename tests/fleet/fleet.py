@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import tempfile
 import threading
 import time
@@ -330,9 +331,10 @@ def fleet(plan: Plan, base: Path) -> Iterator[Fleet]:
         rest = names[plan.lost :]
         groups += [rest[number :: plan.workers] for number in range(plan.workers)]
         scope = spaces(plan)[0] if plan.namespaces == 1 else ""
+        part = len(os.sched_getaffinity(0)) / plan.macs
         workers, first = [], 0
         for number, group in enumerate(each for each in groups if each):
-            order = Order(base / f"worker-{number}", kubeconfig, tuple(group), first, scope, plan.lease_s, 0.0)
+            order = Order(base / f"worker-{number}", kubeconfig, tuple(group), first, scope, plan.lease_s, part)
             workers.append(Worker(order))
             first += len(group)
             stack.callback(workers[-1].kill)

@@ -7,9 +7,10 @@ connections and TLS sessions of their own.
 
 Simulated: a controller's pass and a sidecar's are one function in one thread, without a bell between them; engines
 (a record for each held slot, ready LOAD_S later, never dead), memory (every model fits and is at hand), supervisord,
-probes, addresses of the documentation range. Manifests are read once for all Macs of a process, because what is read
-of equal manifests is equal. So the CPU of these Macs is not that of real ones; `fleet.py` measures a whole Mac beside
-them.
+probes, addresses of the documentation range. Passes in a row are paced as the controller's, by the part of this
+machine that each Mac has: a real one has cores of its own, and reacts sooner. Manifests are read once for all Macs of a
+process, because what is read of equal manifests is equal. So the CPU of these Macs is not that of real ones; `fleet.py`
+measures a whole Mac beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from metal_supervisor.cluster.reflector import Reflector
 from metal_supervisor.cluster.report import report
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.controller_status import ControllerStatus
-from metal_supervisor.controller.loop import TICK_S
+from metal_supervisor.controller.loop import LONGEST_PAUSE_S, SHARE, TICK_S
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.placement.leases import PREFIX
 from metal_supervisor.placement.placement import Placed, Placement
@@ -45,6 +46,7 @@ from metal_supervisor.spec.types import Json, Key, ModelFile, Probe, Rejected, S
 from metal_supervisor.state.directory import SESSION_FILE, StateDir
 from metal_supervisor.state.programs import program_name
 from metal_supervisor.state.reports import CONTROLLER_REPORT
+from metal_supervisor.state.throttle import Throttle
 from tests.fleet.tally import CountedKube, Tally
 
 LOAD_S = 2.0
@@ -82,11 +84,36 @@ class Reader:
         return self._known[key]
 
 
+class Readings:
+    """What a Mac has read; as controller/resource_filter.py does, it reads again only what is another."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._seen: dict[Key, tuple[Json, Json | None]] = {}
+        """Service -> its manifest and that of its Model."""
+        self._answer: dict[Key, Service | Rejected] = {}
+
+    def of(self, services: Mapping[Key, Json], models: Mapping[Key, Json]) -> dict[Key, Service | Rejected]:
+        """The services of a Mac that could run all of them."""
+        changed, seen = dict[Key, Json](), dict[Key, tuple[Json, Json | None]]()
+        for key, each in services.items():
+            found, before = models.get((key[0], each["spec"]["modelRef"])), self._seen.get(key)
+            same = before is not None and before[0] is each and before[1] is found
+            seen[key] = before if same and before else (each, found)
+            if not same:
+                changed[key] = each
+        kept = {key: each for key, each in self._answer.items() if key in services and key not in changed}
+        self._seen, self._answer = seen, kept | (self._read(changed, models) if changed else {})
+        return self._answer
+
+
 class SimulatedMac:
     """One Mac. `start` it; it runs until its process ends."""
 
-    def __init__(self, base: Path, kubeconfig: Path, settings: Settings, number: int, read: Read) -> None:
-        self.name, self.settings, self._read = settings.node_name, settings, read
+    def __init__(self, base: Path, kubeconfig: Path, settings: Settings, number: int, read: Read, part: float) -> None:
+        """`part`: of this machine that is this Mac's, in cores."""
+        self.name, self.settings, self._readings = settings.node_name, settings, Readings(read)
+        self._throttle = Throttle(SHARE * min(1.0, part), LONGEST_PAUSE_S / min(1.0, part))
         self.tally = Tally()
         self.state = StateDir(base)
         self.state.create()
@@ -127,6 +154,7 @@ class SimulatedMac:
             self._wake.wait(pause_s)
             self._wake.clear()
             began = time.thread_time()
+            self._throttle.begin()
             try:
                 pause_s = self.one_pass()
             except Exception as error:
@@ -134,12 +162,13 @@ class SimulatedMac:
                 self.errors.append(repr(error))
                 pause_s = 1.0
             self.passes, self.pass_s = self.passes + 1, self.pass_s + time.thread_time() - began
+            time.sleep(self._throttle.pause_s())
 
     def one_pass(self) -> float:
         """One pass of controller and sidecar; returns the seconds until the next."""
         services, models = self.services.seen, self.models.seen
         if services.synced and models.synced:
-            found = self._read(services.items, models.items)
+            found = self._readings.of(services.items, models.items)
             operator = self.status.look_for_operator(services.items, models.items)
             placed = self.placement.place(
                 found, services.items.keys() - found.keys(), self._serving(), lambda _: 0.0,
