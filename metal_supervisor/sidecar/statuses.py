@@ -32,8 +32,8 @@ once, and leaves what it finds then.
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
 PROGRESS_S, MESSAGES_PER_S = 1.0, 20
-"""Seconds after a write of a status before one that changes no more than its messages; and the most of these each
-second: an engine that leaves the queue for memory changes the message and the position of all that wait behind it.
+"""Seconds for which a change of no more than messages waits, after the write before and for what may follow it; and the
+most of these writes each second: an engine that leaves the queue changes the messages of all that wait behind it.
 """
 NUDGE = "metal-supervisor.io/changed"
 DOWNLOADING = "Downloading"
@@ -83,6 +83,8 @@ class _Written:
     """Monotonic times at which to trigger the operator for a service whose slices it cannot map back."""
     at: float = 0.0
     """Monotonic time of the latest write."""
+    changed_at: float = NEVER
+    """Monotonic time at which something else was wanted first, NEVER since the latest write."""
     held_until: float = NEVER
     """Monotonic time until which further messages are held back, NEVER if there are none."""
     ready_replicas: int = 0
@@ -169,11 +171,16 @@ class Statuses:
         written.held_until = NEVER
         if self.operator is not False or written.body is None or written.want is None:
             return False
-        until = written.at + PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
-        if written.want is not want and _differ_in_words(written.want, want) and time.monotonic() < until:
+        if written.want is want:
+            return True
+        now = time.monotonic()
+        written.changed_at = min(written.changed_at, now)
+        pause_s = PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
+        until = max(written.at + pause_s, written.changed_at + PROGRESS_S)
+        if now < until and _differ_in_words(written.want, want):
             written.held_until = until
             return True
-        return written.want is want
+        return False
 
     def service(self, want: WantedStatus) -> None:
         """Write the status of one InferenceService, if this Mac holds its first replica."""
@@ -200,7 +207,7 @@ class Statuses:
                 written.body = None  # until it is written: one that fails may have taken effect all the same
                 self._whole(record.owner, body)
                 written.body, written.at = body, time.monotonic()
-            written.want = want
+            written.want, written.changed_at = want, NEVER
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
         if not written.beside or body != manifests.own_part(written.body):

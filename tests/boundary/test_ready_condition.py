@@ -108,6 +108,26 @@ def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
     assert statuses.rests(second) and statuses.held_until() == NEVER
 
 
+def test_a_message_that_a_reason_follows_within_a_second_is_never_written(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses, now = cluster.statuses, [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("metal_supervisor.sidecar.statuses.time", clock)
+    statuses.service(looking(cluster, "its turn comes"))
+    now[0] += 100.0
+    assert statuses.rests(looking(cluster, "it does not listen")) and statuses.held_until() == 1101.0
+    now[0] += 0.5
+    assert statuses.rests(looking(cluster, "it loads")) and statuses.held_until() == 1101.0, "put off again and again"
+    assert not statuses.rests(looking(cluster, "", "STOPPING"))
+    now[0] += 0.5
+    last = looking(cluster, "it loads")
+    assert not statuses.rests(last)
+    statuses.service(last)
+    now[0] += 100.0
+    assert statuses.rests(looking(cluster, "it does not listen")) and statuses.held_until() == 1202.0
+
+
 def test_a_number_of_replicas_and_the_last_message_of_all_do_not_wait(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
