@@ -109,5 +109,7 @@ def served(look: Callable[[], Board], app: Any = None) -> Iterator[Any]:
     finally:
         # A thread that answers still would write into whatever has the descriptors of a closed server.
         server.task_dispatcher.shutdown(timeout=30)
-        server.trigger.pull_trigger(server.close)
+        with server.trigger.lock:  # a loop that is awake already would close the trigger before it is pulled
+            server.trigger.thunks.append(server.close)
+            server.trigger.pull_trigger()
         thread.join(10)
