@@ -85,12 +85,13 @@ def cpu_s(ours: dict[str, psutil.Process]) -> dict[str, float]:
     return {name: sum(process.cpu_times()[:2]) for name, process in ours.items()}
 
 
-def switches(process: psutil.Process) -> int:
-    """Context switches of all threads so far: psutil has those of the first alone on Linux."""
-    found = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/status")]
-    if not found:
-        return sum(process.num_ctx_switches())
-    return sum(int(line.split()[1]) for text in found for line in text.splitlines() if "ctxt_switches" in line)
+def switches(process: psutil.Process) -> dict[str, int]:
+    """Context switches so far of each thread that lives: psutil has those of the first alone on Linux."""
+    found = {path.parent.name: path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/status")}
+    return {
+        thread: sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+        for thread, text in found.items()
+    } or {"": sum(process.num_ctx_switches())}
 
 
 def started(system: System, name: str) -> bool:
@@ -146,7 +147,8 @@ def rest(system: System, seconds: float, scale: Scale) -> None:
     lasted, after = time.monotonic() - since, cpu_s(ours)
     for name, each in ours.items():
         scale.idle_percent[name] = 100 * (after[name] - before[name]) / lasted
-        scale.switches[name] = (switches(each) - switched[name]) / lasted
+        counts = switches(each)
+        scale.switches[name] = sum(counts[thread] - switched[name].get(thread, 0) for thread in counts) / lasted
         # Of the process alone: supervisord's children are the engines.
         held = machine_memory.memory_of(each.pid, machine_memory.PROC)
         scale.pss_mib[name] = held[0] / 2**20 if held else 0.0
