@@ -242,8 +242,12 @@ def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
             eventually(lambda: sum(bool(macs.ready(name)) for name in names) == 4, 60, "four of them to serve")
             assert Counter(macs.holder(name) for name in names if macs.ready(name)) == {"mac-a": 2, "mac-b": 2}
             (left,) = [name for name in names if not macs.ready(name)]
-            told = eventually(lambda: macs.status(left).get("schedulingStatus") and macs.status(left), 40, "a verdict")
-            assert (told["schedulingStatus"], told["queuePosition"]) == ("InsufficientMemory", 1)
+
+            def alone_in_the_queue() -> bool:
+                told = macs.status(left)
+                return (told.get("schedulingStatus"), told.get("queuePosition")) == ("InsufficientMemory", 1)
+
+            eventually(alone_in_the_queue, 40, "a verdict, without those that were before it")
             return left
 
         # The second one comes when the first one has claimed all.
