@@ -161,10 +161,7 @@ class Statuses:
         return min((each.held_until for each in self._services.values()), default=NEVER)
 
     def rests(self, want: WantedStatus) -> bool:
-        """True if `service` would find nothing to do for this very object, or only a message that can wait a little.
-
-        An engine that starts has several within a second.
-        """
+        """True if `service` would find nothing to do for this very object, or only a message, which more may follow."""
         written = self._services.get(want.record.key)
         if written is None:
             return False
@@ -173,8 +170,7 @@ class Statuses:
             return False
         if written.want is want:
             return True
-        now = time.monotonic()
-        written.changed_at = min(written.changed_at, now)
+        written.changed_at = min(written.changed_at, now := time.monotonic())
         pause_s = PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
         until = max(written.at + pause_s, written.changed_at + PROGRESS_S)
         if now < until and _differ_in_words(written.want, want):
