@@ -108,12 +108,17 @@ def test_a_message_soon_after_a_write_waits_and_a_reason_does_not(
     assert statuses.rests(second) and statuses.held_until() == NEVER
 
 
-def test_a_message_that_a_reason_follows_within_a_second_is_never_written(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses, now = cluster.statuses, [1000.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The only item is the monotonic time of statuses."""
+    found = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: found[0], time=time.time)
     monkeypatch.setattr("metal_supervisor.sidecar.statuses.time", clock)
+    return found
+
+
+def test_a_message_that_a_reason_follows_within_a_second_is_never_written(cluster: Cluster, now: list[float]) -> None:
+    statuses = cluster.statuses
     statuses.service(looking(cluster, "its turn comes"))
     now[0] += 100.0
     assert statuses.rests(looking(cluster, "it does not listen")) and statuses.held_until() == 1101.0
@@ -143,12 +148,8 @@ def test_a_number_of_replicas_and_the_last_message_of_all_do_not_wait(
     assert not cluster.statuses.rests(told(ends, 0, leaving=True)), "no later pass would write it"
 
 
-def test_many_services_change_no_more_messages_a_second_than_a_few(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses, now = cluster.statuses, [1000.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr("metal_supervisor.sidecar.statuses.time", clock)
+def test_many_services_change_no_more_messages_a_second_than_a_few(cluster: Cluster, now: list[float]) -> None:
+    statuses = cluster.statuses
     statuses.service(looking(cluster, "it does not listen"))
     for number in range(1, 10 * MESSAGES_PER_S):
         statuses._services["default", f"other-{number}"] = statuses._services[cluster.record.key]

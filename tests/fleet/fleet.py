@@ -331,7 +331,7 @@ def fleet(plan: Plan, base: Path) -> Iterator[Fleet]:
         rest = names[plan.lost :]
         groups += [rest[number :: plan.workers] for number in range(plan.workers)]
         scope = spaces(plan)[0] if plan.namespaces == 1 else ""
-        part = len(os.sched_getaffinity(0)) / plan.macs
+        part = (os.cpu_count() or 1) / plan.macs
         workers, first = [], 0
         for number, group in enumerate(each for each in groups if each):
             order = Order(base / f"worker-{number}", kubeconfig, tuple(group), first, scope, plan.lease_s, part)

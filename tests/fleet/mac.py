@@ -98,10 +98,10 @@ class Readings:
         changed, seen = dict[Key, Json](), dict[Key, tuple[Json, Json | None]]()
         for key, each in services.items():
             found, before = models.get((key[0], each["spec"]["modelRef"])), self._seen.get(key)
-            same = before is not None and before[0] is each and before[1] is found
-            seen[key] = before if same and before else (each, found)
-            if not same:
+            if before is None or before[0] is not each or before[1] is not found:
+                before = each, found
                 changed[key] = each
+            seen[key] = before
         kept = {key: each for key, each in self._answer.items() if key in services and key not in changed}
         self._seen, self._answer = seen, kept | (self._read(changed, models) if changed else {})
         return self._answer

@@ -263,9 +263,9 @@ class Handler(BaseHTTPRequestHandler):
         defaults: dict[str, Any] = {item.name: item.default for item in fields(Faults)}
         try:
             with self.engine.changed:
+                self.engine.changed.notify_all()  # first: one value may be refused after another was taken
                 for name, value in json.loads(body or b"{}").items():
                     setattr(self.engine.faults, name, type(defaults[name])(value))
-                self.engine.changed.notify_all()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return self.send_error_json(400, f"no such fault, or a bad value: {error}", "invalid_request_error")
         return self.send_json({name: getattr(self.engine.faults, name) for name in defaults})
