@@ -21,11 +21,13 @@ from tests.support.crowd import REFUSED, RESET, UNCONNECTED
 from tests.support.engines import timeline
 from tests.support.faults import Figure, fault
 from tests.support.macs import LEASES, Mac, embedded_cluster, fleet
-from tests.support.system import ROOT, eventually, kill, service
+from tests.support.system import FAKE_ENGINE, ROOT, eventually, kill, service
 
 LEASE_S = 5
 BEATS = 6
 NAMES = tuple(f"one-{number}" for number in range(6))
+LOADS_S = "3"
+"""An engine that is back before its withdrawal is written is not withdrawn at all, and there is nothing to see."""
 LOOP = re.compile(r'^metal_supervisor_loop_last_success_timestamp_seconds\{loop="sidecar"\} (\S+)$', re.M)
 
 
@@ -33,8 +35,9 @@ LOOP = re.compile(r'^metal_supervisor_loop_last_success_timestamp_seconds\{loop=
 def mac(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mac]:
     base = tmp_path_factory.mktemp("looked-at")
     with embedded_cluster(base) as kubeconfig, fleet(base, kubeconfig) as macs:
-        found = macs.add("mac-a", "--lease-duration", str(LEASE_S))
-        found.apply(found.tiny_model(), *(service(name) for name in NAMES))
+        found = macs.add("mac-a", "--lease-duration", str(LEASE_S), engine=FAKE_ENGINE)
+        slow = ["--fake-load-s", LOADS_S]
+        found.apply(found.tiny_model(), *(service(name, extraArgs=slow) for name in NAMES))
         for name in NAMES:
             found.ready(name, 60)
         yield found
