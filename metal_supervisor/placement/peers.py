@@ -80,8 +80,10 @@ def sight(
     result = {}
     for key, lease in leases.items():
         version = str(lease["metadata"].get("resourceVersion", ""))
-        found = (known for known in (before.get(key), renewals.get(key)) if known and known.version == version)
-        result[key] = next(found, None) or Sighting(version, now)
+        known = before.get(key)
+        if known is None or known.version != version:
+            known = renewals.get(key)
+        result[key] = known if known and known.version == version else Sighting(version, now)
     for namespace, node in missing:
         key = namespace, node_lease_name(node)
         known = before.get(key)

@@ -21,7 +21,7 @@ from metal_supervisor.cluster.reflector import Reflector, key_of
 from metal_supervisor.placement import claims, leases, peers
 from metal_supervisor.placement.claimer import Claimer
 from metal_supervisor.placement.claims import Ask, Life
-from metal_supervisor.placement.leases import Claim, NodeLease, SlotId
+from metal_supervisor.placement.leases import Claim, LeaseReader, NodeLease, SlotId
 from metal_supervisor.placement.peers import Sighting
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import mapping
@@ -80,6 +80,7 @@ class Placement:
             lambda: None if self._claimer.busy else wake(), selector=f"{leases.KIND} in (node,claim,reaper)",
             is_news=self._is_news,
         )
+        self._reader = LeaseReader()
         self._sightings: dict[Key, Sighting] = {}
         self._renewals: dict[Key, Sighting] = {}
         """When each Lease was last seen to be renewed, for which there is no pass: many Macs renew all the time."""
@@ -143,7 +144,7 @@ class Placement:
             return Placed({}, known=False)
         now = time.monotonic()
         seen = self._claimer.seen(self._leases.seen.items)
-        held, nodes = leases.read(seen.values())
+        held, nodes = self._reader.read(seen.values())
         missing = peers.without_lease(held, nodes)
         self._sightings = peers.sight(self._sightings, seen, now, self._renewals, missing)
         for key in [key for key in list(self._renewals) if key not in seen]:
@@ -211,11 +212,11 @@ class Placement:
         lives: Mapping[tuple[str, str], Life],
     ) -> bool:
         """True if this Mac could offer for a replica: an unclaimed one, or one of a Mac that is not live."""
-        slots = range(min(max(1, item.replicas), claims.MOST_SLOTS))
-        return any(
-            claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE)
-            for claim in (held.get((*key, slot)) for slot in slots)
-        )
+        for slot in range(min(max(1, item.replicas), claims.MOST_SLOTS)):
+            claim = held.get((*key, slot))
+            if claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE):
+                return True
+        return False
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
         """Number of a service's replicas that peers serve."""

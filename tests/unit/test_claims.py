@@ -10,7 +10,7 @@ import pytest
 
 from metal_supervisor.placement import claims, leases, peers, placement
 from metal_supervisor.placement.claims import Ask, Life
-from metal_supervisor.placement.leases import Claim, ClaimAction, Move, NodeLease
+from metal_supervisor.placement.leases import Claim, ClaimAction, LeaseReader, Move, NodeLease
 from metal_supervisor.placement.peers import Sighting
 
 NS = "llm"
@@ -344,7 +344,7 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
     def life(at: float, *others: dict[str, Any]) -> Life:
         nonlocal seen
         found = {(NS, each["metadata"]["name"]): each for each in (theirs, written(own, int(at)), *others)}
-        held, nodes = leases.read(found.values())
+        held, nodes = LeaseReader().read(found.values())
         seen = peers.sight(seen, found, at, missing=peers.without_lease(held, nodes))
         return peers.judge(held, nodes, seen, ME, 1.0, 40.0)[NS, PEER]
 
@@ -364,7 +364,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
     assert all(len(value) <= 63 for value in body["metadata"]["labels"].values())
-    found, nodes = leases.read([body])
+    found, nodes = LeaseReader().read([body])
     assert nodes == {}
     assert found == {
         (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created)
@@ -377,10 +377,10 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
 def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
     body = leases.node_lease_object(NS, ME, 40.0, {leases.SESSION: "s1", leases.UNSCHEDULABLE: "drain"}, "t")
     assert body["spec"] == {"holderIdentity": ME, "leaseDurationSeconds": 40, "renewTime": "t"}
-    assert leases.read([body])[1][NS, ME] == NodeLease(NS, ME, False, 40.0, "drain", "s1")
+    assert LeaseReader().read([body])[1][NS, ME] == NodeLease(NS, ME, False, 40.0, "drain", "s1")
     gone = leases.node_lease_object(NS, ME, 0.0, {}, "t")
     assert gone["spec"]["holderIdentity"] == ""
-    assert leases.read([gone])[1][NS, ME].released
+    assert LeaseReader().read([gone])[1][NS, ME].released
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_a_damaged_lease_harms_nobody(damage: dict[str, Any]) -> None:
     body = leases.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", 0), "u1"), ME, "t")
     body["metadata"].update(damage)
     body["spec"] = None
-    found, nodes = leases.read([body])
+    found, nodes = LeaseReader().read([body])
     assert nodes == {} and all(each.holder == "" for each in found.values())
 
 
@@ -402,9 +402,22 @@ def test_a_claim_that_lost_its_owner_is_mended_by_its_holder() -> None:
     """Its slot cannot be claimed anew, because the Lease exists."""
     body = leases.claim_object(Move(ClaimAction.CLAIM, (*KEY, 0), "u1"), ME, "t")
     del body["metadata"]["ownerReferences"]
-    (found,) = leases.read([body])[0].values()
+    (found,) = LeaseReader().read([body])[0].values()
     assert (found.slot, found.holder, found.owner_uid) == ((*KEY, 0), ME, "")
     assert kinds(decide(found)) == [(ClaimAction.TAKE, 0)]
+
+
+def test_leases_that_come_change_and_go_are_read_as_they_are_now() -> None:
+    reader, found, generator = LeaseReader(), dict[int, dict[str, Any]](), random.Random(1)
+    for version in range(2000):
+        slot = generator.randrange(20)
+        body = leases.claim_object(Move(ClaimAction.CLAIM, (NS, "tiny", slot), "u1"), ME, "t")
+        body["metadata"]["resourceVersion"] = str(version)
+        found.pop(slot, None)
+        if generator.random() < 0.7:
+            found[slot] = {**body}  # in the place of the one that went, if nobody else has it
+        if generator.random() < 0.3:
+            assert reader.read(found.values()) == LeaseReader().read(found.values())
 
 
 def test_a_renewal_is_told_from_what_a_mac_has_to_say() -> None:
@@ -516,7 +529,7 @@ def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_en
 def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
     def read(**notes: str) -> NodeLease:
         told = {leases.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
-        return leases.read([leases.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
+        return LeaseReader().read([leases.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
 
     found = read(memory_left="12", engines="llama-server 7200, omlx")
     assert (found.left_bytes, found.engines) == (12, frozenset({"llama-server", "omlx"}))
