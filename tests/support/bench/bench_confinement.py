@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import math
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +29,7 @@ from metal_supervisor.confinement.access import Access
 from metal_supervisor.confinement.probe import launcher_command
 from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.runtimes.builds import homes_of
+from tests.support.bench.intervals import shown
 from tests.support.system import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,13 +37,6 @@ ROOT = Path(__file__).resolve().parents[3]
 TOKENS = 200
 MODEL = {"n_layer": 8, "n_embd": 512, "n_ff": 2048, "n_head": 16, "n_head_kv": 8, "vocab": 4096, "dtype": "f16"}
 """A token of it takes some milliseconds of CPU, still a tenth of what those of useful models take."""
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): with the 95 % interval of the median, by order statistics."""
-    found, reach = sorted(values), 0.98 * math.sqrt(len(values))
-    low, high = max(0, math.floor(len(found) / 2 - reach)), min(len(found) - 1, math.ceil(len(found) / 2 + reach))
-    return statistics.median(found), found[low], found[high]
 
 
 def _command(base: Path, name: str, argv: list[str], access: Access) -> list[str]:
@@ -135,8 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
     later, share = measure(parser.parse_args().rounds)
-    print("a confined start takes longer: {:.1f} ms [{:.1f}, {:.1f}]".format(*interval(later)))
-    print("CPU time of a token, confined to not: {:.3f} [{:.3f}, {:.3f}]".format(*interval(share)))
+    print(f"a confined start takes longer, in ms: {shown(later, 1)}")
+    print(f"CPU time of a token, confined to not: {shown(share)}")
     return 0
 
 

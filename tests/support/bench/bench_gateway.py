@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
+from tests.support.bench.intervals import shown
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, free_ports, service
 
 SOURCE = Path(__file__).with_name("load.go")
-SAMPLES = 10_000
 
 
 def built(base: Path) -> Path:
@@ -62,13 +62,6 @@ def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
-
-
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """(median, lower, upper end of its 95 % interval), by resampling."""
-    chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(SAMPLES))
-    return statistics.median(ratios), medians[SAMPLES // 40], medians[-SAMPLES // 40]
 
 
 class Race:
@@ -112,8 +105,8 @@ class Race:
             row = f"{name:<36} gateway {statistics.median(ours):>8.3f}"
             for way in (each for each in self._ways if each != "gateway"):
                 theirs = self.found[way, name]
-                middle, low, high = interval([one / other for one, other in zip(ours, theirs, strict=True)])
-                row += f" | {way} {statistics.median(theirs):>8.3f}, ratio {middle:.3f} [{low:.3f}, {high:.3f}]"
+                ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+                row += f" | {way} {statistics.median(theirs):>8.3f}, ratio {shown(ratios)}"
             result.append(row)
         return result
 

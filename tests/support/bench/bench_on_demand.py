@@ -28,7 +28,8 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
-from tests.support.bench.bench_gateway import interval, listens
+from tests.support.bench.bench_gateway import listens
+from tests.support.bench.intervals import shown
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, free_ports
 from tests.support.tight import LARGE, MIB, lean, share
@@ -184,7 +185,7 @@ def wake(base: Path, binary: Path, rounds: int) -> None:
                     found[name].append(asked(at, "one") - load_s)
     print(told("the engine alone, start to answer", alone))
     for name, values in found.items():
-        print(told(f"{name}: request to answer, beyond that", values), "interval", interval(values))
+        print(told(f"{name}: request to answer, beyond that", values), "median", shown(values))
 
 
 def swap(base: Path, binary: Path, rounds: int) -> None:
@@ -205,7 +206,7 @@ def swap(base: Path, binary: Path, rounds: int) -> None:
                     found[way].append(asked(at, name) - own_s)
     print(told("both engines alone, end and load", alone))
     for way, values in found.items():
-        print(told(f"{way}: request to answer, beyond that", values), "interval", interval(values))
+        print(told(f"{way}: request to answer, beyond that", values), "median", shown(values))
 
 
 @dataclass

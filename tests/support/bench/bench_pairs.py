@@ -20,11 +20,12 @@ from pathlib import Path
 
 from tests.support.bench import bench_scale
 from tests.support.bench.bench_scale import Scale
+from tests.support.bench.intervals import shown
 from tests.support.system import eventually
 
 ROOT = Path(__file__).parents[3]
 EDITS = 5
-"""Of one round: processor time is told in steps of 10 ms."""
+"""Of one round."""
 PORTS = {"one": "6000-7999", "other": "8000-9999"}
 Figures = dict[str, float]
 
@@ -49,7 +50,7 @@ def one_side(services: int, ports: str) -> None:
                 "apply -> ready slice, beyond load": 1000 * statistics.median(made.to_slice),
                 "crash -> slice not ready": 1000 * made.withdrawn[0],
             }
-            spent = {f"CPU of an edit, {name}": ms for name, ms in made.edit_cpu_ms.items()}
+            spent = {f"CPU of an edit, {name}": statistics.fmean(ms) for name, ms in made.edit_cpu_ms.items()}
             print(json.dumps({**figures, **spent}), flush=True)
 
 
@@ -82,13 +83,6 @@ class Side:
         self._process.wait()
 
 
-def interval(values: list[float]) -> str:
-    """Median, and the interval that holds the median of all such values with 95 %."""
-    ranks = sorted(values)
-    skip = max(0, int(len(ranks) / 2 - 0.98 * len(ranks) ** 0.5))
-    return f"{statistics.median(ranks):8.2f} [{ranks[skip]:.2f}, {ranks[-1 - skip]:.2f}]"
-
-
 def main() -> None:
     """Measures, and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,7 +108,7 @@ def main() -> None:
     for figure in rounds[0]["one"]:
         ratios = [each["one"][figure] / (each["other"][figure] or 1) for each in rounds]
         here, there = ([each[name][figure] for each in rounds] for name in ("one", "other"))
-        print(f"{figure:34} {interval(here)} ms; against {interval(there)} ms; ratio {interval(ratios)}", flush=True)
+        print(f"{figure:34} {shown(here, 2)} ms; against {shown(there, 2)} ms; ratio {shown(ratios, 2)}", flush=True)
 
 
 if __name__ == "__main__":
