@@ -6,7 +6,8 @@ Prints the absolute path of one that works here, installing it the first time (d
 1. `$METAL_SUPERVISOR_LLAMA_SERVER`, if set; then nothing else is tried;
 2. `llama-server` on PATH, or in Homebrew's prefixes;
 3. Linux: the binary in the Python package BINARY, if it runs on this processor. It is compiled for a newer one than
-   many have, and then dies of SIGILL; so it is tried once, on a tiny model, and the verdict kept for this processor;
+   many have, and then dies of SIGILL, on some only once a number is quantized; so it is tried once, on a tiny model
+   with a quantized KV cache, and the verdict kept for this processor;
 4. Linux: the library in the Python package LIBRARY behind `xllama_server.py`, bundled with Python into a program
    `llama-server`, which can be confined like any other.
 
@@ -15,9 +16,6 @@ Packages go into a cache outside the checkout: the argument, else `$METAL_SUPERV
 killing it (a directory appears whole or not at all).
 
     python tools/find_llama_server.py [CACHE]
-
-On many processors the binary of step 3 runs F32 and F16 models with an unquantized KV cache, and dies of anything
-quantized. Tests that need that take `find_portable`.
 """
 
 from __future__ import annotations
@@ -43,6 +41,7 @@ BUNDLER = "pyinstaller==6.22.3"
 """Makes a program of the library, our command and Python: a script cannot be confined, since it is run by others."""
 BUNDLE_TIMEOUT_S = 300.0
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin", "/home/linuxbrew/.linuxbrew/bin")
+TRIED_WITH = "q8_0"
 LOAD_TIMEOUT_S = 60.0
 INSTALL_TIMEOUT_S = 600.0
 HERE = Path(__file__).resolve().parent
@@ -86,8 +85,8 @@ def installed_by_user() -> Path | None:
 
 
 def processor() -> str:
-    """A digest of what decides which instructions run: architecture, model and flags of the processor."""
-    facts = [os.uname().machine]
+    """A digest of what decides which instructions run: the processor's architecture, model and flags; and the trial."""
+    facts = [os.uname().machine, TRIED_WITH]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith(("model name", "flags", "Features", "CPU part")):
@@ -263,6 +262,7 @@ def try_out(program: Path) -> None:
         port = free_port()
         argv = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
         argv += ["--threads", "1", "--ctx-size", "512", "--parallel", "1"]
+        argv += ["--cache-type-k", TRIED_WITH, "--cache-type-v", TRIED_WITH]
         with log.open("wb") as output:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -342,10 +342,7 @@ def with_full_help() -> Path:
 
 
 def find_portable(cache: Path | None = None, *, install_it: bool = True) -> Path:
-    """Step 4 alone, for tests that need quantized weights or caches, which step 3's binary may die of. Linux only.
-
-    Raises NotFound.
-    """
+    """Step 4 alone, which is tested on every processor. Linux only. Raises NotFound."""
     store = Cache((cache or default_cache()).expanduser().absolute())
     key = library_key()
     program = store.root / key / store.engines[key]

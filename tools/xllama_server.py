@@ -273,6 +273,7 @@ FLAGS = (
     Flag(("--no-mmap",), "", "the same as --load-mode none", lambda launch, _: load_mode(launch, "none")),
     Flag(("--check-tensors",), "", "refuse a model with invalid weights", constant("check_tensors", True)),
     Flag(("-fit", "--fit"), "on|off", "fit unset parameters to the device", attribute("fit_params", on_off)),
+    Flag(("-nr", "--no-repack"), "", "no copies of weights in an order of their own", constant("no_extra_bufts", True)),
     Flag(("--no-warmup",), "", "no empty run after loading", constant("warmup", False)),
     Flag(("--rope-scaling",), "none|linear|yarn", "how to stretch the context", rope_scaling),
     Flag(("--rope-scale",), "N", "how far to stretch the context", rope_scale),

@@ -54,15 +54,12 @@ class Engine:
     log: Path
 
     def must_live(self) -> None:
-        """Raises Died."""
-        if self.process.poll() is None:
-            return
-        if self.process.returncode < 0:
-            raise Died(signal.Signals(-self.process.returncode).name) from None
-        raise Died(self.log.read_text(errors="replace")[-2000:])
+        """Fails if it has ended by itself."""
+        code = self.process.poll()
+        assert code is None, f"ended with {code}: {self.log.read_text(errors='replace')[-2000:]}"
 
     def read_a_prompt(self, case: Case) -> None:
-        """Has it use its scratch. What it answers is nonsense, and may be an error for that reason. Raises Died."""
+        """Has it use its scratch. What it answers is nonsense, and may be an error for that reason."""
         tokens = [3 + index % 250 for index in range(case.prompt)]
         path, body = ("/embedding", {"content": tokens}) if case.model.encodes else ("/completion", {"prompt": tokens})
         status, _ = find_llama_server.request(self.port, "POST", path, json.dumps({**body, "n_predict": 1}))
@@ -79,13 +76,9 @@ class Engine:
         raise AssertionError("no Pss in smaps_rollup")
 
 
-class Died(Exception):
-    """The engine ended by itself; the text says of what."""
-
-
 @contextlib.contextmanager
 def started(program: Path, model: Path, case: Case, log: Path) -> Iterator[Engine]:
-    """An engine with the model, ended when the block is. Raises Died if it can't serve it."""
+    """An engine with the model, ended when the block is."""
     (port,) = free_ports(1)
     argv = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "-lv", "4"]
     # Without copies of weights in an order that suits this processor, as with AMX: Metal has none.
@@ -111,7 +104,7 @@ def started(program: Path, model: Path, case: Case, log: Path) -> Iterator[Engin
 
 
 def measure(program: Path, case: Case, model: Path, log: Path) -> dict[str, tuple[float, int]]:
-    """Column -> MiB, and how many rounded numbers they are the sum of. Raises Died."""
+    """Column -> MiB, and how many rounded numbers they are the sum of."""
     said, tries = "", 0
     while not SCRATCH.search(said) and tries < 3:  # one that ends badly, which happens, keeps its log, or the end of it
         found, tries = dict.fromkeys(memory.COLUMNS[:-1], (0.0, 0)), tries + 1
@@ -126,21 +119,6 @@ def measure(program: Path, case: Case, model: Path, log: Path) -> dict[str, tupl
         total, count = found[COLUMN[name]]
         found[COLUMN[name]] = (total + float(mib), count + 1)
     return found
-
-
-def measure_where_it_runs(case: Case, model: Path, log: Path) -> tuple[dict[str, tuple[float, int]], str]:
-    """What `measure` says, and of what else than the usual engine, or why of none."""
-    try:
-        return measure(engine_path(), case, model, log), ""
-    except Died as error:
-        if not case.quantized:
-            raise
-        why = f"the packaged binary ends with {error} on this processor"
-    try:
-        other = find_llama_server.find_portable(install_it=False)
-    except find_llama_server.NotFound:
-        return {}, why
-    return measure(other, case, model, log), f"of the library build: {why}"
 
 
 def bounds(case: Case) -> dict[str, tuple[float, float]]:
@@ -174,9 +152,9 @@ def test_the_estimate_is_what_a_real_engine_takes(
         if not model.exists():
             case.write(model)
         ours = memory.parts(case.estimate(model))
-        theirs, note = measure_where_it_runs(case, model, tmp_path / f"log{number}")
-        memory.record(request.node, case, theirs, note, build)
-        print(case.id, note)
+        theirs = measure(engine_path(), case, model, tmp_path / f"log{number}")
+        memory.record(request.node, case, theirs, build)
+        print(case.id)
         for column, (real, roundings) in theirs.items():
             error = error_percent(ours[column], real, roundings)
             print(f"    {column:9} {ours[column]:9.2f} {real:9.2f} {error:+6.1f} %")

@@ -28,6 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
 TICK_S = 0.02
 WORDS = ("this", "answer", "comes", "from", "a", "stand-in")
 
@@ -410,6 +411,13 @@ def on_term(faults: Faults) -> None:
     threading.Thread(target=leave, daemon=True).start()
 
 
+def wait_for_signals(faults: Faults) -> None:
+    """All threads block them: a handler runs in the main one, and only once its `select` returns."""
+    while True:
+        signal.sigwait(SIGNALS)
+        on_term(faults)
+
+
 def leave(faults: Faults) -> None:
     """Ends as asked."""
     if faults.signal:
@@ -488,8 +496,8 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     engine = Engine(faults, flags)
-    signal.signal(signal.SIGTERM, lambda *_: on_term(faults))
-    signal.signal(signal.SIGINT, lambda *_: on_term(faults))
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    threading.Thread(target=wait_for_signals, args=(faults,), daemon=True).start()
     ballast = bytearray(os.urandom(1 << 20)) * faults.ballast_mib  # written, so that it is really resident
     if faults.limit_mib:
         resource.setrlimit(resource.RLIMIT_AS, (faults.limit_mib << 20, faults.limit_mib << 20))

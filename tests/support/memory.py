@@ -52,11 +52,6 @@ class Case:
         return self.kind in LARGE
 
     @property
-    def quantized(self) -> bool:
-        """Its cache is; not every processor runs that with every build."""
-        return not {"f32", "f16", "bf16"}.issuperset((self.settings.cache_k, self.settings.cache_v))
-
-    @property
     def flags(self) -> str:
         """How it is started, for people: only what is not the default."""
         s, default = self.settings, CacheSettings()
@@ -165,13 +160,13 @@ def error_percent(ours: float, theirs: float, roundings: int = 0) -> float:
     return 100 * beyond / theirs if theirs else 100.0
 
 
-def record(item: pytest.Item, case: Case, measured: Mapping[str, tuple[float, int]], note: str, engine: str) -> None:
+def record(item: pytest.Item, case: Case, measured: Mapping[str, tuple[float, int]], engine: str) -> None:
     """Takes what one engine said: column -> MiB, and how many rounded numbers that is the sum of."""
-    item.user_properties.append((PROPERTY, [case.id, {"measured": dict(measured), "note": note, "engine": engine}]))
+    item.user_properties.append((PROPERTY, [case.id, {"measured": dict(measured), "engine": engine}]))
 
 
 def gather(properties: list[tuple[str, Any]], into: dict[str, Any]) -> None:
-    """Adds what a test's report has: case -> measured, note, engine."""
+    """Adds what a test's report has: case -> measured, engine."""
     for key, value in properties:
         if key == PROPERTY:
             into[value[0]] = value[1]

@@ -104,30 +104,25 @@ def _pair(ours: float, theirs: list[float] | None) -> str:
     return f"{ours:.2f} / {theirs[0]:.2f} ({error:+.1f} %)"
 
 
-def _rows(figures: dict[str, Any]) -> tuple[list[str], dict[str, list[float]], list[str]]:
-    """The table's rows; the errors of each column; what is to be said about some of the rows."""
+def _rows(figures: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
+    """The table's rows; the errors of each column."""
     rows: list[str] = []
     errors: dict[str, list[float]] = {column: [] for column in (*COLUMNS, "footprint, large")}
-    notes: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         for case in CASES:
             path = Path(directory, f"{case.kind}.gguf")
             if not path.exists():
                 case.write(path)
             ours = memory.parts(case.estimate(path))
-            figure = figures.get(case.id, {"measured": {}, "note": ""})
-            measured, note = figure["measured"], figure["note"]
-            if note and note not in notes:
-                notes.append(note)
-            mark = f"({notes.index(note) + 1})" if note else ""
+            measured = figures.get(case.id, {"measured": {}})["measured"]
             cells = [_pair(ours[column], measured.get(column)) for column in COLUMNS]
-            rows.append(f"| {_name(case)} | {case.flags} | {' | '.join(cells)} | {mark} |\n")
+            rows.append(f"| {_name(case)} | {case.flags} | {' | '.join(cells)} |\n")
             for column, (theirs, roundings) in measured.items():
                 large = column == "footprint" and case.large
                 if theirs:
                     error = memory.error_percent(ours[column], theirs, int(roundings))
                     errors["footprint, large" if large else column].append(error)
-    return rows, errors, notes
+    return rows, errors
 
 
 def _name(case: Case) -> str:
@@ -136,15 +131,14 @@ def _name(case: Case) -> str:
 
 def against_the_engine(figures: dict[str, Any]) -> str:
     """The table of estimates and measurements."""
-    rows, errors, notes = _rows(figures)
-    head = f"\n| model | started with | {' | '.join(COLUMNS)} | |\n" + "| --- " * (len(COLUMNS) + 3) + "|\n"
+    rows, errors = _rows(figures)
+    head = f"\n| model | started with | {' | '.join(COLUMNS)} |\n" + "| --- " * (len(COLUMNS) + 2) + "|\n"
     lines = [MEASURED, head, *rows]
     names = {"footprint": "footprint of tiny models", "footprint, large": "footprint of large models"}
     told = [f"{names.get(column, column)} {memory.summary(each)}" for column, each in errors.items() if each]
     builds = sorted({figure["engine"] for figure in figures.values() if figure.get("engine")})
     lines += [f"\nMeasured: errors of {'; '.join(told)}.\n"] * bool(told)
     lines += [f"\nMeasured: with llama-server {', '.join(builds)}, on a processor without a GPU.\n"] * bool(builds)
-    lines += [f"\nMeasured: ({number}) {note}.\n" for number, note in enumerate(notes, 1)]
     return "".join(lines)
 
 
@@ -179,8 +173,7 @@ def page(figures: dict[str, Any]) -> str:
 def without_figures(text: str) -> str:
     """The page without what was measured, which differs from run to run."""
     text = re.sub(r"(?m)^Measured: .*\n\n?", "", text)
-    text = re.sub(r" / [0-9.]+ \([-+0-9.]+ %\)", "", text)
-    return re.sub(r"(?m) \| \(\d+\) \|$", " |  |", text).rstrip() + "\n"
+    return re.sub(r" / [0-9.]+ \([-+0-9.]+ %\)", "", text).rstrip() + "\n"
 
 
 def main() -> int:
