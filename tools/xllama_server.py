@@ -109,6 +109,10 @@ def gpu_layers(value: str) -> int:
     return {"auto": -1, "all": 999}.get(value) or int(value)
 
 
+def reverse_prompt(launch: Launch, value: str) -> None:
+    launch.params.antiprompt = [*launch.params.antiprompt, value]
+
+
 def cache_type(which: str) -> Apply:
     names = {name: name.upper() for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")}
 
@@ -273,6 +277,7 @@ FLAGS = (
     Flag(("--no-mmap",), "", "the same as --load-mode none", lambda launch, _: load_mode(launch, "none")),
     Flag(("--check-tensors",), "", "refuse a model with invalid weights", constant("check_tensors", True)),
     Flag(("-fit", "--fit"), "on|off", "fit unset parameters to the device", attribute("fit_params", on_off)),
+    Flag(("-r", "--reverse-prompt"), "TEXT", "end an answer at this text", reverse_prompt),
     Flag(("-nr", "--no-repack"), "", "no copies of weights in an order of their own", constant("no_extra_bufts", True)),
     Flag(("--no-warmup",), "", "no empty run after loading", constant("warmup", False)),
     Flag(("--rope-scaling",), "none|linear|yarn", "how to stretch the context", rope_scaling),

@@ -13,7 +13,7 @@ import pytest
 
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.placement.claimer import Claimer
-from metal_supervisor.placement.leases import Claim, ClaimAction, Move, SlotId, read
+from metal_supervisor.placement.leases import Claim, ClaimAction, LeaseReader, Move, SlotId
 from tests.support.macs import LEASES, embedded_cluster
 from tests.support.system import ISVC, SLICES, eventually, service
 
@@ -56,7 +56,7 @@ class Asked:
 
 
 def claims(kube: Kube) -> dict[SlotId, Claim]:
-    return read(kube.request("GET", LEASES)["items"])[0]
+    return LeaseReader().read(kube.request("GET", LEASES)["items"])[0]
 
 
 def test_a_claim_is_made_once_and_the_second_comer_leaves_it(kube: Kube, uid: str) -> None:

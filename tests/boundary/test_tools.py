@@ -185,7 +185,7 @@ ALL_FLAGS = shlex.split(
     --batch-size 512 --ubatch-size 128 --no-warmup --jinja --cache-ram 16 --fit off --no-webui --offline --slots
     --load-mode mmap --rope-scaling yarn --rope-scale 2.0 --yarn-orig-ctx 1024 --cpu-moe --n-cpu-moe 2
     --no-kv-offload --override-tensor blk=CPU --override-kv a.b=int:1 --reasoning-budget 0
-    --reasoning-budget-message enough --no-repack
+    --reasoning-budget-message enough --no-repack --reverse-prompt never
     """
 )
 
