@@ -42,6 +42,7 @@ BUNDLER = "pyinstaller==6.22.3"
 BUNDLE_TIMEOUT_S = 300.0
 HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin", "/home/linuxbrew/.linuxbrew/bin")
 TRIED_WITH = "q8_0"
+"""Type of the KV cache in a trial."""
 LOAD_TIMEOUT_S = 60.0
 INSTALL_TIMEOUT_S = 600.0
 HERE = Path(__file__).resolve().parent

@@ -170,10 +170,10 @@ class Statuses:
             return False
         if written.want is want:
             return True
-        written.changed_at = min(written.changed_at, now := time.monotonic())
+        written.changed_at = min(written.changed_at, time.monotonic())
         pause_s = PROGRESS_S * max(1.0, len(self._services) / MESSAGES_PER_S)
         until = max(written.at + pause_s, written.changed_at + PROGRESS_S)
-        if now < until and _differ_in_words(written.want, want):
+        if time.monotonic() < until and _differ_in_words(written.want, want):
             written.held_until = until
             return True
         return False

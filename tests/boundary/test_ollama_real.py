@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,13 +44,6 @@ def server(shared: Ollama) -> Iterator[Ollama]:
         shared.keep(name, 0)
         eventually(lambda name=name: name not in shared.loaded(), 20, f"{name} to be unloaded")
         shared.ask("DELETE", "/api/delete", {"model": name})
-
-
-def computes(process: psutil.Process) -> bool:
-    """Whether it takes any of a core, for half a second."""
-    before = process.cpu_times()
-    time.sleep(0.5)
-    return process.cpu_times()[:2] > before[:2]
 
 
 def own_digest(number: int) -> str:
@@ -235,7 +227,8 @@ def test_a_client_that_leaves_ends_its_load_and_its_answer(tmp_path: Path, gguf:
         server.create("a", server.link(gguf), num_ctx=8192)
         server.stream("a", 50_000).flowing().leave()
         # Another answer, or an unload, is no sign of it: both may wait for ever then (ollama/ollama#17131).
-        eventually(lambda: not computes(server.runners()[0]), 20, "the runner to rest, minutes before 50 000 tokens")
+        (runner,) = server.runners()
+        eventually(lambda: runner.cpu_percent(0.5) == 0, 20, "the runner to rest, minutes before 50 000 tokens")
 
 
 def test_a_deleted_model_stays_loaded_and_can_no_longer_be_unloaded_by_its_name(server: Ollama, gguf: Path) -> None:

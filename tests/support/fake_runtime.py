@@ -399,23 +399,14 @@ class Server(ThreadingHTTPServer):
         """A client that goes away is nothing to report."""
 
 
-def on_term(faults: Faults) -> None:
-    if faults.ignore_term:
-        say("SIGTERM ignored")
-        return
-
-    def leave() -> None:
-        time.sleep(faults.term_delay_s)
-        os._exit(0)
-
-    threading.Thread(target=leave, daemon=True).start()
-
-
-def wait_for_signals(faults: Faults) -> None:
-    """All threads block them: a handler runs in the main one, and only once its `select` returns."""
+def end_by_signal(faults: Faults) -> None:
+    """Ends at a signal. All threads block them: a handler would run in the main one once its `select` returns."""
     while True:
         signal.sigwait(SIGNALS)
-        on_term(faults)
+        if not faults.ignore_term:
+            time.sleep(faults.term_delay_s)
+            os._exit(0)
+        say("SIGTERM ignored")
 
 
 def leave(faults: Faults) -> None:
@@ -497,7 +488,7 @@ def main(argv: list[str]) -> int:
         return 1
     engine = Engine(faults, flags)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    threading.Thread(target=wait_for_signals, args=(faults,), daemon=True).start()
+    threading.Thread(target=end_by_signal, args=(faults,), daemon=True).start()
     ballast = bytearray(os.urandom(1 << 20)) * faults.ballast_mib  # written, so that it is really resident
     if faults.limit_mib:
         resource.setrlimit(resource.RLIMIT_AS, (faults.limit_mib << 20, faults.limit_mib << 20))

@@ -415,7 +415,7 @@ def test_leases_that_come_change_and_go_are_read_as_they_are_now() -> None:
         body["metadata"]["resourceVersion"] = str(version)
         found.pop(slot, None)
         if generator.random() < 0.7:
-            found[slot] = {**body}  # in the place of the one that went, if nobody else has it
+            found[slot] = {**body}  # takes the id of the removed one if that is free
         if generator.random() < 0.3:
             assert reader.read(found.values()) == LeaseReader().read(found.values())
 

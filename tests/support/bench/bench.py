@@ -40,6 +40,7 @@ from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.spec.types import Probe
 from metal_supervisor.state import own_processes
 from tests.support.bench import bench_confinement, bench_fetch, bench_header, bench_pages
+from tests.support.bench.bench_scale import cpu_s
 from tests.support.bench.watching import Watch, readiness
 from tests.support.system import ISVC, SLICES, System, eventually, free_ports, kill, running, service
 
@@ -232,12 +233,12 @@ def idle(system: System, services: int, seconds: float) -> list[Figure]:
     time.sleep(5)
     pids = {name: system.own_pid(name) for name in OWN} | {"supervisord": system.supervisord_pid()}
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    before = cpu_s(processes)
     asked = requests(system)
     start = time.monotonic()
     time.sleep(seconds)
     lasted = time.monotonic() - start
-    used = {name: sum(process.cpu_times()[:2]) - before[name] for name, process in processes.items()}
+    used = {name: spent - before[name] for name, spent in cpu_s(processes).items()}
     rss = {name: process.memory_info().rss / 2**20 for name, process in processes.items()}
     per_minute = (requests(system) - asked) * 60 / lasted
     for name in names:

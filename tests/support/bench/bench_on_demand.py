@@ -15,7 +15,6 @@ import contextlib
 import http.client
 import json
 import random
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -146,8 +145,8 @@ def unload(port: int) -> None:
 
 
 def told(name: str, values: list[float]) -> str:
-    """One figure: its median with its spread."""
-    return f"{name:<44} {statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f}), n={len(values)}"
+    """One figure: its median with its 95 % interval, and its spread."""
+    return f"{name:<44} {shown(values)} s ({min(values):.3f} to {max(values):.3f}), n={len(values)}"
 
 
 def started_with(gateway: Gateway, name: str) -> Started:
@@ -185,7 +184,7 @@ def wake(base: Path, binary: Path, rounds: int) -> None:
                     found[name].append(asked(at, "one") - load_s)
     print(told("the engine alone, start to answer", alone))
     for name, values in found.items():
-        print(told(f"{name}: request to answer, beyond that", values), "median", shown(values))
+        print(told(f"{name}: request to answer, beyond that", values))
 
 
 def swap(base: Path, binary: Path, rounds: int) -> None:
@@ -206,7 +205,7 @@ def swap(base: Path, binary: Path, rounds: int) -> None:
                     found[way].append(asked(at, name) - own_s)
     print(told("both engines alone, end and load", alone))
     for way, values in found.items():
-        print(told(f"{way}: request to answer, beyond that", values), "median", shown(values))
+        print(told(f"{way}: request to answer, beyond that", values))
 
 
 @dataclass
