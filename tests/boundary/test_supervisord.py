@@ -244,7 +244,7 @@ def test_what_changed_of_the_table_makes_the_table_that_is_read_as_a_whole(daemo
         return other.table()
 
     try:
-        daemon.rpc.table()
+        first = daemon.rpc.table()
         for _ in range(60):
             name, before = rng.choice(names), daemon.rpc.table()
             if name not in before:
@@ -260,9 +260,8 @@ def test_what_changed_of_the_table_makes_the_table_that_is_read_as_a_whole(daemo
             else:
                 rng.choice([daemon.rpc.start, daemon.rpc.remove, daemon.rpc.replace])(name)
             eventually(lambda: daemon.rpc.table() == whole(), what=f"{daemon.rpc.table()} to be {whole()}")
-        after = daemon.rpc.table()
-        settled = eventually(lambda: daemon.rpc.table() is daemon.rpc.table(), what="nothing to change any more")
-        assert settled and after is not before
+        eventually(lambda: daemon.rpc.table() is daemon.rpc.table(), what="nothing to change any more")
+        assert daemon.rpc.table() is not first
     finally:
         other.close()
 

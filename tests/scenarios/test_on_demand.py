@@ -237,7 +237,7 @@ def test_a_busy_model_answers_first(tight: Gateway) -> None:
     flow = Stream(tight.port, 800, "/services/default/one/v1/chat/completions").flowing().last()
     engine = tight.system.pid("one")
     with slowed(engine):
-        assert tight.chat("two")[0] == 200
+        assert tight.chat("two", timeout_s=240)[0] == 200
         assert flow.completed() and not psutil.pid_exists(engine), flow.error
 
 
@@ -249,7 +249,7 @@ def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
     def ask() -> None:
         while not over.is_set() and not failed:
             # So long that the other two are under way when one of them ends: between answers it would be idle.
-            answer = tight.chat("one", timeout_s=120, max_tokens=300, ignore_eos=True)
+            answer = tight.chat("one", timeout_s=240, max_tokens=300, ignore_eos=True)
             failed.extend([answer] if answer[0] != 200 else [])
 
     clients = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
@@ -258,11 +258,11 @@ def test_a_model_that_is_always_asked_for_takes_turns(tight: Gateway) -> None:
     eventually(lambda: tight.system.pid("one"), what="the first to be loaded")
     with slowed(tight.system.pid("one")):
         began = time.monotonic()
-        assert tight.chat("two", timeout_s=120)[0] == 200
+        assert tight.chat("two", timeout_s=240)[0] == 200
         waited_s = time.monotonic() - began
     over.set()
     for each in clients:
-        each.join(120)
+        each.join(240)
     assert not failed and waited_s >= on_demand.MIN_AWAKE_S / 2
 
 
