@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import find_llama_server
+import psutil
 import pytest
 import tiny_gguf
 import xllama_server
@@ -199,6 +200,19 @@ def test_our_command_over_the_library_takes_every_flag_that_we_emit(tmp_path: Pa
     answer = chat(packaged, tmp_path / "tiny.gguf", *ALL_FLAGS)
     assert (answer["text"], answer["names"], answer["slots"]) == (tiny_gguf.REPLY, ["a", "b"], 2)
     assert (answer["metrics"], answer["code"]) == (200, 0)
+
+
+def test_a_signal_to_a_halted_command_ends_it_whichever_of_its_threads_takes_it(tmp_path: Path, packaged: Path) -> None:
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf")
+    port = free_port()
+    with running(packaged, "--model", tmp_path / "tiny.gguf", "--port", str(port), "--ctx-size", "512") as process:
+        wait_for(port, 200)
+        process.send_signal(signal.SIGSTOP)
+        halted = psutil.Process(process.pid)
+        eventually(lambda: halted.status() == psutil.STATUS_STOPPED, what="it to be halted")
+        process.terminate()
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize(
