@@ -245,6 +245,15 @@ def _open_streams() -> None:
             stream.reconfigure(errors=errors)
 
 
+def _has_home() -> bool:
+    """False for a container's user that has no account, and no HOME either."""
+    try:
+        Path.home()
+    except RuntimeError:
+        return False
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. 2: wrong usage, 3: not running, 78: bad configuration."""
     _open_streams()
@@ -252,6 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         parser().print_help(sys.stderr)
         return 2
+    if not words[0].startswith("-") and not _has_home():
+        say("this user has no home directory: there is no account of it, and no HOME; set HOME")
+        return loader.ConfigError.code
     parsed = parser(words[0]).parse_args(words)
     if sys.stdout is None and parsed.command not in (*programs.PROGRAMS, "boot"):
         say("standard output is closed, so that nothing could be shown; nothing was done")

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -587,3 +588,15 @@ def refuse(*_: object) -> None:
 
 def test_overrides_without_a_file_need_none() -> None:
     assert load(Overrides("", {"port": 5000})).port == 5000
+
+
+def test_a_user_without_a_home_directory_is_told_to_set_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert main.main(["status"]) == loader.ConfigError.code
+    assert "set HOME" in capsys.readouterr().err
