@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from metal_supervisor.cli.services import ServiceClient, gateway_url, state_of
+from metal_supervisor.cli.services import ServiceClient, base_url, gateway_url, state_of
 from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.manifests import metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
@@ -33,19 +33,21 @@ class Partner:
 
 
 def partner_of(settings: Settings, name: str) -> Partner:
-    """The address of a service: the gateway's, or its own if the gateway does not listen.
+    """The address of a service: the gateway's, or that of an engine if the gateway does not listen.
 
     Raises CommandError, BadKubeconfig.
     """
     with contextlib.closing(ServiceClient(settings)) as services:
         found = services.named(name)
+        url = base_url(settings, found, services.api)
     if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
         why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
         raise CommandError(f"{name} is {state_of(found)}: {why}")
+    if not url:
+        raise CommandError(f"{name} has no endpoint that is ready; see metal-supervisor explain")
     metadata = found["metadata"]
-    if url := gateway_url(settings):
-        return Partner(url, f"{metadata['namespace']}/{metadata['name']}")
-    return Partner(string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), metadata["name"])
+    by_gateway = url == gateway_url(settings)
+    return Partner(url, f"{metadata['namespace']}/{metadata['name']}" if by_gateway else metadata["name"])
 
 
 class Conversation:

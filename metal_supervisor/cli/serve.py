@@ -22,7 +22,7 @@ import yaml
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import shown, state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
-from metal_supervisor.cli.services import gateway_url, is_up, once_up
+from metal_supervisor.cli.services import base_url, is_up, once_up
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError, find
@@ -240,7 +240,8 @@ class Serve:
                 before = f"{phase} {why}"
                 self.say(f"{name}  {phase}  {why}".rstrip())
             if current and phase == "Ready":
-                for line in hints(self._settings, name, string(status, "endpoint"), string(status, "mode")):
+                base = base_url(self._settings, found, kube)
+                for line in hints(self._settings, name, base, string(status, "mode")):
                     self.say(line)
                 return 0
             failed_at = failed_at or time.monotonic() if current and phase == "Failed" else 0.0
@@ -260,10 +261,9 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def hints(settings: Settings, name: str, endpoint: str, mode: str) -> list[str]:
-    """What to type next."""
-    base = gateway_url(settings) or endpoint.removesuffix("/chat/completions")
+def hints(settings: Settings, name: str, base: str, mode: str) -> list[str]:
+    """What to type next. `base`: base URL of the service, "" if none of its endpoints is ready."""
     path, body = first_request.example(mode, name)
     flag = state_flag(settings.state_path)
     chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []
-    return [*chat, f"  curl {base}{path} -d '{body}'"]
+    return [*chat, *([f"  curl {base}{path} -d '{body}'"] if base else [])]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TextIO, TypeVar
@@ -13,11 +14,11 @@ from typing import TextIO, TypeVar
 from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
-from metal_supervisor.cluster.manifests import api_path, metal_ready
+from metal_supervisor.cluster.manifests import api_path, direct_url, metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import Settings, start_command
-from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.document import mapping, objects, string, whole
 from metal_supervisor.spec.names import of_another_namespace
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import printable, table
@@ -68,12 +69,12 @@ class ServiceClient:
             where = settings.state_path
             text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
             raise CommandError(text, NOT_RUNNING)
-        self._kube = Kube(settings.kubeconfig_path, settings.context)
+        self.api = Kube(settings.kubeconfig_path, settings.context)
         self._settings = settings
 
     def close(self) -> None:
         """Close the connections."""
-        self._kube.close()
+        self.api.close()
 
     def all(self) -> list[Json]:
         """The InferenceServices. Raises CommandError."""
@@ -125,7 +126,7 @@ class ServiceClient:
         """Ask the API. `by_hand`: what to type after kubectl where this login may not. Raises CommandError."""
         content_type = MERGE if body is not None else "application/json"
         try:
-            return once_up(self._settings, lambda: self._kube.request(method, path, None, body, content_type))
+            return once_up(self._settings, lambda: self.api.request(method, path, None, body, content_type))
         except KubeError as error:
             if method == "DELETE" and error.code == 404:
                 return {}
@@ -175,6 +176,29 @@ def gateway_url(settings: Settings) -> str:
     ended = "pid" in note and not processes.has_written(note)
     listens = settings.gateway_on and not ended and not gateway_note.closed(note)
     return settings.gateway_url if listens else ""
+
+
+def base_url(settings: Settings, found: Json, api: Kube) -> str:
+    """Base URL of a service for a client on this Mac: the gateway's, or its own, "" while none is ready.
+
+    In a cluster its own is the address of an engine, as names of Services are known to pods only. Raises CommandError.
+    """
+    if url := gateway_url(settings):
+        return url
+    url, metadata = string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), found["metadata"]
+    if settings.embedded:
+        return url
+    query = {"labelSelector": f"llmkube.ai/inference-service={metadata['name']}"}
+    try:
+        slices = api.request("GET", api_path("endpointslices", metadata["namespace"]), query)
+    except KubeError as error:
+        raise CommandError(str(error)) from None
+    for each in objects(slices, "items"):
+        for endpoint in objects(each, "endpoints"):
+            if mapping(endpoint, "conditions").get("ready"):
+                port = whole(objects(each, "ports")[0], "port")
+                return direct_url(endpoint["addresses"][0], port, urllib.parse.urlsplit(url).path)
+    return ""
 
 
 def listing(found: list[Json], memory: Mapping[str, int]) -> list[str]:

@@ -169,7 +169,8 @@ def _rights(around: Surroundings) -> Found:
         account = (token.namespace, token.account) if token else None
         node = settings.node_name or "<node>"
         rbac = conf_dir() / "rbac"
-        needed = bundles(rbac, settings.namespace, account, node, _takes_values(kube, settings.namespace))
+        values = bool(settings.gateway_keys_secret) or _takes_values(kube, settings.namespace)
+        needed = bundles(rbac, settings.namespace, account, node, values)
         found = [(each, _missing(kube, each.rights)) for each in needed]
     except KubeError as error:
         if error.code == 404 and settings.embedded:

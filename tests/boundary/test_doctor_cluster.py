@@ -130,12 +130,15 @@ def test_the_right_to_renew_its_own_token_is_asked_for_where_it_is_renewed(tmp_p
     assert "is renewed at" in shown(told["credential"])
 
 
-def test_the_right_to_values_is_asked_for_only_where_a_service_takes_some(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted_by", ["service", "gateway"])
+def test_the_right_to_values_is_asked_for_only_where_some_are_taken(tmp_path: Path, wanted_by: str) -> None:
     cluster = Cluster()
     cluster.denied = {("", "secrets", "get")}
     assert asked(tmp_path, cluster, "api", "rights")["rights"].startswith("ok")
-    cluster.services = [{"spec": {"env": [{"name": "K", "valueFrom": {"secretKeyRef": {}}}]}}]
-    told = asked(tmp_path, cluster, "api", "rights")["rights"]
+    if wanted_by == "service":
+        cluster.services = [{"spec": {"env": [{"name": "K", "valueFrom": {"secretKeyRef": {}}}]}}]
+    settings = {"gateway_keys_secret": "llm/keys"} if wanted_by == "gateway" else {}
+    told = asked(tmp_path, cluster, "api", "rights", settings={"namespace": "llm", **settings})["rights"]
     assert told.startswith("warn ") and "get secrets" in told and "secrets.yaml" in told
 
 

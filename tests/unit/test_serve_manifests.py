@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from metal_supervisor.cli import chat, fit, main, model_source, serve
+from metal_supervisor.cli import chat, fit, main, model_source, serve, services
 from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.cluster.kube import KubeError
@@ -288,11 +288,11 @@ def test_what_is_to_be_typed_next_is_what_the_model_can_answer(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where no `make run` has left a system
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
-    endpoint = "http://127.0.0.1:18100/v1/chat/completions"
-    talk, curl = serve.hints(Settings(gateway="off"), "one", endpoint, "chat")
+    base = "http://127.0.0.1:18100/v1"
+    talk, curl = serve.hints(Settings(), "one", base, "chat")
     assert talk.split() == ["metal-supervisor", "chat", "one"]
-    assert curl.startswith(f"  curl {endpoint} -d ") and '"messages"' in curl
-    (only,) = serve.hints(Settings(gateway="off"), "one", endpoint, "rerank")
+    assert curl.startswith(f"  curl {base}/chat/completions -d ") and '"messages"' in curl
+    (only,) = serve.hints(Settings(), "one", base, "rerank")
     assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
 
 
@@ -315,13 +315,43 @@ def test_no_request_is_sent_to_a_gateway_that_does_not_answer(
     """Another program listens there, and would get the prompt; or its holder alone, and the request would wait."""
     endpoint = "http://127.0.0.1:18100/v1"
     found = {"metadata": {"namespace": "n", "name": "one"}, "status": {"phase": "Ready", "endpoint": endpoint}}
-    services = SimpleNamespace(named=lambda _: found, close=lambda: None)
+    services = SimpleNamespace(named=lambda _: found, close=lambda: None, api=None)
     monkeypatch.setattr(chat, "ServiceClient", lambda _: services)
     settings = Settings(state_dir=str(tmp_path))
     gateway_note.write(tmp_path, {"at": time.time(), **note})
     base = settings.gateway_url if answers else endpoint
-    assert f"curl {base}/chat" in serve.hints(settings, "one", endpoint, "chat")[1]
     assert chat.partner_of(settings, "one").url == base
+
+
+@pytest.mark.parametrize(
+    ("address", "ready", "url"),
+    [
+        ("10.0.7.2", True, "http://10.0.7.2:18101/v1"),
+        ("fd00::7", True, "http://[fd00::7]:18101/v1"),
+        ("10.0.7.2", False, ""),
+    ],
+)
+def test_in_a_cluster_a_model_is_asked_where_an_engine_is(
+    address: str, ready: bool, url: str, tmp_path: Path
+) -> None:
+    """The name of its Service is one for pods."""
+    endpoint = "http://one.n.svc.cluster.local:8080/v1/chat/completions"
+    found = {"metadata": {"namespace": "n", "name": "one"}, "status": {"phase": "Ready", "endpoint": endpoint}}
+    silent = {"endpoints": [{"addresses": ["10.0.7.1"], "conditions": {"ready": False}}], "ports": [{"port": 18100}]}
+    other = {"endpoints": [{"addresses": [address], "conditions": {"ready": ready}}], "ports": [{"port": 18101}]}
+    asked: list[Any] = []
+
+    def request(*words: Any) -> Any:
+        asked.append(words)
+        return {"items": [silent, other]}
+
+    settings = Settings(state_dir=str(tmp_path), kubeconfig="/a/file")
+    assert services.base_url(settings, found, SimpleNamespace(request=request)) == url
+    (words,) = asked
+    assert words[1:] == (
+        "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices",
+        {"labelSelector": "llmkube.ai/inference-service=one"},
+    )
 
 
 @pytest.mark.parametrize("source", ["", " "])
