@@ -146,6 +146,8 @@ def examples() -> dict[str, ServedModel]:
 def name_of(source: str) -> str:
     """Name of a service for a model: a DNS label made of the last part of its source."""
     plain = urllib.parse.unquote(source) if source.startswith("file://") else source
+    if plain.lower().startswith(("https://", "http://")):
+        plain = plain.partition("?")[0]  # which may hold a token
     last = re.split(r"[/\\]", plain.rstrip("/"))[-1]
     plain = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", last, flags=re.IGNORECASE).lower()
     label = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:LONGEST_NAME].strip("-")

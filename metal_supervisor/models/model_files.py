@@ -122,7 +122,7 @@ def _check_length(path: Path) -> None:
         with path.open("rb") as file:
             head, size = file.read(9), os.fstat(file.fileno()).st_size
             end = 8 + int.from_bytes(head[:8], "little")
-            if head[8:] != b"{" or end > MOST_HEADER_BYTES:
+            if head[8:] != b"{" or not 9 <= end <= MOST_HEADER_BYTES:
                 return
             whole = end + max(map(int, OFFSETS.findall(file.read(end - 9))), default=0)
     except OSError as error:

@@ -35,6 +35,8 @@ DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
 
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
+POOLED = (1, 2, 3)
+"""A header's mean, cls and last: how a model's tokens become one vector. The engine takes its word without `--pooling`."""
 
 SPECULATES, LEAST_PROBABLE = "--spec-type", "--spec-draft-p-min"
 MOST_DRAFTED: Mapping[str, str] = {
@@ -253,10 +255,12 @@ def _further(service: Service, place: Place) -> list[str]:
     return [*argv, LEAST_PROBABLE, str(asked["pMin"])] if "pMin" in asked else argv
 
 
-def _mode(service: Service, asked: ParsedArguments) -> list[str]:
+def _mode(service: Service, model: Reading, asked: ParsedArguments) -> list[str]:
+    header = model.header
+    pooled = header is not None and header.metadata.get(f"{header.architecture}.pooling_type") in POOLED
     wanted = {
         "chat": [],
-        "embedding": [["--embedding"], ["--pooling", "last"]],
+        "embedding": [["--embedding"], *([] if pooled else [["--pooling", "last"]])],
         "rerank": [["--reranking"], ["--embedding"], ["--pooling", "rank"]],
     }[service.mode]
     return [part for flag in wanted if not asked.given(flag[0]) for part in flag]
@@ -308,7 +312,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv = [binary.path, *as_built(variables, options), "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += _capacity(service, place, asked) + _behaviour(service.options, asked)
-    argv += _further(service, place) + _mode(service, asked)
+    argv += _further(service, place) + _mode(service, place.model, asked)
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     kept = None

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -339,6 +340,21 @@ def test_a_directory_is_no_model_before_all_of_its_weights_are_there(tmp_path: P
         assert caught.value.reason == "InvalidModelFile"
     second.write_bytes(whole)
     assert check_directory(tmp_path) == 2 * len(whole)
+
+
+@pytest.mark.parametrize("length", [0, model_files.MOST_HEADER_BYTES])
+def test_a_header_of_an_impossible_length_is_not_read(tmp_path: Path, length: int) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(length.to_bytes(8, "little") + b"{")
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        check_directory(tmp_path)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 8 << 20
 
 
 def test_a_directory_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:

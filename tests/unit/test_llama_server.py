@@ -16,6 +16,7 @@ from metal_supervisor.runtimes.llama_arguments import GRAMMAR
 from metal_supervisor.runtimes.llama_memory import demand
 from metal_supervisor.runtimes.llama_server import OPTION_FLAGS, engine, lacks, refuse
 from metal_supervisor.spec.arguments import Argument, FlagVerdict, parse
+from metal_supervisor.spec.gguf import Header
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Companion, Endpoint, Model, Probe, Role, Service
 from tests.support.published import GEMMA_27B, LLAMA_8B
@@ -176,6 +177,16 @@ def test_the_mode_gives_its_flags_and_only_chat_keeps_a_prompt_cache(mode: str, 
     after = line.index("--jinja") + 1
     assert line[after : line.index("--metrics")] == flags
     assert line[line.index("--cache-ram") + 1] == ("512" if mode == "chat" else "0")
+
+
+@pytest.mark.parametrize(
+    ("told", "by_flag"), [({}, True), ({"bert.pooling_type": 0}, True), ({"bert.pooling_type": 1}, False)]
+)
+def test_a_header_may_say_how_tokens_become_one_vector(told: dict[str, Any], by_flag: bool) -> None:
+    """The last token of a BERT means nothing."""
+    header = Header({"general.architecture": "bert", **told}, 1 << 20, 0, 1 << 20)
+    line = argv(service(mode="embedding"), place=replace(PLACE, model=Reading(1 << 20, header=header)))
+    assert ("--pooling" in line, "--embedding" in line) == (by_flag, True)
 
 
 def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:

@@ -31,6 +31,7 @@ from metal_supervisor.state.own_processes import CannotBoot
     ("hf://mlx-community/Qwen3-4B-4bit", "qwen3-4b-4bit"),
     ("file:///models/big-00001-of-00003.gguf", "big"),
     ("https://ollama.com/library/llama3.2:3b", "llama3-2-3b"),
+    ("https://example.com/m.gguf?token=secret/x", "m"),
     ("/models/7B/", "model-7b"),
     ("file:///models/Ünïcode €.gguf", "n-code"),
     ("file:///models/€€€.gguf", "model"),
