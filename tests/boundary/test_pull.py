@@ -128,6 +128,12 @@ def test_the_hubs_token_comes_from_the_environment_and_goes_nowhere_else(mac: Ma
     assert not any("Authorization" in each for each in web.headers)
 
 
+def test_an_expired_token_of_the_user_does_not_keep_public_models_away(mac: Mac, hub: Hub) -> None:
+    hub.expired = mac.environ["HF_TOKEN"] = "hf_" + "e" * 20
+    said, beside = mac.pull("hf://o/r/m-Q4_K_M.gguf")
+    assert Path(said.strip()).read_bytes() == GGUF and hub.expired not in beside
+
+
 def test_a_key_goes_to_a_web_server_that_it_is_meant_for(mac: Mac, web: Web) -> None:
     source = f"{web.url}/range/m.gguf"
     assert "--secret-env 'HF_TOKEN' is not set" in mac.pull(source, "--secret-env", "HF_TOKEN", code=2)[1]

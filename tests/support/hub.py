@@ -83,6 +83,8 @@ class Hub:
     def __init__(self, repos: Mapping[str, Mapping[str, Content]], commit: str = COMMIT) -> None:
         self.token = ""
         """What each request must bear; "" lets everybody in."""
+        self.expired = ""
+        """A token that is refused for what is public, too."""
         self.gated = False
         """Files answer 403 (401 without a token), while lists of them are public."""
         self.lfs = True
@@ -250,6 +252,8 @@ class _Answer(http.server.BaseHTTPRequestHandler):
                 return self._send(302, {"Location": hub.redirects[path]})
             if found := re.fullmatch(r"/cdn/([^/]+/[^/]+)/([0-9a-f]{40})/(.+)", path):
                 return self._cdn(*found.groups())
+            if hub.expired and self.headers.get("Authorization") == f"Bearer {hub.expired}":
+                return self._refuse(401, "", "Invalid credentials in Authorization header")
             if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self._refuse(401, "RepoNotFound", "Invalid username or password.")
             # Revisions are one part of a path: a slash in them comes as %2F, which is why this looks at the raw one.

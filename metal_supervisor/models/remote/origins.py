@@ -32,7 +32,13 @@ def locate(artifact: Artifact, keys: Mapping[str, str], client: web.Client, wher
 def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, where: str, pinned: str) -> Listing:
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
-    token = keys.get("HF_TOKEN") or ("" if artifact.secret else hub.own_token())
+    token = keys.get("HF_TOKEN", "")
+    if not token and not artifact.secret and (own := hub.own_token()):
+        try:
+            return hub.listing(artifact, where.rstrip("/"), own, client, pinned)
+        except Unusable as error:
+            if error.reason != "SourceUnauthorized":
+                raise  # the Hub refuses one that has expired for what is public, too
     return hub.listing(artifact, where.rstrip("/"), token, client, pinned)
 
 
