@@ -187,7 +187,7 @@ def _read_by_engines(there: set[str]) -> set[str]:
     }
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in wanted):
         # A second copy of the same weights, in the layout of their makers.
-        return {name for name in wanted if not re.match(r"consolidated[^/]*\.safetensors", name)}
+        return {name for name in wanted if not re.match(r"original/|consolidated[^/]*\.safetensors", name)}
     return wanted
 
 

@@ -602,6 +602,8 @@ def test_a_repository_on_a_server_is_judged_by_its_config_and_what_is_listed(web
     pieces = Piece("config.json", f"{web.url}/range/config.json"), Piece("a.safetensors", "http://x/", 70 << 30)
     client = Client(SourcePolicy(lax=True))
     assert read_listing(Listing(pieces), client) == Reading(70 << 30, config={"model_type": "llama"})
+    beside = Piece("2_Dense/model.safetensors", "", size_bytes=1 << 30)
+    assert read_listing(Listing((*pieces, beside)), client).size_bytes == 70 << 30
     web.files["config.json"] = b"<html>"
     assert "cannot be read" in read_listing(Listing(pieces), client).problem
     del web.files["config.json"]

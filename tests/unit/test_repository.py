@@ -68,7 +68,7 @@ def test_of_a_directory_what_engines_read_and_config_first() -> None:
         "model.safetensors.index.json", "consolidated.safetensors", "consolidated.safetensors.index.json",
         "modeling.py", "m.gguf", "pytorch_model.bin", "config.json", "tokenizer.json", "tokenizer.model",
         "merges.txt", "chat_template.jinja", "sub/deep/vocab.jsonl", ".git/config.json", ".eval.json",
-        "sub/.x/y.json", "qwen.tiktoken", "weights.npz", "x.pt",
+        "sub/.x/y.json", "qwen.tiktoken", "weights.npz", "x.pt", "original/config.json", "original/model.safetensors",
     ]  # fmt: skip
     assert directory(names, (), "o/r") == (
         "config.json", "chat_template.jinja", "merges.txt", "model-00001-of-00002.safetensors",

@@ -111,8 +111,8 @@ def read_listing(listing: Listing, client: Client) -> Reading:
 
 
 def _read_config(client: Client, config: Piece, listing: Listing, until: float) -> Reading:
-    """Read an MLX model on a server: its config.json, and the size of the listed weights."""
-    weights = [piece.size_bytes for piece in listing.pieces if piece.name.endswith(WEIGHTS)]
+    """Read an MLX model on a server: its config.json, and the size of the weights beside it, which engines load."""
+    weights = [each.size_bytes for each in listing.pieces if each.name.endswith(WEIGHTS) and "/" not in each.name]
     size = sum(each or 0 for each in weights) if weights and all(weights) else None
     remote = _Remote(client, config.url, listing.headers, until)
     try:
