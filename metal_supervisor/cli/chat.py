@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import unicodedata
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Conversation:
         try:
             for piece in _streamed(self._partner, self._said):
                 heard.append(piece)
-                out.write("".join(char if char.isprintable() or char in "\n\t" else "?" for char in piece))
+                out.write("".join(char if _is_harmless(char) else "?" for char in piece))
                 out.flush()
         except CommandError:
             if heard:  # the message begins on a line of its own
@@ -74,6 +75,11 @@ class Conversation:
         finally:
             self._said.append({"role": "assistant", "content": "".join(heard)})
         out.write("\n")
+
+
+def _is_harmless(char: str) -> bool:
+    """True for what leaves a terminal's cursor and colours alone: the spaces and joiners of other scripts do, too."""
+    return char.isprintable() or char in "\n\t\u200c\u200d" or unicodedata.category(char) == "Zs"
 
 
 def _streamed(partner: Partner, said: Sequence[Json]) -> Iterator[str]:

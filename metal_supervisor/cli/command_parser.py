@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from metal_supervisor.settings import checks, loader
@@ -65,10 +66,18 @@ class CommandParser(argparse.ArgumentParser):
         elsewhere = any(flag in each._option_string_actions for each in self.commands().values())
         if elsewhere and flag not in self._option_string_actions:
             self.error(f"{flag} comes after the command; see {self.prog} --help")
+        if any(not each.option_strings for each in self._actions):
+            words = [self._alone(word, after) for word, after in zip_longest(words, words[1:], fillvalue="true")]
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown))
         return found, unknown
+
+    def _alone(self, word: str, after: str) -> str:
+        """A word; a setting that is true alone does not take what is after it, which is of the command."""
+        action = self._option_string_actions.get(word)
+        alone = action is not None and action.const == "true" and after.lower() not in loader.TRUTHS
+        return f"{word}=true" if alone else word
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

@@ -19,12 +19,13 @@ from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age
 from metal_supervisor.models.inventory import Stock, StoredModel
 from metal_supervisor.models.model_directory import PinnedFiles
 from metal_supervisor.models.remote import fetch
+from metal_supervisor.models.repository import quantized
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.sources import canonical, shown
+from metal_supervisor.spec.sources import canonical, shown, without_quantization
 from metal_supervisor.spec.terminal_text import printable, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
@@ -309,11 +310,14 @@ def _named(found: Stock, word: str) -> StoredModel:
     """The one entry that a word names, by the beginning of its slot's name or by its source. Raises CommandError."""
     matches = [entry for entry in found.slots if word and entry.name.startswith(word)]
     if not matches:
+        plain, quantization = without_quantization(word)
         try:
-            source = shown(canonical(word, "SOURCE"))
+            source = shown(canonical(plain, "SOURCE"))
         except Bad:
-            source = word
-        matches = [entry for entry in found.slots if entry.source and entry.source in (source, word)]
+            source = plain
+        matches = [entry for entry in found.slots if entry.source and entry.source in (source, plain)]
+        if quantization:
+            matches = [each for each in matches if each.contents and quantized([each.contents.model], quantization)]
     if len(matches) == 1:
         return matches[0]
     what = f"{shown(word)!r:.200}"

@@ -62,7 +62,7 @@ def chosen(names: Collection[str], artifact: Artifact, of: str) -> tuple[str, ..
 def gguf(names: Iterable[str], quantization: str, of: str) -> str:
     """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Unusable."""
     held = sorted({shard_names(name)[0] for name in names if _is_model(name)})
-    wanted = _quantized(held, quantization) if quantization else held
+    wanted = quantized(held, quantization) if quantization else held
     if len(wanted) == 1:
         return wanted[0]
     if not held:
@@ -84,7 +84,7 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _quantized(names: Sequence[str], quantization: str) -> list[str]:
+def quantized(names: Sequence[str], quantization: str) -> list[str]:
     """Names of that quantization. `Q4_K` matches Q4_K_M and Q4_K_S only if nothing is exactly Q4_K; never IQ4_K."""
     word = rf"(?<![^\W_]){re.escape(quantization)}"
     for end in (r"(?!\w)", r"(?![^\W_])"):

@@ -36,7 +36,7 @@ DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
 POOLED = (1, 2, 3)
-"""A header's mean, cls and last: how a model's tokens become one vector. The engine takes its word without `--pooling`."""
+"""A header's mean, cls and last: how tokens become one vector. Without `--pooling` the engine goes by them."""
 
 SPECULATES, LEAST_PROBABLE = "--spec-type", "--spec-draft-p-min"
 MOST_DRAFTED: Mapping[str, str] = {

@@ -50,7 +50,7 @@ _TYPES: Mapping[str, Any] = {name: type(item.default) for name, item in FIELDS.i
 _WORDS: Mapping[Any, str] = types.MappingProxyType(
     {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 )
-_TRUTHS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+TRUTHS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 
 
 def flag_of(name: str) -> str:
@@ -102,7 +102,7 @@ def checked(name: str, value: Any, origin: str) -> Any:
     wanted = _TYPES[name]
     try:
         if wanted is bool:
-            truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+            truth = value if isinstance(value, bool) else TRUTHS.get(str(value).lower())
             if truth is None:
                 raise ValueError
             return truth

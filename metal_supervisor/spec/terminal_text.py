@@ -61,7 +61,9 @@ def labelled(head: str, text: str, width: int | None) -> list[str]:
     """A text behind its head, wrapped below itself; on one line without a `width`, or where there is little room."""
     if not width or width < len(head) + LEAST_TEXT:
         return [f"{head}{text}"]
-    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
+    head, text = ("".join(char + "\0" * (_width(char) == 2) for char in each) for each in (head, text))
+    lines = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
+    return [line.replace("\0", "") for line in lines]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

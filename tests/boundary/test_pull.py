@@ -113,6 +113,14 @@ def test_a_model_of_the_hub_by_its_quantization_is_where_a_service_looks(mac: Ma
     assert Path(said.strip()).read_bytes() == GGUF + b"8"
 
 
+def test_one_of_two_quantizations_is_removed_by_the_name_it_was_pulled_by(mac: Mac, hub: Hub) -> None:
+    paths = [Path(mac.pull(f"o/r:{quantization}")[0].strip()) for quantization in ("Q4_K_M", "Q8_0")]
+    done = typed("models", "rm", "--yes", "o/r:Q8_0", "--state-dir", str(mac.state), environ=mac.environ)
+    assert (done.returncode, [each.exists() for each in paths]) == (0, [True, False]), done.stderr
+    done = typed("models", "rm", "--yes", "o/r:Q5_K_M", "--state-dir", str(mac.state), environ=mac.environ)
+    assert (done.returncode, paths[0].exists()) == (4, True) and "'o/r:Q5_K_M' is no model in" in done.stderr
+
+
 def test_the_files_of_a_repository_become_a_directory_for_mlx(mac: Mac, hub: Hub) -> None:
     path = Path(mac.pull("hf://o/r", "--format", "mlx", "--files", "config.json, model.safetensors")[0].strip())
     assert sorted(each.name for each in path.iterdir()) == ["config.json", "model.safetensors"]

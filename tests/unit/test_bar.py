@@ -8,7 +8,7 @@ import pytest
 
 from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.progress_bar import line
-from metal_supervisor.spec.terminal_text import cells, fitted, printable
+from metal_supervisor.spec.terminal_text import cells, fitted, labelled, printable
 
 GIB = 1 << 30
 
@@ -67,3 +67,10 @@ def test_what_is_fitted_is_printable_and_marked_where_it_was_cut() -> None:
     assert printable("a\x1b[31mb\u202ec\n") == "a?[31mb?c?"
     assert fitted("abcdef", 6) == "abcdef" and fitted("abcdef", 5) == "abcd…" and fitted("abc", 0) == ""
     assert fitted("模型模型", 5) == "模型…"
+
+
+@pytest.mark.parametrize("text", ["通義千問三十二億參數量化版本.gguf is cut short", "e\u0301" * 60, "a bc " * 30])
+def test_a_text_is_wrapped_by_the_cells_that_it_takes(text: str) -> None:
+    lines = labelled("why  ", text, 40)
+    assert all(cells(each) <= 40 and each.startswith(("why  ", "     ")) for each in lines)
+    assert "".join(each[5:] for each in lines).replace(" ", "") == text.replace(" ", "")

@@ -103,6 +103,20 @@ def test_an_empty_state_directory_is_refused(capsys: pytest.CaptureFixture[str],
     assert code == 2 and "argument --state-dir: must not be empty" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "on_demand"),
+    [
+        (["--on-demand", "m"], "true"),
+        (["--on-demand", "off", "m"], "off"),
+        (["m", "--on-demand"], "true"),
+        (["m", "--on-demand=no"], "no"),
+    ],
+)
+def test_a_setting_that_is_true_alone_does_not_take_the_argument_after_it(words: list[str], on_demand: str) -> None:
+    parsed = main.parser("serve").parse_args(["serve", *words])
+    assert (parsed.source, parsed.on_demand) == ("m", on_demand)
+
+
 def test_ctrl_c_while_the_modules_are_still_imported_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed script begins where the guard is, as `python -m metal_supervisor` does."""
 

@@ -185,6 +185,15 @@ def test_an_answer_that_is_not_whole_is_told(
     assert said.out == "hello\n" and told in said.err and said.err.count("\n") == bool(told)
 
 
+def test_an_answer_keeps_every_space_and_joiner_and_loses_what_moves_a_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = "10\u202fGB\u00a0\u3000你好 می\u200cخواهم 👩\u200d💻\n\t"
+    monkeypatch.setattr(chat, "_streamed", lambda *_: [kept, "\x1b[2J\r\u202e\u2028"])
+    chat.Conversation(chat.Partner("http://127.0.0.1:1/v1", "m")).answer("hi", sys.stdout)
+    assert capsys.readouterr().out == f"{kept}?[2J???\n"
+
+
 @pytest.mark.parametrize("key", ["kéy", "a\nb", "\x1b[2J"])
 def test_a_key_that_no_header_can_hold_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
