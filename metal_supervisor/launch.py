@@ -33,6 +33,7 @@ EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_UNSEEN, EXIT_CANNOT_EXEC, EXI
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
+ANSWERED = "another server answers there"
 NOW, LATER, SOON = b".", b",", b";"
 """Rings for news that the reader should have at once, that can wait, and that can wait unless it is in a hurry."""
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
@@ -205,7 +206,7 @@ def holder_of(port: int, host: str) -> str | None:
     try:
         answered = probe.connect_ex((target, port)) == 0
         # The system may assign an ephemeral port to the probe itself, which then connects to itself.
-        return "another server answers there" if answered and probe.getsockname() != probe.getpeername() else None
+        return ANSWERED if answered and probe.getsockname() != probe.getpeername() else None
     finally:
         probe.close()
 

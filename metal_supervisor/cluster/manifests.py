@@ -30,6 +30,8 @@ OUR_ZONE = "+00:00"
 HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """Age at which LLMKube considers a heartbeat stale."""
+LONGEST_MESSAGE = 32768
+"""Characters of a condition's message: the API refuses a status as a whole that has a longer one."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
 OTHER_APIS = {"endpointslices": "discovery.k8s.io/v1", "leases": "coordination.k8s.io/v1"}
@@ -85,7 +87,7 @@ def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: i
                 "type": condition.type,
                 "status": condition.status,
                 "reason": condition.reason,
-                "message": condition.message,
+                "message": condition.message[:LONGEST_MESSAGE],
                 "observedGeneration": generation,
                 "lastTransitionTime": since or now,
             }
@@ -114,7 +116,7 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
     if endpoint := _endpoint(record, told, before, direct):
         body["endpoint"] = endpoint
     if told.scheduling:
-        body["schedulingStatus"], body["schedulingMessage"] = told.scheduling
+        body["schedulingStatus"], body["schedulingMessage"] = told.scheduling[0], told.scheduling[1][:LONGEST_MESSAGE]
     if record.queue_position:
         body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
     return _unless_same(body, before)

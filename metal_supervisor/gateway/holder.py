@@ -13,6 +13,7 @@ that serves.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from metal_supervisor import launch
 from metal_supervisor.spec.document import Json
 
 SOCKET_FILE = "gateway.sock"
@@ -38,7 +40,9 @@ def bound(address: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # As engines do: all addresses are those of IPv4, too.
+            both = address == "::" and socket.has_dualstack_ipv6()
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
         listener.bind((address, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -154,8 +158,11 @@ class Holder:
     def _give(self, line: WorkerLine, address: str) -> None:
         try:
             if address not in self._listeners:
-                host, _, port = address.rpartition(":")
-                self._listeners[address] = bound(host.strip("[]"), int(port))
+                host, _, number = address.rpartition(":")
+                host, port = host.strip("[]"), int(number)
+                if launch.holder_of(port, host) == launch.ANSWERED:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+                self._listeners[address] = bound(host, port)
         except (OSError, OverflowError) as error:  # the latter for a port that no system has
             why = getattr(error, "strerror", "") or str(error)
             send(line.connection, {"error": why, "address": address})

@@ -55,6 +55,8 @@ class Listeners:
         self._unasked: list[str] = []
         """Addresses that the holder is still to be asked for."""
         self._awaits_answer = False
+        self._refused = False
+        """The holder cannot give the public socket to anybody."""
         self._announced = False
         """The holder knows that this worker serves."""
         self._retired = self._missed = False
@@ -88,7 +90,8 @@ class Listeners:
                 own = [self._kept[address]] if address in self._kept else []
                 self._awaits_answer = True
                 self._tell({"want": address, "born": self._born, "own": bool(own)}, *own)
-        if self._public in self._servers and not (self._unasked or self._awaits_answer or self._announced):
+        serves = self._public in self._servers or (self._refused and self._servers)
+        if serves and not (self._unasked or self._awaits_answer or self._announced):
             self._announced = True
             self._tell({"serving": True})
 
@@ -101,10 +104,10 @@ class Listeners:
                 with contextlib.suppress(OSError):
                     self._holder.shutdown(socket.SHUT_RDWR)
 
-    async def serve(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
+    async def serve(self, tls: ssl.SSLContext | None, serving: Callable[[str], None]) -> None:
         """Accept connections until another worker serves, or cancelled.
 
-        `tls`: of the public listener; `serving`: called once it accepts.
+        `tls`: of the public listener; `serving`: called with each address that it accepts at.
         """
         try:
             while not self._retired:
@@ -124,7 +127,7 @@ class Listeners:
             for listener in self._kept.values():
                 listener.close()
 
-    async def _follow_holder(self, tls: ssl.SSLContext | None, serving: Callable[[], None]) -> None:
+    async def _follow_holder(self, tls: ssl.SSLContext | None, serving: Callable[[str], None]) -> None:
         """Do as the holder says. Raises OSError or EOFError once it ends the connection, or has not begun."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)
@@ -132,7 +135,8 @@ class Listeners:
                 await self._loop.sock_connect(connection, self._path)
             try:
                 self._holder, rest = connection, b""
-                self._unasked, self._awaits_answer, self._announced = [*self._addresses], False, False
+                self._unasked, self._awaits_answer = [*self._addresses], False
+                self._refused = self._announced = False
                 self._ask()
                 while not self._retired:
                     await self._readable(connection)
@@ -148,6 +152,7 @@ class Listeners:
                             self._awaits_answer = False
                         elif "listener" in message or "error" in message:
                             address = str(message.get("listener", message.get("address")))
+                            self._refused |= "error" in message and address == self._public
                             if address in self._addresses:  # else it was given up meanwhile
                                 # The system keeps back a socket from a process that has too many files open.
                                 self._problem(address, str(message.get("error", os.strerror(errno.EMFILE))))
@@ -168,7 +173,7 @@ class Listeners:
             self._loop.remove_reader(connection.fileno())
 
     async def _listen(
-        self, address: str, listener: socket.socket, tls: ssl.SSLContext | None, serving: Callable[[], None]
+        self, address: str, listener: socket.socket, tls: ssl.SSLContext | None, serving: Callable[[str], None]
     ) -> None:
         """Accept connections on a socket that the holder gave."""
         if address in self._kept or address not in self._addresses:
@@ -185,8 +190,7 @@ class Listeners:
             close(server)
             return
         self._servers[address] = server
-        if address == self._public:
-            serving()
+        serving(address)
         self._problem(address, "")
 
 

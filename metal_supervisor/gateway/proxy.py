@@ -54,11 +54,11 @@ class Proxy:
         self,
         reader: BackendReader,
         doorman: Doorman,
-        hosts: Collection[str] | None,
+        hosts: Callable[[], Collection[str] | None],
         public_port: int,
         tell: Callable[[Mapping[str, EngineUse]], bool],
     ) -> None:
-        """`hosts`: names accepted in the Host header besides addresses, None to accept any.
+        """`hosts`: the names accepted in the Host header besides addresses, None to accept any.
 
         `public_port`: of the listener for all services. `tell`: see WaitingRoom.
         """
@@ -177,8 +177,8 @@ class Proxy:
         found = _HOST.fullmatch(headers.get("Host", ""))
         name = found[1].lower() if found else ""
         literal = name.startswith("[") or _IPV4.fullmatch(name)
-        if self._hosts is not None and not literal and name not in self._hosts:
-            known = ", ".join(sorted(self._hosts))
+        if not literal and (hosts := self._hosts()) is not None and name not in hosts:
+            known = ", ".join(sorted(hosts))
             text = f"the Host header names {quoted(name)!r}; use an IP address or one of: {known}"
             raise GatewayError(421, "misdirected_request", text, final=True, close=True)
 

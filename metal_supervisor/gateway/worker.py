@@ -88,7 +88,7 @@ class Worker:
         """Why an address cannot be listened on; of "": why none can."""
         self._taken: set[str] = set()
         """Addresses of on-demand services that other programs have."""
-        self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
+        self._proxy = Proxy(self._reader, self._doorman, self._hosts, settings.gateway_address[1], self._keep_uses)
         self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None
@@ -154,7 +154,7 @@ class Worker:
             self._tell()
 
     def _hosts(self) -> frozenset[str] | None:
-        """Names for the Host header. With keys any will do: a page that rebinds its own name has no key."""
+        """Names for the Host header: a Mac may get another. With keys any will do: a page that rebinds its own has none."""
         if self._settings.gateway_keys_path:
             return None
         own = socket.gethostname().lower()
@@ -175,16 +175,20 @@ class Worker:
         if self._bell is not None:  # each ring wakes one reader, which should be the next worker
             asyncio.get_running_loop().remove_reader(self._bell.fileno())
 
-    def _serving(self) -> None:
-        self._serves = True
-        self._tell()
-        self._open_bell()
-        log.info("listening", extra={"url": self._settings.gateway_url})
+    def _serving(self, address: str) -> None:
+        if self._bell is None:
+            self._open_bell()
+        if address == self._public:
+            self._serves = True
+            self._tell()
+            log.info("listening", extra={"url": self._settings.gateway_url})
 
     def _not_given(self, address: str, why: str) -> None:
         """Note why an address cannot be listened on, "" once it can."""
         if not why or not address:
             told = why
+        elif (told := self._problems.get(address, "")) and f" cannot be listened on: {why}" in told:
+            pass  # who has it takes some time to find
         elif address == self._public:
             holder = processes.port_holder(self._settings.gateway_address[1])
             told = f"{self._settings.gateway or GATEWAY} cannot be listened on: {why} ({holder} has it); {TAKEN}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import stat
 import threading
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor import launch
 from metal_supervisor.gateway import holder as holders
 from metal_supervisor.gateway import listeners
 from metal_supervisor.gateway.deadline import timeout
@@ -94,6 +97,25 @@ def test_a_port_that_is_taken_is_told(path: Path) -> None:
         worker.close()
 
 
+def test_a_port_at_which_a_server_answers_is_taken_also_where_it_could_be_bound(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Mac 127.0.0.1:p can be bound beside another program's *:p, whose clients would come here."""
+    monkeypatch.setattr(holders, "bound", pytest.fail)
+    monkeypatch.setattr(holders.launch, "holder_of", lambda *_: launch.ANSWERED)
+    worker = FakeWorker(path)
+    told, sockets = worker.ask(want="127.0.0.1:9100", born=1.0)
+    assert told["error"] == os.strerror(errno.EADDRINUSE) and not sockets
+    worker.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_are_those_of_ipv4_too_as_they_are_for_engines() -> None:
+    with holders.bound("::", 0) as listener:
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, listener.getsockname()[1]), 10).close()
+
+
 @pytest.mark.parametrize("port", [99_999, -1, 10**30])
 def test_a_port_that_no_system_has_is_told(path: Path, port: int) -> None:
     """As of a record that is damaged: the holder listens on all other ports."""
@@ -158,7 +180,7 @@ class Worker:
             str(self.path), self.address, lambda _tls: asyncio.Protocol(), lambda *told: self.problems.append(told)
         )
         self.listeners.fronts(self.fronts)
-        await self.listeners.serve(None, lambda: self.served.append(self.address))
+        await self.listeners.serve(None, self.served.append)
         self.retired.set()
 
     def ports(self) -> list[int]:
@@ -214,6 +236,22 @@ def test_a_port_that_is_taken_is_no_problem_any_more_once_it_is_given_up(path: P
     assert worker.retired.wait(10)
     for each in (again, other):
         each.close()
+
+
+def test_workers_that_cannot_have_the_public_port_retire_for_one_another(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken, (front,) = f"127.0.0.1:{stranger.getsockname()[1]}", free_ports(1)
+        workers = []
+        for _ in range(2):
+            workers.append(Worker(path, taken, [f"127.0.0.1:{front}"]))
+            eventually(lambda: workers[-1].ports() == [front], what="the port of a service")
+        assert workers[0].retired.wait(10) and not workers[1].retired.is_set()
+        other = FakeWorker(path)
+        (again,) = other.ask(want=f"127.0.0.1:{front}", born=time.monotonic())[1]
+        send(other.connection, {"serving": True})
+        assert workers[1].retired.wait(10)
+        for each in (again, other):
+            each.close()
 
 
 def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

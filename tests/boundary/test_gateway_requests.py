@@ -26,7 +26,7 @@ from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.processes import EngineUse, Observed, RunNote
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.state.doorbell import Doorbell
+from metal_supervisor.state.doorbell import Doorbell, ring
 from tests.support.records import a_record
 
 WITHIN_S = 30.0
@@ -62,7 +62,7 @@ class Open:
 
     async def __aenter__(self) -> Open:
         reader: Any = self.reader
-        self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
+        self.proxy = Proxy(reader, Doorman(), lambda: None, 0, self._keep)
         self.proxy.room.look(self.reader.services)
         self.connections = ClientConnections(self.proxy)
         self._server = await asyncio.get_running_loop().create_server(self.connections, "127.0.0.1", 0)
@@ -320,7 +320,7 @@ def test_a_worker_that_cannot_serve_leaves_the_note_to_the_one_that_does(tmp_pat
         waits._say("the certificate is worse")
         assert gateway_note.read(state.path)["pid"] == mine
         gateway_note.write(state.path, {"pid": ancestor, "problem": "", "at": time.time()})
-        waits._serving()
+        waits._serving(waits._public)
         assert gateway_note.read(state.path)["pid"] == mine
         await waits._proxy.close()
 
@@ -339,7 +339,7 @@ def test_a_port_at_which_it_cannot_listen_is_none_of_an_on_demand_service(tmp_pa
         worker = workers.Worker(Settings(state_dir=str(state.path), gateway="127.0.0.1:1"), state, lambda: None)
         worker._reader.read()
         (address,) = worker._reader.services.fronts()
-        worker._serving()
+        worker._serving(worker._public)
         assert gateway_note.read(state.path)["fronts"] == [2], "the holder has it, of the worker before"
         assert not bell._waiting()
         worker._not_given(address if taken else "", "Address already in use")
@@ -349,6 +349,29 @@ def test_a_port_at_which_it_cannot_listen_is_none_of_an_on_demand_service(tmp_pa
         worker._not_given(address if taken else "", "")
         note = gateway_note.read(state.path)
         assert note["fronts"] == [] and not gateway_note.taken(note), "before it listens"
+        await worker._proxy.close()
+
+    run(go)
+
+
+def test_a_worker_without_the_public_port_hears_of_its_services_and_looks_once_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    asked: list[int] = []
+    monkeypatch.setattr(workers.processes, "port_holder", lambda port: asked.append(port) or "node_exporter")
+
+    async def go() -> None:
+        worker = workers.Worker(Settings(state_dir=str(state.path), gateway="127.0.0.1:1"), state, lambda: None)
+        for _ in range(2):
+            worker._not_given("127.0.0.1:1", "Address already in use")
+        assert asked == [1] and "node_exporter has it" in gateway_note.read(state.path)["problem"]
+        worker._serving("127.0.0.1:2")
+        assert not worker._serves and worker._bell is not None
+        worker._news.clear()
+        ring(state.path, "gateway")
+        await asyncio.wait_for(worker._news.wait(), 10)
         await worker._proxy.close()
 
     run(go)

@@ -206,6 +206,20 @@ def test_what_never_fits_is_told_before_anyone_asks_for_it(small: Gateway) -> No
     gone(system, "never")
 
 
+def test_without_a_port_for_the_gateway_an_engine_stays_and_a_new_one_is_refused(tmp_path: Path) -> None:
+    """On demand takes two: it would be unloaded, and nobody could be made to wait for it."""
+    (port,) = free_ports(1)
+    with with_gateway(tmp_path, "--ports", f"{port}-{port}") as gateway:
+        system = gateway.system
+        system.apply(system.tiny_model(), service("tiny", contextSize=32768))
+        pid = system.ready()
+        system.apply(demanded(ttl="10s"))
+        eventually(lambda: "NoPort" in str(system.status()), 30, system.said())
+        assert gateway.chat("tiny")[0] == 200 and system.pid() == pid
+        system.apply(service("tiny", replicas=0), demanded("new"))
+        eventually(lambda: why(system, "new") == "False/NoPort", 30, system.said())
+
+
 def test_one_whose_port_another_program_has_is_reached_at_another(gateway: Gateway) -> None:
     """As after a restart of the Mac: while the gateway runs, the port is its own."""
     system = gateway.system

@@ -186,6 +186,13 @@ def test_conditions_have_the_reasons_of_their_types() -> None:
     assert seen == told
 
 
+def test_a_message_is_no_longer_than_the_api_takes() -> None:
+    """As of a nodeSelector of 40 kB, which it quotes: the API would refuse the status as a whole."""
+    record = replace(RECORD, verdict=Verdict(Standing.FAILED, "InvalidSpec", "x" * 40_000, 1.0))
+    told = manifests.status(record, report(record, None, False), {}, "2026-11-27T00:00:00Z")
+    assert max(len(each["message"]) for each in told["conditions"]) == manifests.LONGEST_MESSAGE
+
+
 def test_metal_ready_has_a_reason_in_the_phases_that_are_told() -> None:
     phases: dict[str, set[str]] = {}
     for told, record in every_report():

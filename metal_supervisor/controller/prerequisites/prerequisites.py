@@ -116,15 +116,17 @@ class Prerequisites:
             host, live = self._settings.bind_address, self._live(up)
             port, problem = self.ports.of(service, record, ports, snapshot.notes)
         elif not self.daemons.is_looked_at(service):
-            return Outlook(PLACING, record.port if record else None)
+            return _looking(PLACING, record)
         elif self.daemons.is_known(service.runtime):
             host, port = self.daemons.address(service.runtime, ports) or ("", None)
             problem = self.daemons.problem(service) or (self.ports.none_free() if port is None else None)
             live = None
         else:
-            return Outlook(LOOKING, record.port if record else None)
+            return _looking(LOOKING, record)
         found = self._found(service, record, None if problem else port, problem, up, snapshot)
         front = self.ports.front(service, record, found.port, ports, snapshot.taken)
+        if service.idle_s is not None and front is None and found.port is not None:
+            found = replace(found, problem=found.problem or self.ports.none_free())
         return replace(found, host=host, live=live, front_port=front)
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
@@ -303,6 +305,11 @@ class Prerequisites:
             return None
         demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
         return Running(up.spec_file, record.asked, record.probe, record.port, up.started, demand)
+
+
+def _looking(file: ModelFile, record: Record | None) -> Outlook:
+    """The outlook until what a shared daemon depends on has been looked at; ports stay as they are."""
+    return Outlook(file, record.port, front_port=record.front_port) if record else Outlook(file, None)
 
 
 def _is_new(record: Record | None, up: RunNote | None) -> bool:
