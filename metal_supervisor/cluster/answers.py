@@ -21,10 +21,12 @@ from metal_supervisor.spec.types import Json
 
 LONGEST_RETRY_AFTER_S = 60.0
 UP = "is the server up?"
-NO_KINDS = "LLMKube's kinds are not installed: kubectl apply --server-side -f conf/crds"
+APPLY_KINDS = "kubectl apply --server-side -f conf/crds"
+NO_KINDS = f"LLMKube's kinds are not installed: {APPLY_KINDS}"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 _RESOURCE = re.compile(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+))?(?:/([^/]+))?")
+_UNDECLARED = re.compile(r"\.status\.(\w+)[^:\n]*: field not declared in schema")
 _NO_RIGHT = re.compile(r'User "([^"]+)" cannot (\w+) resource "([^"]+)"')
 _NOT_RBAC = re.compile(r"(?i)denied|webhook|quota|violates|being terminated|admission")
 
@@ -75,6 +77,11 @@ def missing(error: KubeError, namespace: str, kubeconfig: str = "") -> str:
         return f"there is no namespace {namespace}: {kubectl} create namespace {namespace}; or choose with --namespace"
     # Of a kind that it does not serve, a server says only that there is nothing at this path, or sends no status.
     return "" if error.message.endswith('" not found') else NO_KINDS
+
+
+def undeclared(error: KubeError) -> set[str]:
+    """The fields of a status that a server's definition of its kind lacks, by its refusal of all that was applied."""
+    return set(_UNDECLARED.findall(error.message))
 
 
 def without_secrets(error: BaseException) -> tuple[str, str]:

@@ -154,7 +154,7 @@ class Worker:
             self._tell()
 
     def _hosts(self) -> frozenset[str] | None:
-        """Names for the Host header: a Mac may get another. With keys any will do: a page that rebinds its own has none."""
+        """Names for the Host header: a Mac may get another. With keys any will do, as a page with its own has none."""
         if self._settings.gateway_keys_path:
             return None
         own = socket.gethostname().lower()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from metal_supervisor import __version__
+from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.manifests import MANAGED_BY, field_manager
 from metal_supervisor.host import sleep_clock
@@ -64,6 +65,14 @@ class FleetNode:
             return
         whole = fleet_node(self._node, self._memory_bytes, models, now_seconds(self._kube))
         path, manager = f"/apis/{API}/fleetnodes/{self._node}", field_manager(self._node)
-        self._kube.apply(path, {key: part for key, part in whole.items() if key != "status"}, manager)
-        self._kube.apply(f"{path}/status", {key: part for key, part in whole.items() if key != "spec"}, manager)
+        try:
+            # By force: what an agent that ran here before has written is about this Mac, and no longer so.
+            for place, leaves in ((path, "status"), (f"{path}/status", "spec")):
+                part = {key: each for key, each in whole.items() if key != leaves}
+                self._kube.apply(place, part, manager, force=True)
+        except KubeError as error:
+            if error.code != 404:
+                raise
+            text = "the cluster knows no FleetNodes: install LLMKube's Foreman, or set --fleet-node off"
+            raise KubeError(405, "MethodNotAllowed", text) from None
         self._written_at = self._clock()

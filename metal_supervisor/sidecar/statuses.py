@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.answers import KubeError, now_micro
@@ -18,10 +17,10 @@ from metal_supervisor.cluster.kube import MERGE, Kube, find
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import GOODBYE, Report
 from metal_supervisor.cluster.status_mode import condition_of_others, field_of_others
+from metal_supervisor.sidecar.status_writer import StatusWriter
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json, Key, ModelFile, Standing
 
 NEVER = float("inf")
@@ -136,7 +135,7 @@ class Statuses:
     """Writes statuses. All methods may raise KubeError, and are idempotent."""
 
     def __init__(self, kube: Kube) -> None:
-        self._kube = kube
+        self._kube, self._writer = kube, StatusWriter(kube)
         self.operator: bool | None = None
         """True if LLMKube's operator writes statuses here; None while unknown: nothing is written then."""
         self.silence = ""
@@ -208,7 +207,7 @@ class Statuses:
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
         if not written.beside or body != manifests.own_part(written.body):
             written.body = None
-            self._apply("InferenceService", record.owner, body)
+            self._writer.apply("InferenceService", record.owner, body)
             written.body, written.beside = body, True
         self._scheduling(want, written)
 
@@ -219,23 +218,15 @@ class Statuses:
         by force, also from an operator that is gone.
         """
         try:
-            found = self._apply("InferenceService", owner, body)
+            found = self._writer.apply("InferenceService", owner, body)
         except KubeError as error:
             if not error.conflict:
                 raise
             metadata = self._kube.request("GET", api_path("inferenceservices", *owner))["metadata"]
             if condition_of_others(metadata.get("managedFields"), manifests.READY):
                 body = manifests.without_ready(body)
-            found = self._apply("InferenceService", owner, body, force=True)
-        self._tidy(api_path("inferenceservices", *owner), found, body)
-
-    def _tidy(self, path: str, found: Json, body: Json) -> None:
-        """Take out what others left in a status that is ours by now; an apply leaves all that is not its own.
-
-        `found`: the object that the apply of `body` returned.
-        """
-        if left := manifests.left_by_others(mapping(found, "status"), body):
-            self._merge(path, left, found["metadata"]["resourceVersion"])
+            found = self._writer.apply("InferenceService", owner, body, force=True)
+        self._writer.tidy(api_path("inferenceservices", *owner), found, body)
 
     def _scheduling(self, want: WantedStatus, written: _Written) -> None:
         """Write or clear the two scheduling fields, which the operator writes as well."""
@@ -252,7 +243,7 @@ class Statuses:
         verdict, before = _in_their_words(want.report), written.scheduling
         if verdict is not None and (verdict != before or written.attempted):
             written.attempted.add(verdict[0])
-            self._merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
+            self._writer.merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
         elif verdict is None and (ours := {*written.attempted, *(before or ())[:1]}):
             self._clear(path, ours)
         written.scheduling, written.attempted = verdict, set()
@@ -268,7 +259,7 @@ class Statuses:
         """Clear the two scheduling fields, if they say anything. `only`: the reasons to clear, () for any."""
         said = (self._kube.request("GET", path).get("status") or {}).get("schedulingStatus")
         if said and (not only or said in only):
-            self._merge(path, {"schedulingStatus": None, "schedulingMessage": None})
+            self._writer.merge(path, {"schedulingStatus": None, "schedulingMessage": None})
 
     def _nudge(self, record: Record, service: str) -> None:
         """Touch an annotation of the Service, to trigger the operator, if it is there and of this InferenceService.
@@ -280,11 +271,6 @@ class Statuses:
         if any(each.get("uid") == record.uid for each in owners):
             body = {"metadata": {"annotations": {NUDGE: now_micro()}}}
             self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
-
-    def _merge(self, path: str, status: Json, version: str = "") -> None:
-        """Merge a patch into a status. `version`: the object's resourceVersion that it has to have; "" for any."""
-        body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
-        self._kube.request("PATCH", path + "/status", {"fieldManager": manifests.MANAGED_BY}, body, MERGE)
 
     def model(self, key: Key, model: WantedModel) -> None:
         """Write the status of a Model; not called where LLMKube's operator writes it."""
@@ -298,46 +284,15 @@ class Statuses:
         file = replace(model.file, gguf={}) if theirs else model.file
         body = manifests.model_status(file, model.source, model.generation, before, now_seconds(self._kube))
         if body != before:
-            self._tidy(api_path("models", *key), self._apply("Model", key, body, force=True), body)
+            self._writer.tidy(api_path("models", *key), self._writer.apply("Model", key, body, force=True), body)
         self._models[(*key, model.uid)] = body, theirs
-
-    def _apply(self, kind: str, key: Key, body: Json, force: bool = False) -> Json:
-        """Apply a status; returns the object as it is then."""
-        whole = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": kind,
-            "metadata": {"namespace": key[0], "name": key[1]},
-            **({"status": body} if body else {}),  # an empty one that leaves nothing becomes null, which is refused
-        }
-        path = api_path("inferenceservices" if kind == "InferenceService" else "models", *key)
-        # One field manager for all Macs: there is one writer at a time, and the next must be able to drop its fields.
-        write = partial(self._kube.apply, path + "/status", whole, manifests.MANAGED_BY, force)
-        try:
-            return write()
-        except KubeError as error:
-            if error.code != 422 or not self._drop_shared(path, body):
-                raise
-            return write()
-
-    def _drop_shared(self, path: str, body: Json) -> bool:
-        """Take out the conditions that `body` leaves out, and that LLMKube's operator or agent has written too.
-
-        An apply takes out the fields that are ours alone, and what is left of a condition is refused. True if there
-        were any; the operator writes its own again.
-        """
-        found = self._kube.request("GET", path)
-        left = manifests.left_by_others(mapping(found, "status"), body)
-        if "conditions" not in left:
-            return False
-        self._merge(path, {"conditions": left["conditions"]}, found["metadata"]["resourceVersion"])
-        return True
 
     def forget(self, key: Key) -> None:
         """Forget a service; if this Mac wrote its status and no Mac serves it now, remove our fields."""
         written = self._services.get(key)
         if written is not None and written.leaving:
             try:
-                self._apply("InferenceService", written.owner, {})
+                self._writer.apply("InferenceService", written.owner, {})
             except KubeError as error:
                 if error.code in (400, 404, 409, 422):  # trying again would not help; after any other it is due still
                     del self._services[key]

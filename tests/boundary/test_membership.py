@@ -282,7 +282,7 @@ def test_a_fleet_node_is_written_every_minute_and_after_a_night_asleep_at_once(c
         clock_offset_s = 0.0
         written = 0
 
-        def apply(self, *_: Any) -> None:
+        def apply(self, *_: Any, force: bool) -> None:
             self.written += 1
 
     cluster: Any = Cluster()
