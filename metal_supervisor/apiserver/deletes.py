@@ -185,11 +185,10 @@ class Collector:
     def _dependents(self, uid: str, *, blocking: bool = False) -> list[tuple[str, Name, Json]]:
         """What has an owner; with `blocking` only what the owner has to wait for."""
 
-        def depends(obj: Json) -> bool:
-            owners = [owner for owner in listed(obj["metadata"].get("ownerReferences")) if owner.get("uid") == uid]
-            return any(owner.get("blockOwnerDeletion") or not blocking for owner in owners)
+        def holds(owner: Json) -> bool:
+            return owner.get("uid") == uid and (owner.get("blockOwnerDeletion") or not blocking)
 
-        return [(kind, name, obj) for kind, name, obj in self._store.everything() if depends(obj)]
+        return [e for e in self._store.everything() if any(map(holds, listed(e[2]["metadata"].get("ownerReferences"))))]
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""

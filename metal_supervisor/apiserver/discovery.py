@@ -25,14 +25,10 @@ VERSION: Json = {
 """Answer of `/version`: the Kubernetes release whose behaviour this server follows."""
 
 
-def group_list(registry: Registry) -> Json:
-    """`/apis`."""
-    groups = [_group(registry, name) for name in registry.groups()]
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-
-
 def group(registry: Registry, name: str) -> Json:
-    """`/apis/<group>`; 404 when there is none."""
+    """`/apis/<group>`, `/apis` for ""; 404 when there is none."""
+    if not name:
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(registry, g) for g in registry.groups()]}
     if not registry.versions(name):
         raise no_such_path()
     return {"kind": "APIGroup", "apiVersion": "v1", **_group(registry, name)}

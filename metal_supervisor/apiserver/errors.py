@@ -104,11 +104,6 @@ def too_long(field: str, limit: int) -> Problem:
     return Problem(field, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
 
 
-def too_many(field: str, count: int, limit: int) -> Problem:
-    """A list over its limit."""
-    return Problem(field, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
-
-
 def json_type(value: Any) -> str:
     """Name of a JSON value's type, as the messages use it."""
     return _TYPE_NAMES[type(value)]

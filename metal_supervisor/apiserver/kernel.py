@@ -97,7 +97,7 @@ class Response:
 class Stream:
     """A response without an end: a watch."""
 
-    run: Callable[[Callable[[bytes], None]], None]
+    run: Callable[[Callable[[bytes], object]], None]
     """Called with the function that sends lines; returns when the watch is over."""
     close: Callable[[], None]
     """Called when the client has gone, and in any case at the end."""
@@ -154,7 +154,7 @@ class Kernel:
             case ["api"]:
                 body = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis"]:
-                body = discovery.group_list(self.registry)
+                body = discovery.group(self.registry, "")
             case ["apis", group]:
                 body = discovery.group(self.registry, group)
             case ["api", version]:

@@ -245,7 +245,7 @@ class Subscription:
         """Name the columns in the next line, if it is a table."""
         self._ends_s = time.monotonic() + timeout_s
 
-    def run(self, send: Callable[[bytes], None]) -> None:
+    def run(self, send: Callable[[bytes], object]) -> None:
         """Calls `send` with one or more lines at a time until the watch ends."""
         try:
             if lines := self._present():

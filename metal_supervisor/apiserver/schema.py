@@ -188,7 +188,7 @@ def _size_problems(schema: Json, value: Json | list[Any], path: str) -> Iterator
     if len(value) < least:
         yield errors.invalid_value(path, len(value), f"{path} in body should have at least {least} {parts.lower()}")
     if len(value) > most:
-        yield errors.too_many(path, len(value), most)
+        yield Problem(path, "FieldValueTooMany", f"Too many: {len(value)}: must have at most {most} items")
 
 
 def _duplicates(schema: Json, value: list[Any], path: str) -> Iterator[Problem]:

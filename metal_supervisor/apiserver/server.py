@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.wfile.write(self._head(200, headers))
             threading.Thread(target=self._await_hangup, args=(stream,), name="apiserver-hangup", daemon=True).start()
-            stream.run(self._send_chunk)
+            stream.run(lambda data: self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data)))
             self.wfile.write(b"0\r\n\r\n")
         finally:
             stream.close()
@@ -169,9 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
                     self.connection.recv(1, socket.MSG_PEEK)
                     break
         stream.close()
-
-    def _send_chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
 class Connections:
@@ -245,10 +242,14 @@ class _HttpServer(socketserver.ThreadingTCPServer):
                 # Out of descriptors, most likely: the next attempt fails at once too, so do not spin until one is free.
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if not self._stopping and self.connections.admit(connection):
-                self.process_request(connection, address)
-            else:
+            if self._stopping or not self.connections.admit(connection):
                 connection.close()
+                continue
+            try:
+                self.process_request(connection, address)
+            except RuntimeError:  # the system has no thread to spare
+                self.shutdown_request(connection)
+                time.sleep(_ACCEPT_PAUSE_S)
 
     def shutdown_request(self, request: Any) -> None:
         """Called by socketserver when a connection ends."""

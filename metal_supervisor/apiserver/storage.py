@@ -194,9 +194,12 @@ class ObjectStore:
 
 
 def _open(data_file: Path) -> sqlite3.Connection:
-    data_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data_file.touch(mode=0o600, exist_ok=True)
-    db = sqlite3.connect(data_file, check_same_thread=False, timeout=_LOCK_WAIT_S)
+    try:
+        data_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data_file.touch(mode=0o600, exist_ok=True)
+        db = sqlite3.connect(data_file, check_same_thread=False, timeout=_LOCK_WAIT_S)
+    except (OSError, sqlite3.OperationalError) as problem:
+        raise UnusableData(f"{data_file} cannot be opened ({problem}): make it a file that is yours") from problem
     try:
         # One process per file: a second server on the same objects would corrupt both their memories.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -175,8 +175,9 @@ class Writer:
         if not name and own.get("generateName"):
             name = own["generateName"][:248] + "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
         own["name"] = name
-        if resource.namespaced:
-            own["namespace"] = target.namespace
+        own["namespace"] = target.namespace
+        if not resource.namespaced:
+            del own["namespace"]
         rest = {field: value for field, value in body.items() if field not in ("apiVersion", "kind", "metadata")}
         return {"apiVersion": resource.group_version, "kind": resource.kind, "metadata": own, **rest}
 
@@ -226,7 +227,8 @@ class Writer:
         problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
-        else:
+        elif not resource.custom or previous is None or _content(previous) != _content(stored):
+            # A definition that has become stricter is not for an object whose labels alone are edited.
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and not resource.custom:
@@ -267,6 +269,10 @@ def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> Non
     if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
         problem = errors.invalid_value("metadata.uid", sent["uid"], "field is immutable")
         raise errors.invalid(resource.group, resource.kind, target.name, [problem])
+
+
+def _content(obj: Json) -> Json:
+    return {name: part for name, part in obj.items() if name not in ("apiVersion", "metadata")}
 
 
 def _check_kind(resource: Resource, declaration: Json) -> None:

@@ -347,6 +347,18 @@ def test_a_thousand_idle_strangers_stop_nobody(api: ApiServer, client: Client, f
         other.close()
 
 
+def test_a_thread_that_the_system_refuses_costs_one_connection(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api._http, "process_request", refused)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            Client(api.port).get("/version")
+    with Client(api.port) as client:
+        assert client.get("/version").code == 200
+
+
 def test_connections_that_are_idle_give_way_and_those_at_work_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_server, "MOST", 3)
     pairs = [socket.socketpair() for _ in range(6)]

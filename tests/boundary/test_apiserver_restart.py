@@ -227,6 +227,13 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, spoil: str | by
         pass
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """As one that is root's since a run with sudo; a directory, as root itself may open any file."""
+    (tmp_path / "api.db").mkdir()
+    with pytest.raises(UnusableData, match=r"api\.db cannot be opened .*make it a file that is yours"):
+        ApiServer(options(tmp_path))
+
+
 def test_the_program_says_in_one_sentence_that_its_file_is_damaged(tmp_path: Path, port: int) -> None:
     (tmp_path / "runs").mkdir()
     save_overrides(tmp_path, Overrides("", {"state_dir": str(tmp_path)}))

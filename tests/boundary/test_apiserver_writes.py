@@ -82,6 +82,26 @@ def test_invalid_objects_get_a_cause_per_field(widgets: Client) -> None:
     assert widgets.post(WIDGETS, labelled).code == 422
 
 
+def test_a_stricter_definition_does_not_hold_up_who_edits_nothing_that_it_is_about(widgets: Client) -> None:
+    """As of an upgrade: annotations and finalizers of what was stored before."""
+    name = f"{WIDGETS}/w"
+    widgets.post(WIDGETS, widget(size=5) | {"metadata": {"name": "w", "finalizers": ["a.io/b"]}})
+    definition = f"{CRD_PATH}/{WIDGET_CRD['metadata']['name']}"
+    stricter = widgets.get(definition).body
+    spec = stricter["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["size"]["maximum"] = 4
+    assert widgets.put(definition, stricter).code == 200
+    assert widgets.merge(name, {"metadata": {"annotations": {"a": "b"}}}).code == 200
+    assert widgets.merge(name, {"spec": {"size": 6}}).code == 422
+    widgets.delete(name)
+    assert widgets.merge(name, {"metadata": {"finalizers": None}}).code == 200 and widgets.get(name).code == 404
+
+
+def test_an_object_of_no_namespace_keeps_none(client: Client) -> None:
+    made = client.post("/api/v1/namespaces", {"metadata": {"name": "team", "namespace": "default"}})
+    assert made.code == 201 and "namespace" not in made.body["metadata"]
+
+
 def test_a_dry_run_answers_but_stores_nothing(widgets: Client) -> None:
     before = widgets.version()
     assert widgets.post(WIDGETS, widget(), dryRun="All").code == 201
