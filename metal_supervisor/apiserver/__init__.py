@@ -21,6 +21,11 @@ warnings                        also for FQDN slices, finalizers    for unknown 
 Exact lists of the past         any that etcd still has             those that its history reaches back to
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
+a CRD that becomes stricter     not for fields that stay            not where the metadata alone is edited
+a CRD with a new default        applied to what is read             applied by the next write
+objects whose owner goes with   are collected                       stay, until the CRD is back
+its CRD
+data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
 strategic patches               with `$retainKeys`                  without: no kind here has fields for it
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`

@@ -50,7 +50,10 @@ def decode_body(body: bytes) -> Any:
             message = f"the object provided is unrecognized (must be of type JSON or YAML): {problem}"
             raise bad_request(message) from None
     try:
-        return _json(_as_json(yaml.load(body, _Loader)))
+        document = yaml.load(body, _Loader)
+        if _expanded_size(document, {}) > MAX_BODY_BYTES:  # a few aliases can become gigabytes
+            raise ValueError("the document is too large once its aliases are expanded")
+        return _json(json.dumps(document, allow_nan=False).encode())
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as problem:
         first_line = str(problem).splitlines()[0]
         raise bad_request(f"error decoding YAML: {first_line}") from None
@@ -62,13 +65,6 @@ def _json(body: bytes) -> Any:
         return value
     text = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(text.decode("utf-16", "replace"))
-
-
-def _as_json(value: Any) -> bytes:
-    """JSON of a YAML document. ValueError if it is larger than any body: a few aliases can become gigabytes."""
-    if _expanded_size(value, {}) > MAX_BODY_BYTES:
-        raise ValueError("the document is too large once its aliases are expanded")
-    return json.dumps(value, allow_nan=False).encode()
 
 
 def _expanded_size(value: Any, known: dict[int, int]) -> int:

@@ -70,10 +70,9 @@ def openapi_index(registry: Registry) -> Json:
 
 def openapi_document(registry: Registry, group: str, version: str) -> Json:
     """The document of one group and version; 404 when there is none."""
-    members = registry.members(group, version)
     schemas: Json = {}
     paths: Json = {}
-    for resource in members:
+    for resource in registry.members(group, version):
         kind = {"x-kubernetes-group-version-kind": [_kind(resource)]}
         schemas[f"{resource.group or 'core'}.{version}.{resource.kind}"] = {**resource.schema, **kind}
         paths |= _paths(resource)
