@@ -51,8 +51,9 @@ LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 REFUSED = (
     # metadata of files, which Landlock does not govern: chown, times, extended attributes; and chmod
     92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
-    # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set
-    101, 310, 311, 440, 312, 438, 256, 279, 251,
+    # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set,
+    # sched_setparam, sched_setscheduler, sched_setattr
+    101, 310, 311, 440, 312, 438, 256, 279, 251, 142, 144, 314,
     # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
     298, 321, 323, 248, 249, 250, 175, 313, 176, 246, 320, 169, 167, 168, 163, 179, 443, 103,
     # names and mounts: mount family, pivot_root, chroot, unshare, setns, open_by_handle_at, mknod, host name

@@ -3,7 +3,8 @@
 An engine is loaded while requests wait for it, and unloaded once there was none for its idle time. Its memory may go to
 an engine that waits: at once while it is idle. One that is in use keeps it for MIN_AWAKE_S, and gives it to an engine
 that has waited for MAX_WAIT_S, so that two models that do not fit together are served in turns; it always answers first
-what it has. An engine counts as in use until SETTLED_S after its last answer: a client's next request is on its way.
+what it has. An engine counts as in use until SETTLED_S after its last answer, as a client's next request is on its way,
+and while no worker of the gateway tells of it, as after one was killed that had the only word of it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def settle(
         if proposal.evicted_at is not None and key in up:
             continue  # it goes sooner than one that rests
         if was is not None and was.runs:
-            idle_s = now - used_at(was, snapshot)
-            if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
+            idle_s, unknown = now - used_at(was, snapshot), proposal.program not in snapshot.uses
+            if unknown or use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
                 continue
             result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
         elif budget_bytes is None or not too_large(proposal.room_bytes or None, proposal.limit_bytes, budget_bytes, 0):
@@ -110,7 +111,8 @@ def yields(
         if seen is None or not seen.ready:
             continue
         use, last = snapshot.uses.get(proposal.program, UNUSED), used_at(was, snapshot)
-        busy = bool(use.in_flight or use.waiting) or now - last < SETTLED_S
+        unknown = proposal.program not in snapshot.uses
+        busy = unknown or bool(use.in_flight or use.waiting) or now - last < SETTLED_S
         if not busy or not 0 <= now - seen.since < MIN_AWAKE_S:
             found[key] = Yielding(now - MAX_WAIT_S if busy else now, busy, last)
     return found

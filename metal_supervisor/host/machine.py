@@ -154,11 +154,13 @@ def own_addresses(told: str = "") -> frozenset[str]:
 def route_to(host: str, port: int) -> str | None:
     """The local address from which this machine reaches `host`, None if it does not; sends nothing.
 
-    One that is of its link alone is told only without another: a Mac finds both for a name in `.local`.
+    One that is of its link alone is told only without another: a Mac finds both for a name in `.local`. One of IPv6 is
+    told only without one of IPv4: engines listen on that, and few clusters have the other.
     """
     found: str | None = None
     with contextlib.suppress(UnicodeError, OSError):  # the former for a name that no resolver takes
-        for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, target in sorted(places, key=lambda each: each[0] != socket.AF_INET):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)
                 local = str(probe.getsockname()[0])

@@ -5,6 +5,7 @@ An engine written in Python takes seconds to print its help, and the controller 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -81,13 +82,24 @@ def homes_of(path: Path, interpreter: str) -> tuple[str, ...]:
         own = [each.parent for each in filter(os.path.isfile, [environment / "pyvenv.cfg"])]
         prefix, framework, _ = str(real).partition("/Library/Frameworks/")
         ports = [Path(prefix) / "lib"] if prefix and framework else []  # MacPorts: what it links lies in the prefix
-        return tuple(dict.fromkeys(map(str, (*own, real.parent.parent, *ports, *_kegs(real)))))
+        roots = [place for each in (*own, real.parent.parent) for place in _python_in(each)]
+        return tuple(dict.fromkeys(map(str, (*roots, *ports, *_kegs(real)))))
     real = Path(os.path.realpath(path))
     if kegs := _kegs(real):
         return tuple(map(str, kegs))
     above = real.parent.parent
     places = real.parent, above / "lib", real.parent / "lib" / real.name, above / "lib" / real.name
     return tuple(str(each) for place in filter(os.path.isdir, places) for each in _code_in(place))
+
+
+def _python_in(root: Path) -> list[Path]:
+    """An environment or installation, of one in the home directory itself, or in `/`, only what is Python's."""
+    if len(root.parts) > 1 and not Path(os.path.realpath(Path.home())).is_relative_to(os.path.realpath(root)):
+        return [root]
+    with contextlib.suppress(OSError):
+        own = "pyvenv.cfg", "lib/python3*", "lib/libpython*"
+        return [each for pattern in own for each in sorted(root.glob(pattern))]
+    return []
 
 
 def _kegs(real: Path) -> list[Path]:

@@ -27,6 +27,7 @@ COUNT, ANY_WHOLE = whole(-1, LARGEST), whole(-LARGEST, LARGEST)
 REAL, SHARE = decimal(-1e9, 1e9), decimal(-1, 1)
 THREADS = whole(-1, 1024)
 BIT = choice("0", "1")
+ON_OFF = choice("on", "off", "0", "1", "true", "false", "enabled", "disabled")
 ON_OFF_AUTO = choice("on", "off", "auto", "0", "1", "-1", "true", "false", "enabled", "disabled")
 MASK = ValueCheck("a hexadecimal mask", r"(0[xX])?[0-9a-fA-F]{1,256}")
 RANGE = ValueCheck("a range such as 0-3", r"[0-9]{0,5}-[0-9]{0,5}")
@@ -153,10 +154,11 @@ GRAMMAR = Grammar(
         flags("-fitt --fit-target LLAMA_ARG_FIT_TARGET", "--spec-synth-rates LLAMA_ARG_SPEC_SYNTH_RATES",
               values=[NUMBERS]),
         # Words.
-        flags("-fa --flash-attn LLAMA_ARG_FLASH_ATTN", "-fit --fit LLAMA_ARG_FIT",
+        flags("-fit --fit LLAMA_ARG_FIT", values=[ON_OFF]),
+        flags("-fa --flash-attn LLAMA_ARG_FLASH_ATTN",
               "-rea --reasoning LLAMA_ARG_REASONING", "--log-colors LLAMA_ARG_LOG_COLORS",
               "-lzm --lazy-mode LLAMA_ARG_LAZY_MODE", values=[ON_OFF_AUTO]),
-        flags("--rope-scaling LLAMA_ARG_ROPE_SCALING_TYPE", values=[choice("none", "linear", "yarn", "longrope")]),
+        flags("--rope-scaling LLAMA_ARG_ROPE_SCALING_TYPE", values=[choice("none", "linear", "yarn")]),
         flags("-ctk --cache-type-k LLAMA_ARG_CACHE_TYPE_K", "-ctv --cache-type-v LLAMA_ARG_CACHE_TYPE_V",
               "--spec-draft-type-k -ctkd --cache-type-k-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
               "--spec-draft-type-v -ctvd --cache-type-v-draft LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", values=[CACHE_TYPE]),

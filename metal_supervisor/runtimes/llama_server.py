@@ -18,6 +18,7 @@ from typing import Any
 
 from metal_supervisor.memory.shape import shape_of
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.runtimes import llama_modes
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
 from metal_supervisor.runtimes.llama_flags import LOAD_MODE, Option, accepted, as_built, options_of
 from metal_supervisor.runtimes.llama_memory import checkpoints, demand, prompt_cache_mib
@@ -35,8 +36,6 @@ DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
 
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
-POOLED = (1, 2, 3)
-"""A header's mean, cls and last: how tokens become one vector. Without `--pooling` the engine goes by them."""
 
 SPECULATES, LEAST_PROBABLE = "--spec-type", "--spec-draft-p-min"
 MOST_DRAFTED: Mapping[str, str] = {
@@ -171,18 +170,20 @@ def _user_arguments(service: Service, further: Mapping[PartKey, str]) -> tuple[s
 
 def _capacity(service: Service, place: Place, asked: ParsedArguments) -> list[str]:
     """Flags that determine the memory: offload, context, slots, caches."""
-    options = service.options
+    options, whole_tokens = service.options, llama_modes.undivided(service, place.model, asked, DEFAULT_CONTEXT)
     argv: list[str] = []
     for flag, value, default in (
         ("--n-gpu-layers", service.model.gpu_layers or None, DEFAULT_GPU_LAYERS),
         ("--ctx-size", options.get("contextSize"), DEFAULT_CONTEXT),
         ("--parallel", options.get("parallelSlots"), 1),
-        ("--batch-size", options.get("batchSize"), DEFAULT_BATCH),
+        ("--batch-size", options.get("batchSize"), max(DEFAULT_BATCH, whole_tokens)),
     ):
         if value is not None or not asked.given(flag):
             argv += [flag, str(default if value is None else value)]
     if "uBatchSize" in options:
         argv += ["--ubatch-size", str(options["uBatchSize"])]
+    elif whole_tokens:
+        argv += ["--ubatch-size", str(whole_tokens)]
     for letter in ("K", "V"):
         kind = options.get(f"cacheTypeCustom{letter}") or options.get(f"cacheType{letter}")
         if kind:
@@ -255,17 +256,6 @@ def _further(service: Service, place: Place) -> list[str]:
     return [*argv, LEAST_PROBABLE, str(asked["pMin"])] if "pMin" in asked else argv
 
 
-def _mode(service: Service, model: Reading, asked: ParsedArguments) -> list[str]:
-    header = model.header
-    pooled = header is not None and header.metadata.get(f"{header.architecture}.pooling_type") in POOLED
-    wanted = {
-        "chat": [],
-        "embedding": [["--embedding"], *([] if pooled else [["--pooling", "last"]])],
-        "rerank": [["--reranking"], ["--embedding"], ["--pooling", "rank"]],
-    }[service.mode]
-    return [part for flag in wanted if not asked.given(flag[0]) for part in flag]
-
-
 def _housekeeping(
     service: Service, binary: Binary, place: Place, asked: ParsedArguments, prompt_cache: int, kept: int | None
 ) -> list[str]:
@@ -312,7 +302,7 @@ def engine(service: Service, binary: Binary, place: Place) -> Engine:
     argv = [binary.path, *as_built(variables, options), "--model", place.model_path, "--alias", ",".join(names)]
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += _capacity(service, place, asked) + _behaviour(service.options, asked)
-    argv += _further(service, place) + _mode(service, place.model, asked)
+    argv += _further(service, place) + llama_modes.flags(service, place.model, asked)
     # The engine's own default of 8 GiB would come on top of everything else.
     prompt_cache = prompt_cache_mib([*argv, *service.extra_args], place.model) if service.mode == "chat" else 0
     kept = None

@@ -70,6 +70,10 @@ def lacks(service: Service, binary: Binary) -> tuple[str, str] | None:
     """(reason, message) if this build cannot honour the service's spec, else None."""
     if KV_BITS[service.options.get("cacheTypeK", "f16")] and "--kv-bits" not in binary.flags:
         return "UnsupportedField", f"spec.cacheTypeK: this {binary.name} has no quantized cache (--kv-bits); remove it"
+    for each in parse(service.extra_args, MLX.grammar).items if binary.flags else ():
+        if each.name.startswith("--") and not each.ignored and each.name not in binary.flags:
+            text = f"spec.extraArgs[{each.index}] {each.written!r:.80} is not known to this {binary.name}; remove it"
+            return "UnsupportedField", text
     return None
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.spec import first_request
+from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Probe
 
@@ -59,7 +60,7 @@ def _received(host: str, port: int, path: str, timeout_s: float, key: str = "") 
     until = time.monotonic() + timeout_s
     data = bytearray()
     with _connected(host, port, timeout_s) as connection:
-        _send(connection, f"GET {path}", f"{host}:{port}", key)
+        _send(connection, f"GET {path}", f"{in_url(host)}:{port}", key)
         if not _read(connection, data, until):
             raise TimeoutError
     return bytes(data)
@@ -268,7 +269,7 @@ class FirstRequest:
         if self._asked.names_itself:
             body = first_request.named(body, _own_name(host, port, self._asked))
         connection = self._connection = _connected(host, port, TIMEOUT_S)
-        _send(connection, f"POST {self._asked.first_path}", f"{host}:{port}", self._key[1], body)
+        _send(connection, f"POST {self._asked.first_path}", f"{in_url(host)}:{port}", self._key[1], body)
         return connection
 
 

@@ -94,6 +94,19 @@ def test_what_lies_around_a_link_to_an_interpreter_is_no_environment(tmp_path: P
     assert homes_of(Path("x"), f"{tmp_path}/venv/bin/python") == (f"{tmp_path}/venv", f"{tmp_path}/python")
 
 
+def test_of_a_python_in_the_home_directory_itself_only_what_is_pythons_may_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was built with --prefix=$HOME: its prefix is where keys are, too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    laid_out(tmp_path, "bin/python3.12", "lib/python3.12/os.py", "lib/libpython3.12.so", "lib/keys", ".ssh/id")
+    laid_out(tmp_path, "mlx/pyvenv.cfg", "mlx/bin/python -> ../../bin/python3.12")
+    library = f"{tmp_path}/lib/python3.12", f"{tmp_path}/lib/libpython3.12.so"
+    assert homes_of(Path("x"), f"{tmp_path}/mlx/bin/python") == (f"{tmp_path}/mlx", *library)
+    laid_out(tmp_path, "pyvenv.cfg")
+    assert homes_of(Path("x"), f"{tmp_path}/bin/python3.12") == (f"{tmp_path}/pyvenv.cfg", *library)
+
+
 def test_a_python_of_macports_may_read_the_libraries_of_its_prefix(tmp_path: Path) -> None:
     python = tmp_path / "local/Library/Frameworks/Python.framework/Versions/3.12"
     laid_out(python, "bin/python3.12")

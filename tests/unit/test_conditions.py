@@ -42,7 +42,7 @@ OTHER_WORDS = frozenset({
     "Authorization", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
     "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
-    "BadAnswer", "TooLarge", "Unreachable", "Untrusted", "All",
+    "BadAnswer", "MethodNotAllowed", "TooLarge", "Unreachable", "Untrusted", "All",
     "BadKubeconfig", "BadSpec", "Binary", "Executable", "Kube", "KubeError", "Place", "Pool",
     "Settings", "Ollama", "WithdrawalToken",
     "CoreFoundation", "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",
@@ -50,7 +50,7 @@ OTHER_WORDS = frozenset({
     "Desktop", "Documents", "Downloads", "LaunchAgents", "LaunchDaemons", "Library", "Logs",
 })  # fmt: skip
 """Types of conditions; phases and the words of `make run`; Kubernetes' kinds; headers, fields and units; S3's words;
-what a read of the API failed by; names that modules export, of classes, of engines; launchd's keys; directories."""
+what a request to the API failed by; names that modules export, of classes, of engines; launchd's keys; directories."""
 
 
 @functools.cache

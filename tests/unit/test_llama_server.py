@@ -189,6 +189,35 @@ def test_a_header_may_say_how_tokens_become_one_vector(told: dict[str, Any], by_
     assert ("--pooling" in line, "--embedding" in line) == (by_flag, True)
 
 
+@pytest.mark.parametrize(
+    ("mode", "pooling", "spec", "batches"),
+    [
+        ("embedding", 1, {"contextSize": 8192}, ("4096", "4096")),  # as long as it was trained for
+        ("embedding", 1, {"contextSize": 8192, "parallelSlots": 4}, ("2048", "2048")),
+        ("embedding", 1, {"contextSize": 1024}, ("2048", "1024")),
+        ("embedding", 1, {}, ("2048", "2048")),
+        ("embedding", 1, {"contextSize": 8192, "batchSize": 512}, ("512", "")),
+        ("embedding", 1, {"contextSize": 8192, "uBatchSize": 64}, ("2048", "64")),
+        ("embedding", 1, {"contextSize": 8192, "extra": ("--pooling", "last")}, ("2048", "")),
+        ("embedding", None, {"contextSize": 8192, "extra": ("--pooling", "cls")}, ("4096", "4096")),
+        ("embedding", 3, {"contextSize": 8192}, ("2048", "")),
+        ("rerank", None, {"contextSize": 8192}, ("4096", "4096")),
+        ("chat", 1, {"contextSize": 8192}, ("2048", "")),
+    ],
+)
+def test_a_text_that_the_engine_cannot_divide_is_taken_in_one_batch(
+    mode: str, pooling: int | None, spec: dict[str, Any], batches: tuple[str, str]
+) -> None:
+    """Else it refuses each that is longer than 512 tokens, whatever the context."""
+    told = {} if pooling is None else {"bert.pooling_type": pooling}
+    sizes = {"context_length": 4096, "block_count": 2, "embedding_length": 64, "attention.head_count": 4}
+    metadata = {"general.architecture": "bert", **{f"bert.{name}": size for name, size in sizes.items()}, **told}
+    reading = Reading(1 << 20, header=Header(metadata, 1 << 20, 0, 1 << 20))
+    line = argv(service(mode=mode, **spec), place=replace(PLACE, model=reading))
+    given = [line[line.index(flag) + 1] if flag in line else "" for flag in ("--batch-size", "--ubatch-size")]
+    assert tuple(given) == batches
+
+
 def test_mode_flags_that_the_user_spelled_are_not_given_twice() -> None:
     extra = ("--rerank", "--embeddings", "--pooling=cls")
     line = argv(service(mode="rerank", extra=extra))

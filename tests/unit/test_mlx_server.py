@@ -80,6 +80,13 @@ def test_an_older_mlx_lm_gets_no_flag_that_it_does_not_name() -> None:
     assert lacks(service(cacheTypeK="q8_0"), MLX_LM) is None
 
 
+def test_a_flag_that_this_server_does_not_have_is_refused_by_name() -> None:
+    """One table is of both servers."""
+    found = lacks(service(extra=("--max-slots", "2", "--temp", "0.5")), SWIFT)
+    assert found is not None and found[1].startswith("spec.extraArgs[2] '--temp' is not known to this mlx-server")
+    assert lacks(service(extra=("--temp", "0.5")), replace(SWIFT, flags=frozenset())) is None
+
+
 def test_nothing_is_fetched_whatever_the_environment_says() -> None:
     made = engine(service(env=(("MLX_METAL_DEBUG", "1"),)), MLX_LM, PLACE)
     assert dict(made.env) == {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/state/hub", "MLX_METAL_DEBUG": "1"}

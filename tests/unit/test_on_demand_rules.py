@@ -112,6 +112,13 @@ def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) 
         assert found.spec_file is None and found.drain_s == on_demand.DRAIN_S
 
 
+def test_an_engine_of_which_no_worker_tells_counts_as_in_use() -> None:
+    """As in the second after a worker was killed: it alone knew that the engine was used, hours after its start."""
+    snapshot = world({}, {RUNS.program: READY})
+    found = on_demand.settle({RUNS.key: ASKS}, {RUNS.key: RUNS}, [RUNS.key], snapshot)
+    assert found[RUNS.key].asks and on_demand.yields(found, {RUNS.key: RUNS}, snapshot)[RUNS.key].busy
+
+
 def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
     back = NOW - 3600
     uses, seen = {RUNS.program: EngineUse(used_at=NOW - 1)}, {RUNS.program: READY}

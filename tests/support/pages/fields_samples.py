@@ -22,7 +22,7 @@ HELD = ("engine", "example")
 """Keys of any Secret and ConfigMap."""
 
 FLAGS: Mapping[str, frozenset[str]] = {
-    "mlx-server": frozenset({"--model", "--host", "--port", "--max-slots", "--reasoning"}),
+    "mlx-server": frozenset({"--model", "--host", "--port", "--max-slots", "--reasoning", "--your-flag"}),
 }
 """Flags of executables that are documented to know no others; of all others the best build is meant."""
 

@@ -1,0 +1,48 @@
+"""What llama-server is told for its mode: chat, embedding or rerank."""
+
+from __future__ import annotations
+
+from metal_supervisor.memory.shape import shape_of
+from metal_supervisor.models.metadata import Reading
+from metal_supervisor.spec.arguments import ParsedArguments
+from metal_supervisor.spec.gguf import BadGguf
+from metal_supervisor.spec.types import Service
+
+MEAN, FIRST, LAST = 1, 2, 3
+"""How tokens become one vector, as a header numbers it."""
+
+
+def _pooling(model: Reading) -> object:
+    """What a model's header says of that; None without a word of it."""
+    return None if model.header is None else model.header.metadata.get(f"{model.header.architecture}.pooling_type")
+
+
+def flags(service: Service, model: Reading, asked: ParsedArguments) -> list[str]:
+    """Flags of a service's mode, without those that the user gave. A header's word for its pooling counts."""
+    wanted = {
+        "chat": [],
+        "embedding": [["--embedding"], *([] if _pooling(model) in (MEAN, FIRST, LAST) else [["--pooling", "last"]])],
+        "rerank": [["--reranking"], ["--embedding"], ["--pooling", "rank"]],
+    }[service.mode]
+    return [part for flag in wanted if not asked.given(flag[0]) for part in flag]
+
+
+def undivided(service: Service, model: Reading, asked: ParsedArguments, default_context: int) -> int:
+    """Tokens that the engine should take in one batch, because it refuses a longer text; 0 if it divides texts.
+
+    It divides none to rank, nor for a vector that is the mean of all tokens or that of the first.
+    """
+    pooled = asked.last("--pooling") in ("mean", "cls")
+    pooled = pooled or (_pooling(model) in (MEAN, FIRST) and not asked.given("--pooling"))
+    told = not {"batchSize", "uBatchSize"}.isdisjoint(service.options)
+    told = told or asked.given("--batch-size") or asked.given("--ubatch-size")
+    if told or not (service.mode == "rerank" or (service.mode == "embedding" and pooled)):
+        return 0
+    word = asked.last("--ctx-size")
+    context = service.options.get("contextSize") or (int(word) if word.isdecimal() else 0) or default_context
+    slot = context // (service.options.get("parallelSlots") or 1)
+    try:
+        trained = shape_of(model.header).context if model.header is not None else 0
+    except BadGguf:
+        trained = 0
+    return min(slot, trained) if trained else slot
