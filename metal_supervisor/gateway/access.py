@@ -147,7 +147,10 @@ def check_engine_key(key: AccessKey, headers: Mapping[str, str], backend: Backen
 
     A gateway without keys lends that of an engine to no one.
     """
-    if not key.name and backend.key and not hmac.compare_digest(digest_of(sent_key(headers)), digest_of(backend.key)):
+    if key.name or not backend.key:
+        return
+    sent = digest_of(sent_key(headers))
+    if not sum(hmac.compare_digest(sent, digest_of(each)) for each in (backend.key, *backend.further_keys)):
         text = f"{backend.name} has a key of its own, which this request does not have"
         raise GatewayError(401, "invalid_api_key", text, final=True)
 

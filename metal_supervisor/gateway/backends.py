@@ -70,6 +70,7 @@ class BackendReader:
         ready = told.engine_ready and not (on_demand and gone)
         # Of an engine that is not up, the spec of its last run may be older than an edit of its key.
         key_known = ready or spec.get("asked") == record.asked
+        key, *further_keys = first_request.keys_of(spec.get("env"))[1] or ("",) if key_known else ("",)
         return Backend(
             program=record.program,
             namespace=record.namespace,
@@ -82,7 +83,8 @@ class BackendReader:
             address=asked_at(record.host or self._bind),
             port=record.port or 0,
             pid=observed.pid if observed else 0,
-            key=first_request.key_of(spec.get("env"))[1] if key_known else "",
+            key=key,
+            further_keys=tuple(further_keys),
             checks_model=record.runtime != LLAMA,
             names_itself=record.probe.names_itself,
             context=context_of(record.runtime, tuple(map(str, items(spec, "argv")))),

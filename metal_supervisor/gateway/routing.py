@@ -59,6 +59,8 @@ class Backend:
     pid: int = 0
     key: str = ""
     """API key that the engine itself requires, "" without one."""
+    further_keys: tuple[str, ...] = ()
+    """Others that it takes, as while one is replaced."""
     checks_model: bool = False
     """The engine serves other models too, or refuses names it does not know: the body must have its own name."""
     names_itself: bool = False

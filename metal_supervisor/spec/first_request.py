@@ -45,12 +45,18 @@ def key_of(env: object) -> tuple[str, str]:
 
     Of several, separated by commas, the first. One that no header can hold does not count.
     """
+    variable, keys = keys_of(env)
+    return variable, keys[0] if keys else ""
+
+
+def keys_of(env: object) -> tuple[str, tuple[str, ...]]:
+    """As `key_of`, with all keys that the engine takes."""
     for variable in KEY_VARIABLES:
         value = env.get(variable) if isinstance(env, Mapping) else None
-        key = value.split(",")[0].strip() if isinstance(value, str) else ""
-        if key and key.isprintable():
-            return variable, key
-    return "", ""
+        keys = tuple(map(str.strip, value.split(","))) if isinstance(value, str) else ("",)
+        if keys[0] and keys[0].isprintable():
+            return variable, tuple(filter(None, keys))
+    return "", ()
 
 
 def fault(path: str, status: int, body: bytes, key: tuple[str, str] = ("", "")) -> str:

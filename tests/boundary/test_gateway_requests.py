@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.gateway import access
 from metal_supervisor.gateway import worker as workers
 from metal_supervisor.gateway.access import Doorman
 from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.connections import ClientConnections
+from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.listeners import HANDSHAKE_S
 from metal_supervisor.gateway.proxy import Proxy
 from metal_supervisor.gateway.routing import Backend, ServiceTable
@@ -381,13 +383,19 @@ def test_a_worker_without_the_public_port_hears_of_its_services_and_looks_once_w
 def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path, asked: str, key: str) -> None:
     state = StateDir(tmp_path)
     state.create()
-    state.write_spec("one.json", json.dumps({"asked": "as before", "env": {"LLAMA_API_KEY": "old"}}))
+    state.write_spec("one.json", json.dumps({"asked": "as before", "env": {"LLAMA_API_KEY": "old, new"}}))
     note = asdict(RunNote(0, 0, "", "", (), 0.0, "", "")) | {"format": 1, "spec": "one.json"}
     state.note_path("default.tiny").write_text(json.dumps(note))
     state.write_record(a_record(asked=asked, port=1, idle_s=60.0, spec_file=None))
     reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
     reader.read()
-    assert [each.key for each in reader.services.backends] == [key]
+    (found,) = reader.services.backends
+    assert (found.key, found.further_keys) == (key, ("new",) if key else ())
+    for sent in ("old", "new") if key else ():  # as while one is replaced by the other
+        access.check_engine_key(access.ANYONE, {"Authorization": f"Bearer {sent}"}, found)
+    if key:
+        with pytest.raises(GatewayError):
+            access.check_engine_key(access.ANYONE, {"Authorization": "Bearer other"}, found)
 
 
 @pytest.mark.parametrize(("stopped", "ready"), [(False, True), (True, False)])
