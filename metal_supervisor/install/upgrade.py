@@ -23,7 +23,7 @@ from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
-WAIT_S = 60.0
+WAIT_S, LISTED_TRIES = 60.0, 5
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:
@@ -66,7 +66,7 @@ def _lives(supervisord: Supervisord, program: str) -> bool:
 def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozenset[str]:
     """Have supervisord run our own programs as its file now lists them; engines are left to the controller.
 
-    Returns the programs that it has just started.
+    Returns the programs that it has just started. The gateway's workers are left to `_succeeded`: one may be serving.
     """
     try:
         diff = supervisord.reload()
@@ -74,16 +74,17 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
         say(f"programs that are new in this release have to wait: {error}")
         return frozenset()
     ours = frozenset((*own_processes.OWN_PROGRAMS, *boot.OPTIONAL_PROGRAMS))
-    for program in sorted((diff.removed | diff.changed) & ours):
+    changed = diff.changed - frozenset(gateway_note.WORKERS)
+    for program in sorted((diff.removed | changed) & ours):
         supervisord.stop(program)
         _ended(supervisord, program)
-        if program in diff.changed:
+        if program in changed:
             supervisord.replace(program)
         else:
             supervisord.remove(program)
     if new := sorted(diff.added & ours):
         supervisord.add(*new)
-    return (diff.added | diff.changed) & ours
+    return (diff.added | changed) & ours
 
 
 def _ended(supervisord: Supervisord, program: str) -> None:
@@ -106,6 +107,21 @@ def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
     return _comes_up(supervisord, program, before.pid)
 
 
+def _as_on_file(supervisord: Supervisord, program: str) -> None:
+    """Have supervisord list a program that does not run as its file now has it.
+
+    The controller's own reading of what concerns the engines may come between, after which there is no such program.
+    """
+    for _ in range(LISTED_TRIES):
+        try:
+            supervisord.reload()
+        except BrokenFile:
+            return
+        supervisord.replace(program)
+        if program in supervisord.table():
+            return
+
+
 def _succeeded(supervisord: Supervisord, directory: StateDir, say: Callable[[str], None]) -> bool:
     """Start the worker of the gateway that stands by; the one that serves then finishes its answers and ends.
 
@@ -122,6 +138,7 @@ def _succeeded(supervisord: Supervisord, directory: StateDir, say: Callable[[str
             return True
         time.sleep(0.1)
     successor = next(each for each in gateway_note.WORKERS if each not in live)
+    _as_on_file(supervisord, successor)
     supervisord.start(successor)
     if not live:
         return _comes_up(supervisord, successor, 0)

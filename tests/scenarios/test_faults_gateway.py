@@ -31,7 +31,8 @@ PACED, TOKENS = "paced", 400
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     base = tmp_path_factory.mktemp("faults")
-    with with_gateway(base, engine=either(base)) as up:
+    (base / "settings.toml").write_text("")
+    with with_gateway(base, "--config", str(base / "settings.toml"), engine=either(base)) as up:
         up.system.apply(up.system.tiny_model(), service("tiny", contextSize=32768, parallelSlots=4))
         up.system.apply(stand_in(PACED, tokens=TOKENS, tokens_per_s=40))
         up.serves("tiny", PACED)
@@ -119,7 +120,10 @@ def test_workers_in_succession_reset_nothing(gateway: Gateway, figure: Figure) -
     sees="nothing",
     bound="the stream is whole",
 )
-def test_an_upgrade_cuts_no_stream(gateway: Gateway, figure: Figure) -> None:
+@pytest.mark.parametrize("settings", ["", "stop_timeout = 30"])
+def test_an_upgrade_cuts_no_stream(gateway: Gateway, figure: Figure, settings: str) -> None:
+    """Also with a setting by which the sections of the workers change."""
+    (gateway.system.base / "settings.toml").write_text(settings)
     flow, before = stream(gateway, 1000), serving(gateway)
     with slowed(gateway.system.pid()):
         with figure.timed("the command"):
@@ -131,6 +135,8 @@ def test_an_upgrade_cuts_no_stream(gateway: Gateway, figure: Figure) -> None:
         assert serving(gateway) != before and gateway.chat("tiny")[0] == 200
         assert flow.completed(), flow.error
     eventually(lambda: not psutil.pid_exists(before), 30, "the worker before to end")
+    told = gateway.system.files.log_path("supervisord").read_text()
+    assert "stopped: gateway" not in told, "it ends by itself, however long its answers take"
 
 
 @fault(
