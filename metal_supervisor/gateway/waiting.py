@@ -48,8 +48,7 @@ class WaitingRoom:
         """Client -> its waiting requests, by program."""
         self._loads = LastMinute()
         self._used_at: dict[str, float] = {}
-        self._born = time.time()
-        """Counts as a use: of those before, through another worker, nothing is known here."""
+        """Of on-demand services. That one is seen first counts as a use: nothing is known here of those before."""
         self._table = ServiceTable()
         self._told: Mapping[str, EngineUse] | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -64,13 +63,14 @@ class WaitingRoom:
             self._table = table
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
-            self._forget({*self.waiting, *self._in_flight, *self._used_at} - {each.program for each in table.backends})
+            self._forget({*self.waiting, *self._in_flight} - {each.program for each in table.backends})
+            now, before = time.time(), self._used_at
+            self._used_at = {each.program: before.get(each.program, now) for each in table.backends if each.on_demand}
         self._tell()
 
     def _forget(self, gone: Collection[str]) -> None:
         """Drop what was counted of programs that are gone: a worker may serve for months."""
         for program in gone:
-            self._used_at.pop(program, None)
             for counts in (self.waiting, self._in_flight):
                 if not counts[program]:
                     del counts[program]
@@ -140,7 +140,7 @@ class WaitingRoom:
         uses = {
             each.program: EngineUse(
                 self.waiting.get(each.program, 0), self._in_flight.get(each.program, 0),
-                self._used_at.get(each.program, self._born), each.withdraw,
+                self._used_at[each.program], each.withdraw,
             )
             for each in self._table.backends
             if each.on_demand

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,21 @@ def test_a_withdrawal_is_acknowledged_and_so_is_the_last_answer_after_it() -> No
         here.in_flight[NAME] = 0
         here.room.used(NAME)
         assert here.last.in_flight == 0
+
+    asyncio.run(go())
+
+
+def test_a_service_that_is_put_on_demand_counts_as_used_then() -> None:
+    """Its engine may have been up for days, and nothing was noted of its requests."""
+
+    async def go() -> None:
+        here = Room()
+        for _ in range(2):
+            here.room.look(ServiceTable(tuple(replace(each, on_demand=False) for each in table().backends)))
+            assert not here.told or not here.told[-1]
+            before = time.time()
+            here.room.look(table())
+            assert here.last.used_at >= before
 
     asyncio.run(go())
 
