@@ -199,7 +199,10 @@ class Serve:
             if said and said != each["spec"][field]:
                 name = each["metadata"]["name"]
                 text = f"there is a {each['kind']} {name} already, with spec.{field} {said}"
-                text += f"; choose another name with --name, or remove it: metal-supervisor rm {name}{self._flag}"
+                own = f" --kubeconfig {shown(self._settings.kubeconfig_path)}" if self._settings.embedded else ""
+                delete = f"kubectl{own} delete -n {each['metadata']['namespace']} model {name}"
+                remove = f"metal-supervisor rm {name}{self._flag}" if find(kube, path_of(made[-1])) else delete
+                text += f"; choose another name with --name, or remove it: {remove}"
                 raise CannotBoot(text)
         kube.apply(path_of(made[-1]), made[-1], MANAGER, force=True, dry_run=True)  # refused, it leaves no Model behind
         for each in made:

@@ -134,7 +134,8 @@ def _standing(
     if asleep and observed and observed.ready:
         return "Creating", ASLEEP, "this Mac is going to sleep; it serves again when it wakes"
     if observed and observed.ready and not record.withdraw:
-        text, phase = f"{record.runtime} serves {record.name} on port {record.port}", _whole(record, 1)
+        port, phase = record.front_port or record.port, _whole(record, 1)
+        text = f"{record.runtime} serves {record.name} on port {port}"
         if record.probe.names_itself:
             text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
         if not record.claimed:

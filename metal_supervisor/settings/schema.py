@@ -348,6 +348,8 @@ class Settings:
         if bool(self.gateway_tls_cert) != bool(self.gateway_tls_key):
             missing = "gateway_tls_key" if self.gateway_tls_cert else "gateway_tls_cert"
             return f"{missing} is missing: certificate and key go together"
+        if self.gateway_address[1] == self.port:
+            return f"gateway and port are both {self.port}: the second is that of health and metrics; change one"
         if self.gateway_keys and self.gateway_keys_secret:
             return "gateway_keys and gateway_keys_secret are both set: keys come from a file or from a Secret"
         if not (is_loopback(self.gateway_address[0]) or self.gateway_keys_path or self.gateway_insecure):

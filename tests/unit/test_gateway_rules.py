@@ -345,6 +345,7 @@ def test_it_is_on_with_the_embedded_api_only_unless_asked() -> None:
 
 def test_beyond_loopback_it_wants_keys_or_to_be_told() -> None:
     assert Settings().gateway_problem == ""
+    assert "change one" in Settings(port=9191, gateway="127.0.0.1:9191").gateway_problem
     assert "--gateway-insecure" in Settings(gateway="0.0.0.0:9100").gateway_problem
     assert Settings(gateway="0.0.0.0:9100", gateway_keys="/k").gateway_problem == ""
     assert Settings(gateway="0.0.0.0:9100", gateway_insecure=True).gateway_problem == ""

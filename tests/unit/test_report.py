@@ -281,6 +281,11 @@ def test_a_mac_that_is_about_to_sleep_serves_nobody_and_says_so_only_where_it_se
         assert report(other, None, asleep=True) == report(other, None)
 
 
+def test_a_service_on_demand_is_told_with_the_port_at_which_it_is_reached() -> None:
+    told = report(replace(record(), idle_s=60.0, front_port=18200), UP, fronts=[18200])
+    assert condition(told, "MetalReady")[2] == "llama-server serves tiny on port 18200"
+
+
 def test_the_last_word_of_a_mac_that_stops_stays_true_while_it_is_away() -> None:
     """"the engine is ending" stood in the cluster for as long as the Mac was off, and an idle one as Ready."""
     ending = replace(UP, ready=False, state="STOPPING")

@@ -91,8 +91,20 @@ def test_a_model_that_was_served_before_is_found_however_its_source_is_spelled(t
     command._apply(cluster, made)
     assert cluster.applied[0]["spec"]["source"] == "file:///My Models/m.gguf"
     made[0]["spec"]["source"] = "file:///My%20Models/another.gguf"
-    with pytest.raises(CannotBoot, match="there is a Model m already"):
+    with pytest.raises(CannotBoot, match=r"there is a Model m already.*: metal-supervisor rm m"):
         command._apply(cluster, made)
+
+    class Left(Cluster):
+        """Has the Model alone, which `rm` does not remove."""
+
+        def request(self, method: str, path: str) -> Json:
+            if "/models/" not in path:
+                raise KubeError(404, "NotFound", "there is none")
+            return super().request(method, path)
+
+    left: Any = Left()
+    with pytest.raises(CannotBoot, match=r"there is a Model m already.*: kubectl .* delete -n default model m$"):
+        command._apply(left, made)
 
 
 def test_a_service_that_the_api_refuses_leaves_no_model_behind(tmp_path: Path) -> None:
