@@ -218,7 +218,7 @@ _STANDARD = (
     )),
     Group("Progressing of a Model", (MODEL + PROGRESSING,), (), (
         Reason("DownloadStarted", "True: the file is being fetched", _WAIT),
-        Reason("Pending", "True: no service uses it yet, or its turn has not come", "nothing"),
+        Reason("Pending", "True: no service uses it, or its turn has not come", "nothing"),
     )),
 )  # fmt: skip
 _ELSEWHERE = (

@@ -41,6 +41,7 @@ from metal_supervisor.state.directory import StateDir
 
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
 MOST_ADVICE = 3
+NOTE = "note: "
 
 
 class CannotTell(CommandError):
@@ -119,7 +120,7 @@ def answer(settings: Settings, question: Question) -> FitAnswer:
     ]
     each = subject.plan.context // subject.plan.slots
     if subject.trained and each > subject.trained:
-        lines.append(f"note: {each} tokens for a slot are more than the {subject.trained} it was trained for")
+        lines.append(f"{NOTE}{each} tokens for a slot are more than the {subject.trained} it was trained for")
     lines += advice[: MOST_ADVICE - (len(lines) > 5)]
     body = {
         "source": shown(question.source) if "://" in question.source else question.source,

@@ -156,7 +156,8 @@ class Serve:
         except fit.CannotTell as error:
             self.say(f"whether it fits is not known: {error}")
             return True
-        self.say(answer.lines[0])
+        for line in (answer.lines[0], *(each for each in answer.lines[1:] if each.startswith(fit.NOTE))):
+            self.say(line)
         if answer.fits or self._order.on_demand:  # others may make room for it
             return True
         for line in answer.lines[1:]:

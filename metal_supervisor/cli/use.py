@@ -13,6 +13,8 @@ from metal_supervisor.cli.command_parser import add_command
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 
+OF_A_LOGIN = frozenset({"state_dir", "kubeconfig", "context", "namespace"})
+"""Settings that say which system is meant, and which cluster and namespace of it."""
 NAME_HELP = "name of an InferenceService, or NAMESPACE/NAME"
 
 
@@ -60,8 +62,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     on_demand = bool(overrides.values.get("on_demand"))
     values = {name: value for name, value in overrides.values.items() if name != "on_demand"}
     overrides = replace(overrides, values=values)
-    up = is_up(StateDir(loader.settings_of(arguments).state_path))
-    settings = loader.settings_of(arguments) if up else loader.load(overrides)
+    settings = loader.settings_of(arguments)
+    if is_up(StateDir(settings.state_path)):
+        running = loader.load_good(settings.state_path)[0]
+        others = {name: value for name, value in values.items() if name not in OF_A_LOGIN}
+        if lost := [loader.flag_of(name) for name, value in others.items() if getattr(running, name) != value]:
+            say(f"{', '.join(lost)}: serve changes no setting of a system that runs already; see docs/settings.md")
+    else:
+        settings = loader.load(overrides)
     namespace = settings.namespace or "default"
     order = serve.ServeOrder(arguments.source, arguments.name, arguments.ctx, on_demand, arguments.detach, namespace)
     return serve.Serve(settings, overrides, order, sys.stdout).run(arguments.only_print, say)

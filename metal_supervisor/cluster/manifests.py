@@ -307,7 +307,7 @@ def model_status(file: ModelFile, source: str, generation: int, before: Json, no
         "Ready": Condition("Available", "True", "MetalAgentManaged", "the model file is on this Mac"),
         "Downloading": Condition("Progressing", "True", "DownloadStarted", file.message or "downloading"),
         "Failed": Condition("Degraded", "True", file.reason or "DownloadFailed", file.message),
-    }.get(file.phase, Condition("Progressing", "True", "Pending", file.message or "no InferenceService uses it yet"))
+    }.get(file.phase, Condition("Progressing", "True", "Pending", file.message or "no InferenceService uses it"))
     body: Json = {
         "phase": file.phase if file.phase in ("Ready", "Downloading", "Failed") else "Pending",
         "acceleratorReady": True,

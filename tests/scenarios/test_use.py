@@ -79,8 +79,10 @@ def test_what_is_printed_can_be_applied_and_a_detached_serve_waits_for_nothing(s
     code, printed, err = typed(system, "serve", "o/one", "--name", "typed", "--print")
     assert code == 0, err
     assert "typed created" in system.kubectl("apply", "--dry-run=server", "-f", "-", stdin=printed)
-    code, out, err = typed(system, "serve", "o/one", "--name", "typed", "--detach")
-    assert (code, err) == (0, "") and "metal-supervisor status" in out and "Ready" not in out
+    assert "serve changes no setting" not in err
+    code, out, err = typed(system, "serve", "o/one", "--name", "typed", "--detach", "--idle-ttl", "77", "--port", "1")
+    assert "--port, --idle-ttl: serve changes no setting of a system that runs already" in err
+    assert (code, err.count("\n")) == (0, 1) and "metal-supervisor status" in out and "Ready" not in out
     system.ready("typed")
     row = next(line for line in typed(system, "list")[1].splitlines() if "/typed" in line)
     assert "MiB" in row, row
