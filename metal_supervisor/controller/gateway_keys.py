@@ -21,12 +21,15 @@ class GatewayKeys:
     def __init__(self, settings: Settings) -> None:
         namespace, _, name = settings.gateway_keys_secret.partition("/")
         self.source: Source | None = (namespace, "secrets", name) if name and settings.gateway_on else None
-        self._path = settings.state_path / SECRET_KEYS
+        self._path = settings.gateway_keys_path
+        for each in (settings.state_path / SECRET_KEYS).glob("*"):
+            if each != self._path:  # of a Secret that was meant before
+                each.unlink(missing_ok=True)
         self._problem = ""
 
     def keep(self, found: Holding | None) -> None:
         """Copy the keys of a Secret that could be read; else the last copy stays."""
-        if self.source is None or found is None or not found.code:
+        if self.source is None or self._path is None or found is None or not found.code:
             return
         text, problem = found.values.get(DATA_KEY), ""
         if found.code != 200:
@@ -35,6 +38,7 @@ class GatewayKeys:
             problem = f"it has no data.{DATA_KEY}, which is what a file of `metal-supervisor key add` holds"
         else:
             try:
+                self._path.parent.mkdir(mode=0o700, exist_ok=True)
                 write_atomic(self._path, text, durable=False)
             except OSError as error:  # a full disk must not keep engines from being stopped
                 problem = f"they cannot be copied: {error.strerror}"

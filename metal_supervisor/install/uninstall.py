@@ -40,7 +40,7 @@ PASSING = (
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "power.bell", "cordon", "handover",
-    "app", "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", SECRET_KEYS, "ollama",
+    "app", "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS, "ollama",
     "ollama.made.lock", "use",
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""

@@ -22,8 +22,10 @@ from metal_supervisor.spec.on_demand import IDLE_TTL_S, LONGEST_IDLE_S
 
 HUB = "https://huggingface.co"
 GATEWAY = "127.0.0.1:9100"
-SECRET_KEYS = "gateway.keys"
-"""File of the state directory with a copy of `gateway_keys_secret`."""
+SECRET_KEYS = "secret-keys"
+"""Directory of the state directory with a copy of `gateway_keys_secret`, under its name: one Secret's keys are no
+other's.
+"""
 
 
 def _setting(default: Any, help_text: str, check: checks.SettingCheck | None = None) -> Any:
@@ -339,7 +341,7 @@ class Settings:
     def gateway_keys_path(self) -> Path | None:
         """File of the gateway's keys, None if it asks for none."""
         if self.gateway_keys_secret:
-            return self.state_path / SECRET_KEYS
+            return self.state_path / SECRET_KEYS / self.gateway_keys_secret.replace("/", ".")
         return Path(self.gateway_keys).expanduser() if self.gateway_keys else None
 
     @property

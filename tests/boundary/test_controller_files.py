@@ -82,12 +82,16 @@ def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(
 ) -> None:
     settings = Settings(state_dir=str(state.path), gateway="127.0.0.1:9443", gateway_keys_secret="ops/keys")
     keys, found = GatewayKeys(settings), Holding(200, {"keys": "one"})
-    (state.path / SECRET_KEYS).mkdir()  # in its way, as a full disk would be
+    (state.path / SECRET_KEYS).write_text("")  # in its way, as a full disk would be
     keys.keep(found)
     assert "the gateway's keys cannot be had" in caplog.text
-    (state.path / SECRET_KEYS).rmdir()
+    (state.path / SECRET_KEYS).unlink()
     keys.keep(found)
-    assert (state.path / SECRET_KEYS).read_text() == "one"
+    assert settings.gateway_keys_path and settings.gateway_keys_path.read_text() == "one"
+    other = replace(settings, gateway_keys_secret="ops/new")
+    GatewayKeys(other).keep(Holding(403, {}, "may not"))
+    assert other.gateway_keys_path and not other.gateway_keys_path.exists(), "the keys of one Secret are no other's"
+    assert not settings.gateway_keys_path.exists()
 
 
 def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:
