@@ -207,7 +207,7 @@ def test_keys_come_from_a_secret(tmp_path: Path) -> None:
         own = {"Authorization": f"Bearer {token}"}
         eventually(lambda: gateway.chat("tiny", own)[0] == 200, 30, "the key to be known")
         assert gateway.chat("tiny", {"Authorization": "Bearer guessed"})[0] == 401
-        assert stat.S_IMODE((system.state / "gateway.keys").stat().st_mode) == 0o600
+        assert stat.S_IMODE((system.state / "secret-keys" / "default.gateway-keys").stat().st_mode) == 0o600
         # A Secret that is broken or gone leaves the last good keys; the note tells.
         system.kubectl("delete", "secret", "gateway-keys")
         eventually(lambda: "the gateway's keys cannot be had" in str(gateway.log_of("controller")), 60, "it to be told")
