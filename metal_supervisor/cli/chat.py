@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from metal_supervisor.cli.services import ServiceClient, base_url, gateway_url, state_of
+from metal_supervisor.cli.services import ServiceClient, gateway_url, own_url, state_of
 from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.manifests import metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
@@ -38,17 +38,17 @@ def partner_of(settings: Settings, name: str) -> Partner:
 
     Raises CommandError, BadKubeconfig.
     """
+    gateway = gateway_url(settings)
     with contextlib.closing(ServiceClient(settings)) as services:
         found = services.named(name)
-        url = base_url(settings, found, services.api)
-    if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
-        why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
-        raise CommandError(f"{name} is {state_of(found)}: {why}")
+        if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
+            why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
+            raise CommandError(f"{name} is {state_of(found)}: {why}")
+        url = gateway or own_url(settings, found, services.api)
     if not url:
         raise CommandError(f"{name} has no endpoint that is ready; see metal-supervisor explain")
     metadata = found["metadata"]
-    by_gateway = url == gateway_url(settings)
-    return Partner(url, f"{metadata['namespace']}/{metadata['name']}" if by_gateway else metadata["name"])
+    return Partner(url, f"{metadata['namespace']}/{metadata['name']}" if gateway else metadata["name"])
 
 
 class Conversation:

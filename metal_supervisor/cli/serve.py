@@ -22,7 +22,7 @@ import yaml
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import shown, state_flag
 from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
-from metal_supervisor.cli.services import base_url, is_up, once_up
+from metal_supervisor.cli.services import gateway_url, is_up, once_up, own_url
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError, find
@@ -244,7 +244,7 @@ class Serve:
                 before = f"{phase} {why}"
                 self.say(f"{name}  {phase}  {why}".rstrip())
             if current and phase == "Ready":
-                base = base_url(self._settings, found, kube)
+                base = gateway_url(self._settings) or own_url(self._settings, found, kube)
                 for line in hints(self._settings, name, base, string(status, "mode")):
                     self.say(line)
                 return 0

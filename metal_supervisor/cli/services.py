@@ -178,13 +178,11 @@ def gateway_url(settings: Settings) -> str:
     return settings.gateway_url if listens else ""
 
 
-def base_url(settings: Settings, found: Json, api: Kube) -> str:
-    """Base URL of a service for a client on this Mac: the gateway's, or its own, "" while none is ready.
+def own_url(settings: Settings, found: Json, api: Kube) -> str:
+    """Base URL of a service for a client on this Mac without the gateway, "" while none is ready.
 
-    In a cluster its own is the address of an engine, as names of Services are known to pods only. Raises CommandError.
+    In a cluster that is the address of an engine, as names of Services are known to pods only. Raises CommandError.
     """
-    if url := gateway_url(settings):
-        return url
     url, metadata = string(mapping(found, "status"), "endpoint").removesuffix("/chat/completions"), found["metadata"]
     if settings.embedded:
         return url

@@ -16,7 +16,7 @@ from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.memory.refusals import INSUFFICIENT, too_large
-from metal_supervisor.spec.processes import UNUSED
+from metal_supervisor.spec.processes import UNUSED, EngineUse
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 
@@ -26,6 +26,8 @@ AHEAD_S = 10.0
 """Longer than a snapshot takes on a busy Mac."""
 DRAIN_S = 7 * 86_400.0
 """An engine that makes room, or was not used, ends after its last answer, however long that takes."""
+UNTOLD = EngineUse(in_flight=1)
+"""Use of an engine of which no worker tells."""
 FRESH = "nobody has asked for it yet"
 
 
@@ -56,14 +58,14 @@ def settle(
     for key, proposal in proposals.items():
         if proposal.idle_s is None or not proposal.asks:
             continue
-        was, use = before.get(key), snapshot.uses.get(proposal.program, UNUSED)
+        was, use = before.get(key), snapshot.uses.get(proposal.program, UNTOLD)
         if use.waiting or proposal.stopped_by_hand or (was is None and key in up):
             continue
         if proposal.evicted_at is not None and key in up:
             continue  # it goes sooner than one that rests
         if was is not None and was.runs:
-            idle_s, unknown = now - used_at(was, snapshot), proposal.program not in snapshot.uses
-            if unknown or use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
+            idle_s = now - used_at(was, snapshot)
+            if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
                 continue
             result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
         elif budget_bytes is None or not too_large(proposal.room_bytes or None, proposal.limit_bytes, budget_bytes, 0):
@@ -110,9 +112,8 @@ def yields(
             continue
         if seen is None or not seen.ready:
             continue
-        use, last = snapshot.uses.get(proposal.program, UNUSED), used_at(was, snapshot)
-        unknown = proposal.program not in snapshot.uses
-        busy = unknown or bool(use.in_flight or use.waiting) or now - last < SETTLED_S
+        use, last = snapshot.uses.get(proposal.program, UNTOLD), used_at(was, snapshot)
+        busy = bool(use.in_flight or use.waiting) or now - last < SETTLED_S
         if not busy or not 0 <= now - seen.since < MIN_AWAKE_S:
             found[key] = Yielding(now - MAX_WAIT_S if busy else now, busy, last)
     return found

@@ -17,12 +17,11 @@ def judge_job(domain: str, job: LoadedJob, stop_s: float) -> list[Finding]:
     """Findings about our job. `stop_s`: longest time to stop the system, by its settings."""
     where = f"{domain}/{LABEL}"
     found: list[Finding] = []
-    if job.state == "running":  # whatever an earlier start has ended with
-        pass
-    elif job.last_exit.partition(":")[0] == EX_CONFIG:
+    ended = job.state != "running"  # else it is of no account what an earlier start has ended with
+    if ended and job.last_exit.partition(":")[0] == EX_CONFIG:
         text = f"{where} cannot be started (78: EX_CONFIG): launchd could not open its log, or its user is unknown"
         found.append(fail(text, f"make the directory of its log, owned by that user; {RENEW}"))
-    else:
+    elif ended:
         last = f", last exit {job.last_exit}" if job.last_exit not in NEVER_EXITED else ""
         text = f"{where} is {job.state or 'in an unknown state'} after {job.runs} starts{last}"
         found.append(fail(text, "see log/launchd.log and log/supervisord.log in the state directory"))

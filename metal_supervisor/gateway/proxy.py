@@ -54,16 +54,16 @@ class Proxy:
         self,
         reader: BackendReader,
         doorman: Doorman,
-        hosts: Callable[[], Collection[str] | None],
+        hosts: Collection[str] | None,
         public_port: int,
         tell: Callable[[Mapping[str, EngineUse]], bool],
     ) -> None:
-        """`hosts`: the names accepted in the Host header besides addresses, None to accept any.
+        """`hosts`: names accepted in the Host header besides addresses, None to accept any; they may change.
 
         `public_port`: of the listener for all services. `tell`: see WaitingRoom.
         """
         self._public_port = public_port
-        self._reader, self._doorman, self._hosts = reader, doorman, hosts
+        self._reader, self._doorman, self.hosts = reader, doorman, hosts
         self._engines = EngineClient()
         self._bodies = BodyReader()
         self.in_flight: Counter[str] = Counter()
@@ -177,8 +177,8 @@ class Proxy:
         found = _HOST.fullmatch(headers.get("Host", ""))
         name = found[1].lower() if found else ""
         literal = name.startswith("[") or _IPV4.fullmatch(name)
-        if not literal and (hosts := self._hosts()) is not None and name not in hosts:
-            known = ", ".join(sorted(hosts))
+        if self.hosts is not None and not literal and name not in self.hosts:
+            known = ", ".join(sorted(self.hosts))
             text = f"the Host header names {quoted(name)!r}; use an IP address or one of: {known}"
             raise GatewayError(421, "misdirected_request", text, final=True, close=True)
 

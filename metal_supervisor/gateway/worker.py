@@ -88,7 +88,7 @@ class Worker:
         """Why an address cannot be listened on; of "": why none can."""
         self._taken: set[str] = set()
         """Addresses of on-demand services that other programs have."""
-        self._proxy = Proxy(self._reader, self._doorman, self._hosts, settings.gateway_address[1], self._keep_uses)
+        self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
         self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None
@@ -144,6 +144,7 @@ class Worker:
                 await asyncio.to_thread(self._reader.read)
             except OSError:
                 log.exception("the records cannot be read; what was read last stays")
+            self._proxy.hosts = self._hosts()
             self._proxy.room.look(self._reader.services)
             self._proxy.traffic.forget_all_but([(each.namespace, each.name) for each in self._reader.services.backends])
             if self._listeners is not None and not self._retired:

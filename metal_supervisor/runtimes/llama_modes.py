@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from metal_supervisor.memory.shape import shape_of
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.spec.arguments import ParsedArguments
@@ -10,6 +12,13 @@ from metal_supervisor.spec.types import Service
 
 MEAN, FIRST, LAST = 1, 2, 3
 """How tokens become one vector, as a header numbers it."""
+
+
+def trained(model: Reading) -> int | None:
+    """Context that a model was trained for, 0 if its header does not say; None without a header that can be read."""
+    with contextlib.suppress(BadGguf):
+        return None if model.header is None else shape_of(model.header).context
+    return None
 
 
 def _pooling(model: Reading) -> object:
@@ -41,8 +50,4 @@ def undivided(service: Service, model: Reading, asked: ParsedArguments, default_
     word = asked.last("--ctx-size")
     context = service.options.get("contextSize") or (int(word) if word.isdecimal() else 0) or default_context
     slot = context // (service.options.get("parallelSlots") or 1)
-    try:
-        trained = shape_of(model.header).context if model.header is not None else 0
-    except BadGguf:
-        trained = 0
-    return min(slot, trained) if trained else slot
+    return min(slot, trained(model) or slot)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.memory.shape import shape_of
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import llama_modes
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR, VOCABULARY
@@ -27,7 +26,6 @@ from metal_supervisor.spec.arguments import FlagVerdict, ParsedArguments, parse,
 from metal_supervisor.spec.auxiliary_files import DRAFTED, argument_source, named_files, with_files
 from metal_supervisor.spec.environment import as_arguments
 from metal_supervisor.spec.first_request import smallest
-from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.types import Engine, PartKey, Probe, Role, Service
 
 CONTEXTS = (8192, 4096, 2048)
@@ -205,13 +203,8 @@ def contexts(service: Service, model: Reading) -> tuple[int, ...]:
 
 def offered_contexts(model: Reading) -> tuple[int, ...]:
     """As `contexts`, by what a model was trained for; () if that is not known."""
-    try:
-        if model.header is None:
-            return ()
-        trained = shape_of(model.header).context
-    except BadGguf:
-        return ()
-    return tuple(dict.fromkeys(min(each, trained or DEFAULT_CONTEXT) for each in CONTEXTS))
+    known = llama_modes.trained(model)
+    return () if known is None else tuple(dict.fromkeys(min(each, known or DEFAULT_CONTEXT) for each in CONTEXTS))
 
 
 def _behaviour(options: Mapping[str, Any], asked: ParsedArguments) -> list[str]:

@@ -64,7 +64,7 @@ class Open:
 
     async def __aenter__(self) -> Open:
         reader: Any = self.reader
-        self.proxy = Proxy(reader, Doorman(), lambda: None, 0, self._keep)
+        self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
         self.proxy.room.look(self.reader.services)
         self.connections = ClientConnections(self.proxy)
         self._server = await asyncio.get_running_loop().create_server(self.connections, "127.0.0.1", 0)

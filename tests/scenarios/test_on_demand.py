@@ -207,7 +207,7 @@ def test_what_never_fits_is_told_before_anyone_asks_for_it(small: Gateway) -> No
 
 
 def test_without_a_port_for_the_gateway_an_engine_stays_and_a_new_one_is_refused(tmp_path: Path) -> None:
-    """On demand takes two: it would be unloaded, and nobody could be made to wait for it."""
+    """On demand takes two ports. Without the gateway's, no request could wait until the model is loaded again."""
     (port,) = free_ports(1)
     with with_gateway(tmp_path, "--ports", f"{port}-{port}") as gateway:
         system = gateway.system

@@ -359,7 +359,7 @@ def test_in_a_cluster_a_model_is_asked_where_an_engine_is(
         return {"items": [silent, other]}
 
     settings = Settings(state_dir=str(tmp_path), kubeconfig="/a/file")
-    assert services.base_url(settings, found, SimpleNamespace(request=request)) == url
+    assert services.own_url(settings, found, SimpleNamespace(request=request)) == url
     (words,) = asked
     assert words[1:] == (
         "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices",
