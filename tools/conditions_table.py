@@ -194,6 +194,8 @@ _STANDARD = (
         Reason("Failed", "True: the phase is Failed; MetalReady has the message", "read MetalReady"),
         Reason("OnDemandIgnored", "True: it stays loaded, because the gateway is off, which would load it",
                "set `--gateway`, or remove the annotation"),
+        Reason("MissingAfterRestore", "the API's data went back, as after a restored backup, and lacks the service; "
+               "its engine runs for ten minutes", "apply its manifest again"),
         Reason("FieldIgnored", "True: it runs; the message names what means nothing on a Mac", "remove these fields"),
     )),
     Group("Suspended", (SUSPENDED,), (), (

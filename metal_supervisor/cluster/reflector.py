@@ -4,6 +4,9 @@ A watch reads with a timeout that the server's bookmarks keep from firing, so a 
 resumes where it stopped, lists again now and then, and backs off with jitter. An object is never considered deleted
 because of an error, only after a DELETED event or a successful list, and a list that lost everything must be confirmed
 by a second one. `on_change` is called only for news, because a server may send an event twice or late.
+
+A server whose data was restored from a backup has lower versions than before, and keeps a watch from a later one open
+without events. So after a watch that ended early the server's version is compared with the newest one seen.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import urllib3
 
@@ -31,6 +34,10 @@ UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
 NO_NAMESPACE_AGAIN_S = 30.0
 LONGEST_LINE_BYTES = 32 << 20
+PAGE = 500
+"""Items of one page of a list."""
+EARLY_S = 2.0
+"""A watch that ends this many seconds before its timeout was interrupted by the server."""
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +54,18 @@ class Watched:
     """Monotonic time until which a list that lost everything is not trusted; 0 if there is no doubt."""
     as_of_news: Mapping[Key, Json] = field(default_factory=dict)
     """The items, but each as of its latest news (`is_news`): the very same mapping until there is some."""
+    went_back_at: float = 0.0
+    """Unix time of the latest list whose version was older than the newest seen before; 0 for never."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Progress of a server's resourceVersions, as far as it was seen."""
+
+    newest: str = ""
+    """Newest resourceVersion; "" for none."""
+    went_back_at: float = 0.0
+    """As `Watched.went_back_at`."""
 
 
 def key_of(item: Json) -> Key:
@@ -69,6 +88,11 @@ def precedes(version: str, known: str) -> bool:
     if version.isdecimal() and known.isdecimal():  # and without leading zeros; Python makes no int of 5000 digits
         return (len(version), version) <= (len(known), known)
     return version == known
+
+
+def is_older(version: str, known: str) -> bool:
+    """True if both resourceVersions are numbers and the first is less."""
+    return version.isdecimal() and known.isdecimal() and not precedes(known, version)
 
 
 def _edition(item: Json) -> tuple[object, object]:
@@ -107,12 +131,13 @@ class Reflector(threading.Thread):
         selector: str = "",
         namespace: str = "",
         is_news: Callable[[Json, Json], bool] = is_edited,
+        history: History = History(),
     ) -> None:
         """`known`: uids from before a restart; a list without any of them must be confirmed by a second one.
 
         `selector`: label selector of the wanted objects, "" for all. `namespace`: its existence is checked whenever a
         list is empty, "" for no check. `is_news`: called with an object before and after each change of it, by this
-        thread; `on_change` is only called if it returns True.
+        thread; `on_change` is only called if it returns True. `history`: as known before a restart.
         """
         super().__init__(name=f"watch {path.rpartition('/')[2]}", daemon=True)
         self._kube, self._path, self._on_change = kube, path, on_change
@@ -122,6 +147,10 @@ class Reflector(threading.Thread):
         self._namespace, self._lacks_namespace = namespace, False
         self._selected = {"labelSelector": selector} if selector else {}
         self._version = ""
+        self._newest = history.newest
+        """Newest resourceVersion seen."""
+        self._interrupted = False
+        """The server ended the last watch early, or failed: its data may have been restored since."""
         self._broken = True
         self.connected_at = 0.0
         """Monotonic time since which events have come without a break; a watch that ends normally is no break."""
@@ -130,7 +159,7 @@ class Reflector(threading.Thread):
         self._kicks = kube.kicks
         self._gone: dict[Key, str] = {}
         """resourceVersion of each deletion since the last list."""
-        self.seen = Watched()
+        self.seen = Watched(went_back_at=history.went_back_at)
         self.reconnects = 0
         """Number of times that a watch was reopened, also after a normal end."""
         self._failures = 0
@@ -140,6 +169,11 @@ class Reflector(threading.Thread):
     def failures(self) -> int:
         """Failed attempts since the last successful one, which is an open watch."""
         return self._failures if self._broken else 0
+
+    @property
+    def history(self) -> History:
+        """The server's versions so far; give it to the next Reflector."""
+        return History(self._newest, self.seen.went_back_at)
 
     def kick(self) -> None:
         """Try again now, instead of after the current pause."""
@@ -151,13 +185,15 @@ class Reflector(threading.Thread):
             if self._kicks != self._kube.kicks:  # events may have been missed: list again
                 self._kicks, self._relist_at = self._kube.kicks, 0.0
             try:
+                if self._interrupted and self._version and self._has_gone_back():
+                    self._version = ""
                 if not self._version or started >= self._relist_at:
                     self._list()
                 self._watch()
                 pause_s = 0.0 if time.monotonic() - started > 1.0 else 1.0
                 self._failures = 0
             except KubeError as error:
-                self._broken = True
+                self._broken = self._interrupted = True
                 # A watch that lasted for a while was a success.
                 self._failures = self._failures + 1 if time.monotonic() - started < SETTLED_S else 1
                 # A kick cuts connections, which is not an error of the cluster.
@@ -189,29 +225,42 @@ class Reflector(threading.Thread):
         pause_s: float = min(longest, FIRST_PAUSE_S * 2 ** min(failures, 16)) * random.uniform(0.5, 1.0)
         return max(error.retry_after_s, pause_s)
 
+    def _page(self, limit: int, more: str = "") -> tuple[dict[Key, Json], str, str]:
+        """One page of a list: (items, resourceVersion, token of the next page). Raises KubeError."""
+        query = {"limit": limit, **self._selected, **({"continue": more} if more else {})}
+        page = self._kube.request("GET", self._path, query)
+        with contextlib.suppress(KeyError, TypeError, AttributeError):
+            items = {key_of(item): _slim(item) for item in page["items"]}
+            version = page["metadata"]["resourceVersion"]
+            if isinstance(version, str):
+                return items, version, page["metadata"].get("continue", "")
+        raise KubeError(0, "BadAnswer", "a list came back without items")
+
+    def _has_gone_back(self) -> bool:
+        """True if the server's version is older than the newest one seen."""
+        _, version, _ = self._page(1)
+        self._interrupted = False
+        return is_older(version, self._newest)
+
     def _list(self) -> None:
-        items: dict[Key, Json] = {}
-        version, more = "", ""
         self._listed_at = time.monotonic()
-        while True:
-            query = {"limit": 500, **self._selected, **({"continue": more} if more else {})}
-            page = self._kube.request("GET", self._path, query)
-            listed = False
-            with contextlib.suppress(KeyError, TypeError, AttributeError):
-                items.update((key_of(item), _slim(item)) for item in page["items"])
-                version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
-                listed = isinstance(version, str)
-            if not listed:
-                raise KubeError(0, "BadAnswer", "a list came back without items")
-            if not more:
-                break
-        self._version = version
+        items, version, more = self._page(PAGE)
+        while more:
+            page, version, more = self._page(PAGE, more)
+            items |= page
+        went_back_at = self.seen.went_back_at
+        if is_older(version, self._newest):
+            text = {"kind": self.kind, "version": version, "before": self._newest}
+            log.warning("the server's data is older than before", extra=text)
+            went_back_at = time.time()
+        self._interrupted = False
+        self._version = self._newest = version
         self._gone.clear()
         self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
         lacked, self._lacks_namespace = self._lacks_namespace, not items and self._look_for_namespace()
         if self._lacks_namespace:
             self._relist_at = time.monotonic() + NO_NAMESPACE_AGAIN_S
-        self._believe(items)
+        self._believe(items, went_back_at)
         if self._lacks_namespace != lacked:
             self._on_change()
 
@@ -230,7 +279,7 @@ class Reflector(threading.Thread):
         """True if the last list was empty because the namespace does not exist."""
         return self._lacks_namespace and not self.seen.items
 
-    def _believe(self, items: Mapping[Key, Json]) -> None:
+    def _believe(self, items: Mapping[Key, Json], went_back_at: float) -> None:
         """Accept a list, unless it lost everything that was known: then a second list must confirm it."""
         now = time.monotonic()
         uids = frozenset(item["metadata"].get("uid", "") for item in items.values())
@@ -241,19 +290,22 @@ class Reflector(threading.Thread):
                 if not self.seen.doubtful_until:
                     log.warning("a list lost everything; nothing is stopped before it says so again")
                 self._relist_at = until
-                self._replace({**self.seen.items, **items}, until)
+                self._replace({**self.seen.items, **items}, until, went_back_at)
                 return
         self._known = frozenset()
-        self._replace(items, 0.0)
+        self._replace(items, 0.0, went_back_at)
 
-    def _replace(self, items: Mapping[Key, Json], doubtful_until: float) -> None:
+    def _replace(self, items: Mapping[Key, Json], doubtful_until: float, went_back_at: float) -> None:
         """Replace the items. An error is kept until a watch is open as well."""
         before, old = self.seen, self.seen.items
         changed = {key for key, item in items.items() if key not in old or _edition(item) != _edition(old[key])}
         news = bool(changed) or len(items) != len(old)
         as_of_news = {key: item if key in changed else before.as_of_news[key] for key, item in items.items()}
-        self.seen = Watched(items, True, before.error, doubtful_until, as_of_news if news else before.as_of_news)
-        if news or (before.synced, before.doubtful_until) != (True, doubtful_until):
+        self.seen = Watched(
+            items, True, before.error, doubtful_until, as_of_news if news else before.as_of_news, went_back_at
+        )
+        known = before.synced, before.doubtful_until, before.went_back_at
+        if news or known != (True, doubtful_until, went_back_at):
             self._on_change()
 
     def _watch(self) -> None:
@@ -266,6 +318,7 @@ class Reflector(threading.Thread):
             "timeoutSeconds": int(lasts_s) or 1,
             **self._selected,
         }
+        ends_at = time.monotonic() + lasts_s
         with contextlib.closing(self._kube.stream(self._path, query)) as answer:
             if self._kicks != self._kube.kicks:
                 return  # a connection that was being opened may be as dead as the others
@@ -280,6 +333,7 @@ class Reflector(threading.Thread):
                         self._event(line)
                     if time.monotonic() >= self._relist_at:
                         return
+                self._interrupted = time.monotonic() < ends_at - EARLY_S
             except KubeError as error:
                 if self._failures and error.reason != "Unreachable":
                     self._version = ""  # each watch from this version may meet it, and a list passes it
@@ -322,7 +376,7 @@ class Reflector(threading.Thread):
         if not isinstance(kind, str) or not kind:
             raise KubeError(0, "BadAnswer", "a watch sent something that is not an event")
         if not precedes(version, self._version):
-            self._version = version
+            self._version = self._newest = version
         if key is None:
             return
         known = self.seen.items.get(key)
@@ -333,7 +387,8 @@ class Reflector(threading.Thread):
             self._gone[key] = version
         news = present is None or known is None or self._is_news(known, present)
         as_of_news = _with(self.seen.as_of_news, key, present) if news else self.seen.as_of_news
-        self.seen = Watched(_with(self.seen.items, key, present), True, "", self.seen.doubtful_until, as_of_news)
+        items = _with(self.seen.items, key, present)
+        self.seen = replace(self.seen, items=items, synced=True, error="", as_of_news=as_of_news)
         if news:
             self._on_change()
 

@@ -54,6 +54,8 @@ MODEL_LAG_S = 1.0
 """Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
 LOOK_EVERY_S = 10.0
 """Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
+RESTORED_S = 600.0
+"""Seconds for which an engine keeps running whose service a restored API lacks."""
 log = logging.getLogger("controller")
 
 
@@ -97,6 +99,10 @@ class Assignment:
     """An engine without a record had no proposal in the latest pass, because it is not known yet what it should run."""
     again_in_s: float | None = None
     """Seconds from the latest pass until a Model that it lacked is missing, None if none may still come."""
+    _restored_at = 0.0
+    """`Snapshot.restored_at` of the latest pass."""
+    _seen_since: frozenset[Key] = frozenset()
+    """Services seen since the API was restored: once such a service is absent, it was deleted."""
 
     def __init__(
         self,
@@ -154,6 +160,10 @@ class Assignment:
         result: dict[Key, Proposal] = {}
         self._look_anew(snapshot.news)
         self._failed_before, self._failed = self._failed, {}
+        if snapshot.restored_at != self._restored_at:
+            self._restored_at = snapshot.restored_at
+            self._seen_since = frozenset()
+        self._seen_since |= services.keys()
         found = self._resource_filter.read(snapshot, before)
         replaced = frozenset() if snapshot.complete else _replaced(found, before.values())
         serving = self._ready(before, snapshot.observed)
@@ -186,6 +196,9 @@ class Assignment:
                 self.unsure = True  # an engine of it may be up without a record
         for record in [each for each in before.values() if not each.is_daemon]:
             if record.owner not in found and (snapshot.complete or record.owner in services):
+                if record.owner not in self._seen_since and snapshot.now < self._restored_at + RESTORED_S:
+                    result[record.key] = reconcile.missing(record, self._restored_at + RESTORED_S)
+                    continue
                 why = reconcile.NOT_HERE if record.owner in services else reconcile.DELETED
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
         return result

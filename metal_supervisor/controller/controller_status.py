@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from metal_supervisor.cluster import status_mode
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.reflector import Reflector
+from metal_supervisor.cluster.reflector import History, Reflector
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Snapshot
@@ -77,6 +77,14 @@ class ControllerStatus:
         told = mapping(controller_report(self._state.path), "cluster").get("operator")
         return told if isinstance(told, bool) else None
 
+    def history_before(self) -> History:
+        """The API's history as the previous controller knew it; empty if that used another server."""
+        cluster = mapping(controller_report(self._state.path), "cluster")
+        newest, restored_at = cluster.get("newest"), cluster.get("restoredAt")
+        if cluster.get("server") != self._kube.server_name or not isinstance(newest, str):
+            return History()
+        return History(newest, float(restored_at) if isinstance(restored_at, (int, float)) else 0.0)
+
     def look_for_operator(self, services: Mapping[Key, Json] | None, models: Mapping[Key, Json]) -> bool | None:
         """True if LLMKube's operator writes status here: the sidecar leaves it the rest. None while it is not known."""
         if self._settings.embedded and self._settings.status_mode == "auto":
@@ -131,6 +139,7 @@ class ControllerStatus:
                 "synced": all(each.seen.synced for each in watches),
                 "error": next((each.seen.error for each in watches if each.seen.error), placer.error),
                 "doubtful": any(each.seen.doubtful_until for each in watches),
+                "restoredAt": snapshot.restored_at,
                 "reconnects": sum(each.reconnects for each in watches),
                 "operator": self.operator,
                 "operatorSilence": self._silence,
@@ -156,7 +165,7 @@ class ControllerStatus:
         }
         counted = {
             "at": snapshot.now,
-            "cluster": {**body["cluster"], "requests": self._kube.requests},
+            "cluster": {**body["cluster"], "requests": self._kube.requests, "newest": watches[0].history.newest},
             "passes": self._passes.as_json(),
         }
         if body == self._told and time.monotonic() < self._due_at:

@@ -92,7 +92,7 @@ class Controller:
         known = frozenset(record.uid for record in self.records.values() if record.uid)
         self.services = Reflector(
             kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace,
-            is_news=self._is_news,
+            is_news=self._is_news, history=self.controller_status.history_before(),
         )  # fmt: skip
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         path = api_path("models", settings.namespace)
@@ -249,6 +249,7 @@ class Controller:
             services=services.as_of_news if synced else None,
             complete=synced and not services.doubtful_until and not models.doubtful_until,
             models=models.as_of_news,
+            restored_at=services.went_back_at,
             table=table,
             notes=self.state.run_notes(),
             observed=self.state.observations(),

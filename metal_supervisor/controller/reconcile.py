@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.models.metadata import Demand
+from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.record import RULES, Proposal, Record, Verdict, values_of
 from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
@@ -85,6 +86,7 @@ CARRIED_IF_REFUSED = (
     *CARRIED, "runtime", "mode", "priority", "port", "front_port", "slot_context", "idle_s", "host", "slot"
 )  # fmt: skip
 CHECKING = "Checking"
+MISSING = "MissingAfterRestore"
 UNSAFE = frozenset({"SourceNotAllowed"})
 """Reasons of `Outlook` that concern what a manifest may ask for, not the present state of this Mac."""
 
@@ -187,6 +189,12 @@ def keeps(up: bool) -> str:
 def _warned(record: Record, item: Service | Rejected, reason: str, message: str, up: bool) -> Proposal:
     warning = reason, f"{message}; {keeps(up)}"
     return replace(unchanged(record), uid=item.uid, generation=item.generation, warning=warning)
+
+
+def missing(record: Record, until: float) -> Proposal:
+    """The proposal for an engine whose InferenceService a restored API lacks. `until`: Unix time."""
+    text = f"the Kubernetes API was restored to a state without this service; its engine may run until {utc(until)}"
+    return replace(unchanged(record), warning=(MISSING, f"{text}. Apply its manifest again to keep it"))
 
 
 def _revoked(record: Record, item: Service | Rejected, reason: str, message: str) -> Proposal:

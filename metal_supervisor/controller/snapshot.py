@@ -66,6 +66,8 @@ class Snapshot:
     """Memory as the last pass left it."""
     news: object = None
     """Another one once anything else has changed: model files, builds, trials, references, the budget."""
+    restored_at: float = 0.0
+    """Unix time at which the API's data went back, as after a restored backup; 0 for never."""
 
     def live_note(self, program: str) -> RunNote | None:
         """The launcher's note of a program, as `plan.live_note`."""

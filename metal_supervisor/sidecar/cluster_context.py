@@ -36,6 +36,8 @@ class ClusterContext:
     """Non-empty if another Mac uses this one's name: nothing may be written then."""
     silence: str = ""
     """Text about LLMKube's operator if it is assumed to be present, but may be gone, else ""."""
+    restored_at: float = 0.0
+    """Unix time at which the API's data went back, as after a restored backup; 0 for never."""
 
 
 ALONE = ClusterContext()
@@ -50,7 +52,7 @@ def cluster_context(watched: str, rows: Iterable[Row], told: Json, notes: Mappin
     asked = {each for each in items(told, "namespaces") if isinstance(each, str)}
     where = {watched} if watched else {row.record.namespace for row in rows} | asked
     silent = [each for each in items(told, "silent") if isinstance(each, list) and len(each) == 2]
-    operator = cluster.get("operator")
+    operator, restored_at = cluster.get("operator"), cluster.get("restoredAt")
     return ClusterContext(
         operator if isinstance(operator, bool) else None,
         frozenset(where),
@@ -58,6 +60,7 @@ def cluster_context(watched: str, rows: Iterable[Row], told: Json, notes: Mappin
         tuple(sorted(notes.items())),
         str(cluster.get("cloned") or ""),
         str(cluster.get("operatorSilence") or ""),
+        float(restored_at) if isinstance(restored_at, (int, float)) else 0.0,
     )
 
 

@@ -64,6 +64,8 @@ class Registrar(threading.Thread):
         self._fleet_node = fleet_node
         self._membership = membership
         self._cluster_context = ALONE
+        self._restored_at = time.time()
+        """As `ClusterContext.restored_at`, at the latest pass; a restore before this process began is past."""
         self._on_change = on_change
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -211,6 +213,10 @@ class Registrar(threading.Thread):
         if publish.statuses.operator is not context.operator:
             publish.statuses.operator = context.operator
             publish.statuses.look_anew()
+        if context.restored_at > self._restored_at:  # the API may lack, or have older versions of, what was written
+            self._restored_at = context.restored_at
+            publish.forget_slices()
+            publish.resync_at = began
         membership.describe(dict(context.notes))
         for namespace in sorted(context.namespaces):
             self._attempt("lease", namespace, partial(self._live, namespace))

@@ -60,6 +60,8 @@ class Script:
         self.deep = b""
         """Stands in a list for the text DEEP."""
         self.version = "10"
+        self.newest = "999999"
+        """Version in the answer to a request for one item."""
         self.refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         """(status line, further header lines) with which the next requests are refused."""
         self.says: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -92,6 +94,10 @@ class Script:
         while connection.rfile.readline() not in (b"\r\n", b""):
             pass
         if not path:
+            return
+        if "limit=1 " in path:
+            body = json.dumps({"metadata": {"resourceVersion": self.newest}, "items": []}).encode()
+            connection.wfile.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             return
         found = re.search(r"resourceVersion=(\w+)", path)
         self.asked.append((time.monotonic(), found[1] if found else "list"))

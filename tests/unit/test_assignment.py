@@ -228,10 +228,10 @@ class Reading(Assignment):
             raise self.fails[key[1]]
         self.shared.append(key[1])
 
-    def after(self, records: Collection[Record] = ()) -> tuple[list[str], dict[Key, Proposal]]:
+    def after(self, records: Collection[Record] = (), **snapshot: Any) -> tuple[list[str], dict[Key, Proposal]]:
         self.shared.clear()
         known = {each.key: each for each in records}
-        proposals = self.propose(known, Snapshot(100.0, {}, True, {}, {}, {}, {}))
+        proposals = self.propose(known, replace(Snapshot(100.0, {}, True, {}, {}, {}, {}), **snapshot))
         return self.shared, proposals
 
 
@@ -258,6 +258,25 @@ def test_an_engine_whose_model_goes_with_its_service_is_left_alone_until_that_is
     up = replace(running(0), namespace="default", name="one")
     reading = Reading(one=rejected(service("one", "m"), MODEL_NOT_FOUND, ""))
     assert reading.after([up]) == ([], {up.key: reconcile.unchanged(up)})
+
+
+def test_a_service_that_a_restored_api_lacks_keeps_its_engine_for_ten_minutes() -> None:
+    up = replace(running(0), namespace="default", name="one")
+
+    def outcome(reading: Reading, restored_at: float, now: float = 1000.0) -> str:
+        proposal = reading.after([up], restored_at=restored_at, now=now)[1][up.key]
+        return proposal.verdict.reason if proposal.verdict else (proposal.warning or ("",))[0]
+
+    assert outcome(Reading(), restored_at=0.0) == "Deleted"
+    restored = Reading()
+    assert outcome(restored, restored_at=990.0) == "MissingAfterRestore"
+    assert outcome(restored, restored_at=990.0, now=1589.0) == "MissingAfterRestore"
+    assert outcome(restored, restored_at=990.0, now=1590.0) == "Deleted"
+    again = Reading()
+    assert outcome(again, restored_at=990.0) == "MissingAfterRestore"
+    again.after([up], restored_at=990.0, services={up.owner: service("one", "m")})
+    assert outcome(again, restored_at=990.0) == "Deleted", "it was there, and was deleted"
+    assert outcome(again, restored_at=995.0) == "MissingAfterRestore", "restored once more"
 
 
 def test_a_service_at_which_a_decision_fails_keeps_its_engine_and_costs_no_other(

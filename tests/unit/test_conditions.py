@@ -149,6 +149,7 @@ def refused_by(group: Group) -> Iterator[Record]:
         yield replace(RECORD, warning=(reason.name, "x"))
 
 
+WARNINGS = "PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "MissingAfterRestore"
 IGNORED = "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored"
 ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 
@@ -158,7 +159,7 @@ def every_record() -> Iterator[Record]:
     yield replace(RECORD, unconfined="x")
     yield from (ON_DEMAND, replace(ON_DEMAND, verdict=Verdict(Standing.WAIT, "Unloaded", "x", 1.0), spec_file=None))
     yield from (replace(RECORD, stopped_by_hand=True), replace(RECORD, peers_ready=1))
-    for reason in ("PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", *IGNORED):
+    for reason in (*WARNINGS, *IGNORED):
         yield replace(RECORD, warning=(reason, "x"))
     yield from (replace(RECORD, pressure=(level, "x")) for level in ("Normal", "Warning", "Critical"))
     yield from (replace(RECORD, verdict=Verdict(each, "", "", 1.0)) for each in (Standing.STOPPED, Standing.SUSPENDED))
