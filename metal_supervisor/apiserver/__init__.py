@@ -19,6 +19,7 @@ warnings                        also for FQDN slices, finalizers    for unknown 
                                 without a domain, externalIPs
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 Exact lists of the past         any that etcd still has             those that its history reaches back to
+watch from a future version     stays open without events           410 Expired
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
 a CRD that becomes stricter     not for fields that stay            not where the metadata alone is edited

@@ -57,6 +57,8 @@ class Options:
     """Accept loopback addresses in EndpointSlices, which a real server refuses."""
     bookmark_s: float = 60.0
     """Pause between bookmarks on a quiet watch."""
+    empty_refused: str = ""
+    """Why a data file without objects is refused, "" to begin with one."""
 
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.prefix):
@@ -108,7 +110,7 @@ class Kernel:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.store = ObjectStore(options.data_file)
+        self.store = ObjectStore(options.data_file, options.empty_refused)
         self.registry = Registry(self.store.wake_all)
         self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)

@@ -291,8 +291,7 @@ class Subscription:
             while True:
                 changes = store.changes_since(kind, self._version)
                 if changes or self._over(due_s):
-                    # A version from the future (the cluster was rebuilt) stays there, silently, as on a real server.
-                    self._version = max(self._version, store.version)
+                    self._version = store.version
                     return changes, self._over(self._ends_s)
                 condition.wait(due_s - time.monotonic())
 

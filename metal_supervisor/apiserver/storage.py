@@ -62,7 +62,8 @@ class ObjectStore:
     Raises UnusableData if the file is damaged, cannot be opened, or is another server's.
     """
 
-    def __init__(self, data_file: Path) -> None:
+    def __init__(self, data_file: Path, empty_refused: str = "") -> None:
+        """`empty_refused`: why a file without objects must not be served, "" if a new one may begin."""
         self.lock = threading.RLock()
         self._data_file = data_file
         self.version = 1
@@ -76,6 +77,8 @@ class ObjectStore:
         self._db = _open(data_file)
         try:
             self._load()
+            if empty_refused and not self._objects:
+                raise UnusableData(f"{data_file} has no objects, but {empty_refused}")
         except BaseException:
             self._db.close()
             raise
@@ -184,12 +187,16 @@ class ObjectStore:
                 condition.notify_all()
 
     def changes_since(self, kind: str, version: int) -> list[StoredChange]:
-        """Changes of a kind after a resourceVersion, oldest first. Raises ApiError 410 if history begins later."""
+        """Changes of a kind after a resourceVersion, oldest first. Raises ApiError 410 if history begins later,
+        or has not come that far.
+        """
         history = self._history.get(kind) or deque()
         # Of a full history the first change only says where the others begin.
         oldest = history[0].version if len(history) > HISTORY_CHANGES else self._floor
         if version < oldest:
             raise expired(f"too old resource version: {version} ({oldest})")
+        if version > self.version:  # the client saw data that a restored file lacks
+            raise expired(f"too large resource version: {version} ({self.version})")
         return [*takewhile(lambda change: change.version > version, reversed(history))][::-1]
 
 

@@ -16,10 +16,14 @@ from typing import Any, TextIO
 from metal_supervisor import launch
 from metal_supervisor.cli.command_parser import state_dir
 from metal_supervisor.settings import loader
+from metal_supervisor.spec.document import mapping
 from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.home import StateHome
+from metal_supervisor.state.reports import controller_report
 
 PARENT_EVERY_S = 2.0
+RECORDS_NAMED = 3
+"""Services that one message names."""
 
 
 def add(commands: Any) -> None:
@@ -152,12 +156,30 @@ def _apiserver(arguments: argparse.Namespace) -> int:
         prefix=prefix,
         crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
         allow_loopback_endpoints=True,
+        empty_refused=_recorded(settings.state_path),
     )
     try:
         apiserver.serve(options)
     except apiserver.UnusableData as error:
         raise own_processes.CannotBoot(str(error)) from None
     return 0
+
+
+def _recorded(state: Path) -> str:
+    """Why the embedded API must not serve a file without objects: services of it have records. "" if it may.
+
+    Served, it would mean that all of them were deleted.
+    """
+    server = str(mapping(controller_report(state), "cluster").get("server"))
+    names = sorted(path.stem for path in (state / "records").glob("*.*.json"))
+    if not names or not server.startswith("http://127.0.0.1:"):  # a cluster's
+        return ""
+    more = ", …" if len(names) > RECORDS_NAMED else ""
+    return (
+        f"{state / 'records'} has services that ran here ({', '.join(names[:RECORDS_NAMED])}{more}): put your copy "
+        "back (docs/operations.md, What to keep a copy of), or delete that directory to begin without services; "
+        "then `supervisorctl start apiserver`, or start the system"
+    )
 
 
 def _sleepwatch(arguments: argparse.Namespace) -> int:

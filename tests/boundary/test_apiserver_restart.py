@@ -246,6 +246,58 @@ def test_the_program_says_in_one_sentence_that_its_file_is_damaged(tmp_path: Pat
     assert len(done.stderr.splitlines()) == 1
 
 
+EMPTIED = {
+    "removed": lambda file: [each.unlink() for each in file.parent.glob("apiserver.db*")],
+    "truncated": lambda file: file.write_bytes(b""),
+    "without rows": lambda file: change(file, "DELETE FROM objects"),
+}
+
+
+def change(file: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute(statement)
+
+
+@pytest.mark.parametrize("how", EMPTIED)
+def test_an_emptied_file_is_not_served_while_services_have_records(tmp_path: Path, port: int, how: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "records").mkdir()
+    save_overrides(tmp_path, Overrides("", {"state_dir": str(tmp_path)}))
+    (tmp_path / "apiserver.json").write_text(json.dumps({"port": port, "prefix": PREFIX}))
+    with ApiServer(Options(tmp_path / "apiserver.db", PREFIX)):
+        pass
+    EMPTIED[how](tmp_path / "apiserver.db")
+    record = tmp_path / "records" / "default.tiny.json"
+    record.write_text("{}")
+    report = tmp_path / "controller.json"
+    report.write_text(json.dumps({"cluster": {"server": f"http://127.0.0.1:{port}"}}))
+    command = [sys.executable, "-m", "metal_supervisor", "apiserver", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "default.tiny" in done.stderr and f"{tmp_path / 'records'} has services" in done.stderr
+    assert "delete that directory" in done.stderr
+
+    def serves() -> bool:
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+            try:
+                return eventually(lambda: listens(port) or server.poll() is not None) and listens(port)
+            finally:
+                server.terminate()
+
+    report.write_text(json.dumps({"cluster": {"server": "https://cluster.example:6443"}}))
+    assert serves(), "the records of a cluster's services mean nothing here"
+    EMPTIED["removed"](tmp_path / "apiserver.db")
+    report.write_text(json.dumps({"cluster": {"server": f"http://127.0.0.1:{port}"}}))
+    record.unlink()
+    assert serves()
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 def test_a_port_in_use_is_an_error_that_leaves_nothing_open(api: ApiServer, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         ApiServer(options(tmp_path / "other", port=api.port))
