@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from tests.support.macs import LEASES, lose
 from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, service
 
 TTL_S = 4.0
+WRITES = 1000
+"""Distance of an older copy in versions: more than a restarted API server writes by itself."""
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
 TINY = """
 apiVersion: inference.llmkube.dev/v1alpha1
@@ -254,6 +258,43 @@ def test_history_that_is_forgotten_loses_nothing(mac: AgentMac, cluster: KubeClu
     mac.ready("comes", 60)
     eventually(lambda: mac.pid("goes") == 0, 60, "what was deleted meanwhile to end")
     assert (mac.pid("steady"), mac.own_pid("controller")) == (pid, controller)
+
+
+def test_an_etcd_restored_from_an_older_copy_ends_no_engine_and_is_followed(
+    mac: AgentMac, cluster: KubeCluster, tmp_path: Path
+) -> None:
+    mac.apply(service("kept", "tiny"))
+    mac.ready("kept", 60)
+    with cluster.stopped() as data:
+        older = shutil.copytree(data, tmp_path / "older")
+    mac.kube.close()
+    mac.apply(service("newer", "tiny"))
+    pids = {name: mac.ready(name, 60) for name in ("kept", "newer")}
+    for number in range(WRITES):
+        body = {"metadata": {"annotations": {"number": str(number)}}}
+        assert cluster.request("PATCH", "/api/v1/namespaces/default", body, "application/merge-patch+json")[0] == 200
+    mac.kubectl("annotate", "isvc", "kept", "seen=last")
+    last = mac.get(f"{ISVC}/kept")["metadata"]["resourceVersion"]
+    report = mac.state / "controller.json"
+    eventually(lambda: int(json.loads(report.read_text())["cluster"]["newest"]) >= int(last), 60, "the annotation")
+    streams = [mac.stream(name).last() for name in pids]
+    with cluster.stopped() as data:
+        shutil.rmtree(data)
+        older.rename(data)
+    mac.kube.close()
+    mac.apply(service("fresh", "tiny"))
+    mac.ready("fresh", 60)
+    assert mac.maybe(f"{ISVC}/newer") is None
+    record = mac.state / "records" / f"{mac.namespace}.newer.json"
+    eventually(lambda: "MissingAfterRestore" in record.read_text("utf-8"), 60, "the warning")
+    mac.apply(service("newer", "tiny"))
+    mac.ready("newer", 60)
+    eventually(lambda: "MissingAfterRestore" not in record.read_text("utf-8"), 60, "the end of the warning")
+    assert {name: mac.pid(name) for name in pids} == pids
+    assert all(each.completed() for each in streams), [each.error for each in streams]
+    for name in ("kept", "newer", "fresh"):
+        mac.delete(name)
+        eventually(lambda name=name: mac.pid(name) == 0, 60, f"{name} to end")
 
 
 def gone(mac: AgentMac, version: str) -> bool:
