@@ -11,11 +11,12 @@ import heapq
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -24,11 +25,12 @@ from typing import Any
 import psutil
 
 from metal_supervisor.spec.processes import State
+from metal_supervisor.supervisord.client import Refused, Unavailable
 from tests.support.soak.soak_check import Checker, Excuses
 from tests.support.soak.soak_memory import Sizes, Want, first_wants
-from tests.support.soak.soak_plan import CALM, Fault
+from tests.support.soak.soak_plan import CALM, EXTRAS, PREY, Fault
 from tests.support.soak.soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
-from tests.support.system import ISVC, MODELS, System, model, service
+from tests.support.system import ISVC, MODELS, System, eventually, model, service
 
 CALM_RATE = 20
 HOLDING = {"sidecar", "apiserver"}
@@ -325,6 +327,49 @@ class Hand:
             self.api.ask("DELETE", "/faults")
 
         return heal
+
+    @contextlib.contextmanager
+    def _api_stopped(self) -> Iterator[list[Path]]:
+        """Stops the API; yields the files of its data, and starts it. Raises Nothing if supervisord does not answer."""
+        rpc = self.system.rpc
+        self.watcher.hold("apiserver", True)
+        try:
+            try:
+                rpc.stop("apiserver")
+                eventually(lambda: rpc.table()["apiserver"].state is State.STOPPED, what="the API to stop")
+            except (Unavailable, Refused) as error:
+                raise Nothing(str(error)) from None
+            try:
+                yield list(self.system.state.glob("apiserver.db*"))
+            finally:
+                rpc.start("apiserver")
+                eventually(self._api_answers, what="the API to answer")
+        finally:
+            self.watcher.hold("apiserver", False)
+
+    def _api_answers(self) -> bool:
+        with contextlib.suppress(ApiError):
+            return bool(self.api.ask("GET", "/version"))
+        return False
+
+    def _restore_api(self, _fault: Fault) -> Callable[[], None]:
+        """Copies the API's data, and puts the copy back later: what was asked for meanwhile is lost until then."""
+        older = self.system.base / f"older-{next(self._number)}"
+        older.mkdir()
+        with self._api_stopped() as files:
+            for file in files:
+                shutil.copy2(file, older)
+
+        def back() -> None:
+            with self._api_stopped() as files:
+                for name in (*PREY, *EXTRAS):  # their specs go back as well
+                    self.excuses.touch(time.monotonic(), name)
+                for file in files:
+                    file.unlink()
+                for file in older.iterdir():
+                    shutil.copy2(file, self.system.state)
+
+        return back
 
     # ── by hand, and files ───────────────────────────────────────────────────────────────────────
 
