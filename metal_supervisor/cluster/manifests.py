@@ -15,6 +15,7 @@ from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import GROUP, VERSION, rank_of
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
 
 KIND = "InferenceService"
@@ -31,6 +32,7 @@ HEARTBEAT = "llmkube.ai/agent-heartbeat"
 HEARTBEAT_LIMIT_S = 180.0
 """Age at which LLMKube considers a heartbeat stale."""
 LONGEST_MESSAGE = 32768
+"""Characters of a condition's message that the API takes."""
 """Characters of a condition's message: the API refuses a status as a whole that has a longer one."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
@@ -75,6 +77,14 @@ def owner(record: Record) -> Json:
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": record.name, "uid": record.uid}
 
 
+def plain(text: str) -> str:
+    """A message as it may leave for the API: engines, servers and model files have a say in most.
+
+    Lines stay apart, as kubectl shows an Event's; every other control or direction mark becomes `?`.
+    """
+    return "\n".join(map(printable, text[:LONGEST_MESSAGE].split("\n")))
+
+
 def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: int, now: str) -> list[Json]:
     """Conditions in the API's form; one whose status did not change keeps its transition time."""
     known = {item.get("type"): item for item in before}
@@ -87,7 +97,7 @@ def timed(conditions: Sequence[Condition], before: Sequence[Json], generation: i
                 "type": condition.type,
                 "status": condition.status,
                 "reason": condition.reason,
-                "message": condition.message[:LONGEST_MESSAGE],
+                "message": plain(condition.message),
                 "observedGeneration": generation,
                 "lastTransitionTime": since or now,
             }
@@ -116,7 +126,7 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
     if endpoint := _endpoint(record, told, before, direct):
         body["endpoint"] = endpoint
     if told.scheduling:
-        body["schedulingStatus"], body["schedulingMessage"] = told.scheduling[0], told.scheduling[1][:LONGEST_MESSAGE]
+        body["schedulingStatus"], body["schedulingMessage"] = told.scheduling[0], plain(told.scheduling[1])
     if record.queue_position:
         body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
     return _unless_same(body, before)
@@ -332,7 +342,8 @@ def event_object(about: Record | str, what: Happening, node: str, now_micro: str
         regarding = {**lease, "namespace": about}
     else:
         regarding = {**owner(about), "namespace": about.namespace}
-    digest = hashlib.sha256(f"{regarding.get('uid', node)}|{what.reason}|{what.note}".encode()).hexdigest()[:16]
+    note = plain(what.note)
+    digest = hashlib.sha256(f"{regarding.get('uid', node)}|{what.reason}|{note}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -343,6 +354,6 @@ def event_object(about: Record | str, what: Happening, node: str, now_micro: str
         "action": what.reason,
         "reason": what.reason,
         "type": what.type,
-        "note": what.note,
+        "note": note,
         "regarding": regarding,
     }

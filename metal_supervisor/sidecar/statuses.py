@@ -243,7 +243,8 @@ class Statuses:
         verdict, before = _in_their_words(want.report), written.scheduling
         if verdict is not None and (verdict != before or written.attempted):
             written.attempted.add(verdict[0])
-            self._writer.merge(path, {"schedulingStatus": verdict[0], "schedulingMessage": verdict[1]})
+            told = {"schedulingStatus": verdict[0], "schedulingMessage": manifests.plain(verdict[1])}
+            self._writer.merge(path, told)
         elif verdict is None and (ours := {*written.attempted, *(before or ())[:1]}):
             self._clear(path, ours)
         written.scheduling, written.attempted = verdict, set()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias
 
-from metal_supervisor.spec.terminal_text import shortened
+from metal_supervisor.spec.terminal_text import escaped, shortened
 
 MIB = 1 << 20
 WINDOW_BYTES = 256 * 1024
@@ -62,6 +62,7 @@ SUMMARY_NUMBERS: Mapping[str, str] = {
 """As above; the key follows the architecture."""
 LONGEST_SUMMARY = 200
 
+ARCHITECTURE = re.compile(r"[a-z0-9_.-]{1,64}")
 NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
 KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
 RECURRENT = re.compile(rb"(ssm|shortconv|time_mix)_?")
@@ -235,6 +236,10 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= MIB or alignment & (alignment - 1):
             raise BadGguf(f"general.alignment must be a power of two, not {alignment!r:.80}")
+        architecture = metadata.get("general.architecture", "none")
+        if not isinstance(architecture, str) or not ARCHITECTURE.fullmatch(architecture):
+            shown = escaped(architecture) if isinstance(architecture, str) else type(architecture).__name__
+            raise NotGguf(f"general.architecture must be a name like llama or qwen3moe, not {shown:.80}")
         for _ in range(tensors):
             self._tensor()
         start = -(-self._cursor.position // alignment) * alignment
