@@ -31,7 +31,7 @@ from metal_supervisor.models.store import Store
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import grants, references
+from metal_supervisor.spec import grants, name_claims, references
 from metal_supervisor.spec.processes import UNUSED, Observed, ProgramState, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND
@@ -184,9 +184,12 @@ class Assignment:
         self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))
         lagging = self._lagging(found)
+        lost = name_claims.lost_names(found.values(), before.values())
         for key, item in found.items():
             if key in lagging:
                 continue  # an engine that is there goes on
+            if isinstance(item, Service) and key in lost:
+                item = name_claims.without(item, lost[key])  # noqa: PLW2901
             try:
                 self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
             except (OSError, StateError):  # of this Mac

@@ -83,8 +83,18 @@ CARRIED = ("withdraw", "stop_sent", "probe", "daemon", "evicted_at", "evicted_wh
 """Fields that every proposal has from the last record: its engine is stopped and probed as it was started."""
 CARRIED_IF_ACCEPTED = (*CARRIED, "slot_context", "retry_at", "queued_at", "admitted_at", "displaced_by", "pressure")
 CARRIED_IF_REFUSED = (
-    *CARRIED, "runtime", "mode", "priority", "port", "front_port", "slot_context", "idle_s", "host", "slot"
-)  # fmt: skip
+    *CARRIED,
+    "lost_names",
+    "runtime",
+    "mode",
+    "priority",
+    "port",
+    "front_port",
+    "slot_context",
+    "idle_s",
+    "host",
+    "slot",
+)
 CHECKING = "Checking"
 MISSING = "MissingAfterRestore"
 UNSAFE = frozenset({"SourceNotAllowed"})
@@ -263,6 +273,7 @@ def accept(
         drain_s=service.drain_s,
         protected=service.protected,
         aliases=service.aliases,
+        lost_names=service.lost_names,
         idle_s=service.idle_s,
         warning=outlook.warning or _left_out(service.ignored),
     )

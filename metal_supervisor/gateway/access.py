@@ -46,8 +46,14 @@ class AccessKey:
 
     def allows(self, backend: Backend) -> bool:
         """True if its holder may use a service."""
-        names = {backend.name, backend.qualified, f"{backend.namespace}/*"}
+        names = {backend.name, backend.qualified, f"{backend.namespace}/*"} - {*backend.lost_names}
         return not self.services or not names.isdisjoint(self.services)
+
+    @property
+    def at_home(self) -> bool:
+        """True if all its services are of one namespace."""
+        namespaces = {each.rpartition("/")[0] for each in self.services}
+        return len(namespaces) == 1 and "" not in namespaces
 
 
 def digest_of(key: str) -> str:

@@ -207,7 +207,8 @@ class Proxy:
             body = {"object": "list", "data": rows, "has_more": False, **ends}
             return _json(exchange, 200, json.dumps(body).encode())
         if goal.path.startswith(f"{routing.MODELS}/"):
-            named = services.find(URL(goal.path, encoded=True).path[len(routing.MODELS) + 1 :], allowed)
+            name = URL(goal.path, encoded=True).path[len(routing.MODELS) + 1 :]
+            named = services.find(name, allowed, exchange.key.at_home)
             rows = routing.listing(self._reader.services, lambda each: each.qualified == named[0].qualified)
             return _json(exchange, 200, json.dumps(rows[0]).encode())
         raise _not_found("GET", exchange.path)
@@ -293,7 +294,7 @@ class Proxy:
             return services.at_path(*goal.service, key.allows)
         if asked.model is None:
             raise GatewayError(400, "invalid_request", "model is missing: name a model of /v1/models", final=True)
-        return services.find(asked.model, key.allows)
+        return services.find(asked.model, key.allows, key.at_home)
 
     def _note(self, exchange: Exchange) -> None:
         """Write the line of the access log; no text of a request or an answer is in it."""

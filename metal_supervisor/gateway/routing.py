@@ -69,6 +69,8 @@ class Backend:
     """Tokens of one request, 0 if not known."""
     created: int = 0
     aliases: tuple[str, ...] = ()
+    lost_names: tuple[str, ...] = ()
+    """As `Record.lost_names`: only clients whose key is for its namespace alone may use them."""
     on_demand: bool = False
     held: bool = False
     """It has no engine that is ready, and requests wait for one."""
@@ -122,7 +124,7 @@ class ServiceTable:
 
     def public_name(self, backend: Backend) -> str:
         """The name in `/v1/models`: short where it is the only one of that name."""
-        return backend.name if len(self._meant[backend.name]) == 1 else backend.qualified
+        return backend.name if self._meant.get(backend.name) == {backend.qualified} else backend.qualified
 
     @functools.cached_property
     def _meant(self) -> dict[str, set[str]]:
@@ -133,12 +135,15 @@ class ServiceTable:
                 found.setdefault(name, set()).add(each.qualified)
         return found
 
-    def find(self, model: str, allowed: Filter) -> list[Backend]:
-        """The engines that a name means, among the allowed services. Raises GatewayError, with the nearest names."""
+    def find(self, model: str, allowed: Filter, at_home: bool = False) -> list[Backend]:
+        """The engines that a name means, among the allowed services. Raises GatewayError, with the nearest names.
+
+        `at_home`: the allowed services are of one namespace, by the client's key.
+        """
         visible = [each for each in self.backends if allowed(each)]
         exact = [each for each in visible if each.qualified == model]
-        named = exact or [each for each in visible if model in _short_names(each)]
-        named = named or [each for each in visible if model in each.aliases]
+        named = exact or [each for each in visible if model in _short_names(each, at_home)]
+        named = named or [each for each in visible if model in (*each.aliases, *(each.lost_names if at_home else ()))]
         services = sorted({each.qualified for each in named})
         if len(services) == 1:
             return named
@@ -167,9 +172,10 @@ class ServiceTable:
         return f"there is no model {quoted(model)!r} here; {'the nearest names are' if near else 'there are'}: {told}"
 
 
-def _short_names(backend: Backend) -> tuple[str, str]:
+def _short_names(backend: Backend, at_home: bool = False) -> tuple[str, ...]:
     """Names of a service that one of another namespace may have too: `b`, and `a.b` of `b` in `a`."""
-    return backend.name, f"{backend.namespace}.{backend.name}"
+    dotted = f"{backend.namespace}.{backend.name}"
+    return (dotted,) if backend.name in backend.lost_names and not at_home else (backend.name, dotted)
 
 
 Filter: TypeAlias = Callable[[Backend], bool]

@@ -49,6 +49,8 @@ class Requested:
     """It is never stopped to make room, nor when memory is short."""
     aliases: tuple[str, ...] = ()
     """Further names for the gateway's clients."""
+    lost_names: tuple[str, ...] = ()
+    """Names of these and its own that another namespace has, or had when it was last edited (`name_claims`)."""
     idle_s: float | None = None
     """As `Service.idle_s`."""
     ordinal: int = 0

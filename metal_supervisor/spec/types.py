@@ -181,6 +181,8 @@ class Service:
     """`spec.evictionProtection`: never stopped to make room, nor when memory is short."""
     aliases: tuple[str, ...] = ()
     """Further names for the gateway's clients (annotation); they change nothing about its engine."""
+    lost_names: tuple[str, ...] = ()
+    """As `Record.lost_names`."""
     idle_s: float | None = None
     """On demand: seconds without a request until its engine is unloaded, 0 for only to make room. None: always on."""
     allowed_args: frozenset[str] = frozenset()

@@ -150,7 +150,7 @@ def refused_by(group: Group) -> Iterator[Record]:
 
 
 WARNINGS = "PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "MissingAfterRestore"
-IGNORED = "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored"
+IGNORED = "NameTaken", "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored"
 ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 
 
