@@ -54,6 +54,8 @@ REFUSED = (
     # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set,
     # sched_setparam, sched_setscheduler, sched_setattr
     101, 310, 311, 440, 312, 438, 256, 279, 251, 142, 144, 314,
+    # session and group, by which the launcher finds what an engine leaves behind: setpgid, setsid
+    109, 112,
     # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
     298, 321, 323, 248, 249, 250, 175, 313, 176, 246, 320, 169, 167, 168, 163, 179, 443, 103,
     # names and mounts: mount family, pivot_root, chroot, unshare, setns, open_by_handle_at, mknod, host name

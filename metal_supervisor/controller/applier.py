@@ -217,7 +217,7 @@ class Applier:
             gone = program not in table or table[program].state not in LIVE
             if gone and not launch.start_time(note.pid):
                 self._swept[program] = note.pid
-                if left := launch.sweep_group(note.pid, self.state.specs_of(program)):
+                if left := launch.sweep_group(note.pid, self.state.specs_of(program), note.session):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
 
     def _add(self, name: str) -> None:

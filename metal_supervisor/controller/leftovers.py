@@ -29,7 +29,8 @@ def sweep(directory: StateDir, say: Say) -> None:
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not own_processes.is_alive(found):
             pid = found.get("pid")
-            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
+            specs, session = directory.specs_of(program), launch.session_of(found)
+            if isinstance(pid, int) and (left := launch.sweep_group(pid, specs, session)):
                 say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
             launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})

@@ -508,18 +508,30 @@ for name, number, arguments in (
     ATTEMPTS[name] = lambda number=number, arguments=arguments: call(number, *arguments)
 
 
-@attempt
-def chroot() -> object:
+def in_a_child(action: Callable[[], object]) -> object:
+    """Do what would change this process for the attempts that follow."""
     child = os.fork()
     if not child:
         try:
-            os.chroot(SCRATCH)
+            action()
         except OSError as error:
             os._exit(error.errno or 1)
         os._exit(0)
     if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         raise OSError(code, os.strerror(code))
     return True
+
+
+IN_A_CHILD: dict[str, Callable[[], object]] = {
+    "chroot": lambda: os.chroot(SCRATCH),
+    "leave_its_session": os.setsid,
+    "lead_a_group": lambda: os.setpgid(0, 0),
+    "join_the_group_of_a_sibling": lambda: os.setpgid(0, os.getpgid(SIBLING)),
+    "enter_a_namespace": lambda: call(308, os.open("/proc/self/ns/pid", os.O_RDONLY), 0),
+    "clone_into_a_pid_namespace": lambda: call(56, 0x20000000 | 17, None, None, None, None),
+}
+for name, action in IN_A_CHILD.items():
+    ATTEMPTS[name] = lambda action=action: in_a_child(action)
 
 
 # ── what an engine needs, and what is not held ───────────────────────────────────────────────────
