@@ -321,13 +321,30 @@ def _is_kept(pid: int, session: int) -> bool:
         return False
 
 
+def family_path(runs: str, pid: int) -> str:
+    """Path of the note of an engine's descendants, which the sidecar writes while the engine lives."""
+    return os.path.join(runs, f"{pid}.family")
+
+
+def _noted_family(pid: int, specs: str) -> list[int]:
+    """The noted descendants of a dead engine that still live. Their note is removed: its pid may be reused."""
+    path = family_path(os.path.join(os.path.dirname(os.path.dirname(specs)), "runs"), pid)
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted = json.load(file)
+        os.unlink(path)
+        return [each for each, born in noted if born and each > 1 and start_time(each) == born]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return []
+
+
 def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
-    """Send KILL to the processes that a dead engine left in its process group; returns their pids.
+    """Send KILL to the processes that a dead engine left behind; returns their pids.
 
     An engine leads a group of its own. The group's number may have been reused since, so a process is killed only if it
     has the program's MARK, or, since it can erase that, if the engine was confined: its processes can leave neither
-    the group nor the session. `specs` is the common prefix of the paths of its specs, up to the digest; `session` as
-    by `session_of`.
+    the group nor the session. Those that left the group are killed if they were noted as its descendants. `specs` is
+    the common prefix of the paths of its specs, up to the digest; `session` as by `session_of`.
     """
     if pid <= 1 or start_time(pid):
         return []
@@ -336,16 +353,14 @@ def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
     try:
         # A process that forks and ends all the time would be another one whenever it is looked at.
         os.killpg(pid, signal.SIGSTOP if session else 0)
+        members = _group_members(pid)
     except ProcessLookupError:
-        return []
+        members = []
     except PermissionError:
-        pass  # as macOS reports for zombies
+        members = _group_members(pid)  # as macOS reports for zombies
     mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
-    left = [
-        each
-        for each in _group_members(pid)
-        if mark.search(_environment_of(each)) or (session and _is_kept(each, session))
-    ]
+    left = [each for each in members if mark.search(_environment_of(each)) or (session and _is_kept(each, session))]
+    left += [each for each in _noted_family(pid, specs) if each not in left]
     for each in left:
         kill_engine(each, start_time(each))
     if session:

@@ -103,7 +103,7 @@ class Sidecar:
         self.prober = Prober(self.wake, self.bell.ring_later, limits, self._key_of, self._counters.probed)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
-        self._meter = MemorySampler(self.bell.ring_later)
+        self._meter = MemorySampler(self.bell.ring_later, directory.path / "runs")
         self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()

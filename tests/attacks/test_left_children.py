@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 from metal_supervisor import launch
 from metal_supervisor.confinement.policy import policy
+from metal_supervisor.controller import leftovers
+from metal_supervisor.controller.applier import Applier
 from metal_supervisor.host import processes
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.sidecar import memory_sampler
+from metal_supervisor.spec.terminal_text import printable
+from metal_supervisor.state.directory import StateDir
 from tests.attacks.test_confinement import HOSTILE, World
 from tests.support.system import eventually
 
@@ -92,6 +102,72 @@ def test_a_process_of_the_same_group_that_is_not_confined_is_not_ended(world: Wo
     assert left.sweep() == [] and launch.start_time(left.pid)
 
 
-def test_who_keeps_the_port_of_an_ended_engine_is_named(world: World) -> None:
-    left = Left(world, "wiped", confined=False)
-    assert f"(pid {left.pid})" in processes.port_holder(world.port)
+def test_at_the_end_of_a_run_what_a_confined_engine_left_is_ended(world: World) -> None:
+    left, said = Left(world, "wiped", confined=True), list[str]()
+    assert leftovers.end_left_by_engines(StateDir(Path(world.facts["state"])), said.append) == []
+    assert said == [f"{PROGRAM}: ended what pid {left.engine} had left behind: {left.pid}"]
+
+
+def test_who_keeps_the_port_of_an_ended_engine_is_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    left, state = Left(world, "wiped", confined=False), StateDir(Path(world.facts["state"]))
+    (held,) = leftovers.end_left_by_engines(state, lambda _: None)
+    name = printable(psutil.Process(left.pid).name())
+    assert held == f"port {world.port} is still held by {name} (pid {left.pid}); end it by its pid"
+    snapshot: Any = SimpleNamespace(table={}, notes=state.run_notes())
+    supervisord: Any = None
+    Applier(state, supervisord, Settings()).sweep(snapshot)
+    (line,) = caplog.records
+    assert (line.message, vars(line)["why"]) == ("an ended engine's port is held", held)
+    assert launch.start_time(left.pid) == left.started, "nothing proves that it is ours"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's process cannot change its name")
+def test_the_name_of_who_keeps_a_port_is_cleaned() -> None:
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\x1b[31m\\xe2\\x80\\xaered'); print(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert processes.described(psutil.Process(process.pid)) == f"?[31m?red (pid {process.pid})"
+        process.kill()
+
+
+ENGINE = """
+import os, sys
+middle = "import os, subprocess, sys; os.setsid(); subprocess.run([sys.executable, '-c', sys.argv[1]], env={})"
+last = "import os, time; os.setsid(); print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
+os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-c", middle, last], {})
+os.read(0, 1)
+"""
+
+
+def test_a_descendant_that_was_noted_is_ended_though_it_left_the_group(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    sampler = memory_sampler.MemorySampler(lambda: None, runs)
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as engine:
+        assert engine.stdout is not None
+        last, middle = map(int, engine.stdout.readline().split())
+        note = Path(launch.family_path(str(runs), engine.pid))
+        try:
+            sampler.measure_only({memory_sampler.SampledEngine(engine.pid, launch.start_time(engine.pid), 0)})
+            sampler.turn()
+            launch.kill_engine(middle, launch.start_time(middle))
+            eventually(lambda: not launch.start_time(middle))
+            eventually(lambda: (sampler.turn(), len(json.loads(note.read_text())) == 1)[1])  # once another turn is due
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == [], "its engine lives"
+            engine.kill()
+            engine.wait(30)
+            noted = json.loads(note.read_text())
+            assert [each for each, _ in noted] == [last]
+            note.write_text(json.dumps([[last, "of another process"], [os.getpid(), ""], [1, launch.start_time(1)]]))
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == []
+            note.write_text(json.dumps(noted))
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == [last]
+            eventually(lambda: not launch.start_time(last))
+            assert not note.exists()
+            note.touch()
+            leftovers.forget_families(StateDir(tmp_path))
+            assert not note.exists(), "of an engine that is gone"
+        finally:
+            launch.kill_engine(last, launch.start_time(last))
