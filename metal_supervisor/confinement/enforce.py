@@ -184,6 +184,7 @@ class Ruleset:
 
     def restrict(self) -> None:
         """Enforce the ruleset and the system call filter on this process."""
+        _dump_nothing()
         library = ctypes.CDLL(None, use_errno=True)
         program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter(self._pulls))
         area = ctypes.create_string_buffer(program, len(program))
@@ -279,6 +280,7 @@ class Profile:
 
     def restrict(self) -> None:
         """Enforce the profile on this process. Raises ConfinementError with Seatbelt's message."""
+        _dump_nothing()
         function = ctypes.CDLL("/usr/lib/libsandbox.1.dylib").sandbox_init_with_parameters
         function.argtypes = [
             ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)
@@ -289,6 +291,13 @@ class Profile:
         if function(self._text.encode(), 0, values, ctypes.byref(error)):
             said = (error.value or b"no reason given").decode("utf-8", "replace")
             raise ConfinementError(f"Seatbelt: {said:.300}")
+
+
+def _dump_nothing() -> None:
+    """Keep a crash from writing the engine's memory, with prompts in it and as large as its model, to a file."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _parameters(policy: dict[str, object], name: str) -> dict[str, str]:

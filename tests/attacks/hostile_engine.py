@@ -12,6 +12,7 @@ import ctypes
 import json
 import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -135,6 +136,13 @@ def replace_the_launcher() -> object:
 @attempt
 def make_a_directory_outside() -> object:
     return os.mkdir(f"{WORLD['state']}/mine")
+
+
+@attempt
+def dump_its_memory() -> object:
+    if not resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        raise PermissionError(1, "no core may be dumped")
+    return True
 
 
 @attempt

@@ -41,7 +41,7 @@ REFUSED_ANYWAY = frozenset({
     "io_uring_enter", "io_uring_register", "socket_of_the_x32_interface", "pair_of_the_x32_interface",
     "pair_of_another_family", "send_to_a_path_by_a_pair_of_streams", "connect_a_pair_of_streams_to_a_path",
     "connect_a_lone_end_of_a_pair_to_a_path", "turn_tcp_into_smc",
-    "enter_a_namespace", "clone_into_a_pid_namespace",
+    "dump_its_memory", "enter_a_namespace", "clone_into_a_pid_namespace",
 })  # fmt: skip
 """Attempts that some kernels, or a container around the tests, refuse to everybody."""
 
