@@ -42,6 +42,10 @@ UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 STAND_IN_KILL_AFTER_S = 25
 MARK = "METAL_SUPERVISOR_ENGINE"
 """Variable with the path of an engine's spec: it identifies the engine and its children even if every file is lost."""
+SIGCONT = 18
+"""Number on Linux; the module `signal` is 5 ms of enums, for which each restart would wait."""
+SIGSTOP = 19
+"""The same."""
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -348,11 +352,9 @@ def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
     """
     if pid <= 1 or start_time(pid):
         return []
-    import signal
-
     try:
         # A process that forks and ends all the time would be another one whenever it is looked at.
-        os.killpg(pid, signal.SIGSTOP if session else 0)
+        os.killpg(pid, SIGSTOP if session else 0)
         members = _group_members(pid)
     except ProcessLookupError:
         members = []
@@ -365,7 +367,7 @@ def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
         kill_engine(each, start_time(each))
     if session:
         try:
-            os.killpg(pid, signal.SIGCONT)
+            os.killpg(pid, SIGCONT)
         except OSError:
             pass  # none is left
     return left
