@@ -42,6 +42,10 @@ UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 STAND_IN_KILL_AFTER_S = 25
 MARK = "METAL_SUPERVISOR_ENGINE"
 """Variable with the path of an engine's spec: it identifies the engine and its children even if every file is lost."""
+SIGCONT = 18
+"""Number on Linux; the module `signal` is 5 ms of enums, for which each restart would wait."""
+SIGSTOP = 19
+"""The same."""
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -69,13 +73,16 @@ def start_time(pid: int) -> str:
 
 
 def _linux_stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; [] if the process is gone, or a zombie."""
+    """The fields of /proc/PID/stat from the state on; [] if the process is gone, or a zombie.
+
+    A process whose first thread alone has ended looks like a zombie, and lives as long as another thread does.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return []
-    return [] if fields[0] in (b"Z", b"X") else fields
+    return [] if fields[0] in (b"Z", b"X") and int(fields[17]) < 2 else fields
 
 
 # Numbers and signatures of macOS: tests/boundary/test_darwin_headers.py holds them against Apple's headers.
@@ -303,24 +310,66 @@ def _environment_of(pid: int) -> bytes:
         return b""
 
 
-def sweep_group(pid: int, specs: str) -> list[int]:
-    """Send KILL to the processes that a dead engine left in its process group; returns their pids.
+def session_of(note: dict[str, object]) -> int:
+    """Session that the processes of a confined engine cannot leave, as its note has it; 0 if there is none."""
+    session = note.get("session")
+    return session if isinstance(session, int) and session > 1 else 0
 
-    An engine leads a group of its own. The group's number may have been reused since, so only processes with the
-    program's MARK are killed; `specs` is the common prefix of the paths of its specs, up to the digest.
+
+def _is_kept(pid: int, session: int) -> bool:
+    """True if a process is in this session and under a system call filter, as all of a confined engine's are."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return os.getsid(pid) == session and "\nSeccomp:\t2\n" in file.read()
+    except OSError:
+        return False
+
+
+def family_path(runs: str, pid: int) -> str:
+    """Path of the note of an engine's descendants, which the sidecar writes while the engine lives."""
+    return os.path.join(runs, f"{pid}.family")
+
+
+def _noted_family(pid: int, specs: str) -> list[int]:
+    """The noted descendants of a dead engine that still live. Their note is removed: its pid may be reused."""
+    path = family_path(os.path.join(os.path.dirname(os.path.dirname(specs)), "runs"), pid)
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted = json.load(file)
+        os.unlink(path)
+        return [each for each, born in noted if born and each > 1 and start_time(each) == born]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return []
+
+
+def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
+    """Send KILL to the processes that a dead engine left behind; returns their pids.
+
+    An engine leads a group of its own. The group's number may have been reused since, so a process is killed only if it
+    has the program's MARK, or, since it can erase that, if the engine was confined: its processes can leave neither
+    the group nor the session. Those that left the group are killed if they were noted as its descendants. `specs` is
+    the common prefix of the paths of its specs, up to the digest; `session` as by `session_of`.
     """
     if pid <= 1 or start_time(pid):
         return []
     try:
-        os.killpg(pid, 0)
+        # A process that forks and ends all the time would be another one whenever it is looked at.
+        os.killpg(pid, SIGSTOP if session else 0)
+        members = _group_members(pid)
     except ProcessLookupError:
-        return []
+        members = []
     except PermissionError:
-        pass  # as macOS reports for zombies
+        members = _group_members(pid)  # as macOS reports for zombies
     mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
-    left = [each for each in _group_members(pid) if mark.search(_environment_of(each))]
+    left = [each for each in members if mark.search(_environment_of(each)) or (session and _is_kept(each, session))]
+    left += [each for each in _noted_family(pid, specs) if each not in left]
     for each in left:
         kill_engine(each, start_time(each))
+    if session:
+        try:
+            os.killpg(pid, SIGCONT)
+        except OSError:
+            pass  # none is left
     return left
 
 
@@ -390,10 +439,14 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def specs_of(spec_path: str) -> str:
+    """Common prefix of the paths of a program's specs, up to the digest."""
+    return spec_path.rpartition(".")[0].rpartition(".")[0]
+
+
 def note_path(spec_path: str) -> str:
     """Path of a program's note: beside the specs, under the program's name."""
-    specs, name = os.path.split(spec_path)
-    program = name.rpartition(".")[0].rpartition(".")[0]
+    specs, program = os.path.split(specs_of(spec_path))
     return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
 
 
@@ -446,7 +499,7 @@ def main(path: str) -> int:
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
-    if isinstance(left, int) and (swept := sweep_group(left, path.rpartition(".")[0].rpartition(".")[0])):
+    if isinstance(left, int) and (swept := sweep_group(left, specs_of(path), session_of(note))):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle["starts"] = starts
@@ -471,6 +524,7 @@ def main(path: str) -> int:
         return EXIT_UNCONFINED
     me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}
     me["confined"] = bool(spec.get("confinement"))
+    me["session"] = os.getsid(0) if me["confined"] and sys.platform != "darwin" else 0
     write_note(run, {**idle, **me, "refused": "", "refused_message": ""})
     try:
         enter(str(spec["cwd"]), path)

@@ -230,6 +230,8 @@ _ELSEWHERE = (
     Group("Events alone", (EVENT,), (), (
         Reason("Crashed", "an engine that served ended; the note has how, and the cause in its log",
                "`metal-supervisor logs NAMESPACE/NAME --previous`"),
+        Reason("ScratchLarge", "an engine fills its scratch directory: 256 MiB, 2,000 files, or what cannot be read",
+               "look at what it writes there; nothing is stopped, and its next start empties it"),
         Reason("AddressChanged", "on this Mac's Lease: another address is advertised now", "nothing"),
     )),
     Group("`schedulingStatus` alone", (SCHEDULING,), (), (

@@ -23,7 +23,7 @@ from metal_supervisor import __version__, launch
 from metal_supervisor.cli.changes import ChangePrinter, shown
 from metal_supervisor.cli.terminal import UNWRITTEN
 from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
-from metal_supervisor.controller import boot
+from metal_supervisor.controller import boot, leftovers
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
@@ -298,8 +298,9 @@ class Foreground:
             self._child.kill()
             self._child.wait()
         own_processes.end_all(survivors)
+        held = leftovers.end_left_by_engines(self._directory, lambda text: self._tell("supervisord", "Stopping", text))
         self._directory.remove_link()
-        self._tell("supervisord", "Stopped", "nothing is left running")
+        self._tell("supervisord", "Stopped", "; ".join(held) or "nothing is left running")
 
     def _running(self, pid: int, started: str) -> bool:
         """True until supervisord has ended, which is after it has closed its socket."""

@@ -54,6 +54,8 @@ REFUSED = (
     # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set,
     # sched_setparam, sched_setscheduler, sched_setattr
     101, 310, 311, 440, 312, 438, 256, 279, 251, 142, 144, 314,
+    # session and group, by which the launcher finds what an engine leaves behind: setpgid, setsid
+    109, 112,
     # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
     298, 321, 323, 248, 249, 250, 175, 313, 176, 246, 320, 169, 167, 168, 163, 179, 443, 103,
     # names and mounts: mount family, pivot_root, chroot, unshare, setns, open_by_handle_at, mknod, host name
@@ -71,6 +73,12 @@ ABSENT = (425, 426, 427, 435)  # io_uring, which bypasses seccomp; clone3, whose
 LAST_JUDGED = 469
 """Highest system call known here. Later ones are answered as by a kernel without them."""
 SOCKET, SENDTO, SENDMSG, SENDMMSG, CLONE, SETPRIORITY, PRLIMIT = 41, 44, 46, 307, 56, 141, 302
+SOCKETPAIR = 53
+"""Also makes a Unix socket. A pair of datagram sockets sends to any path; a pair of streams stays connected."""
+SETSOCKOPT = 54
+"""Its option TCP_ULP can turn a TCP socket into one of SMC, whose connections Landlock does not see."""
+TCP_ULP = 31
+"""Number of that option; no other protocol has one of this number that an engine sets."""
 FASTOPEN, NAMESPACES = 0x20000000, 0x7E020080
 ARCH_X86_64 = 0xC000003E
 ALLOW, REFUSE, MISSING, PRETEND = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
@@ -98,9 +106,9 @@ def seccomp_filter(pulls: bool = False) -> list[tuple[int, int, int, int]]:
         body = [(LOAD, 0, 0, _argument(argument)), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE)]
         return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
 
-    def unless(call: int, argument: int, bits: int) -> list[tuple[int, int, int, int]]:
-        """Refuse a call with any of the bits in an argument."""
-        body = [(LOAD, 0, 0, _argument(argument)), (SET, 0, 1, bits), (RETURN, 0, 0, REFUSE)]
+    def unless(call: int, argument: int, value: int, test: int = SET) -> list[tuple[int, int, int, int]]:
+        """Refuse a call whose argument has any of the bits of a value, or equals it."""
+        body = [(LOAD, 0, 0, _argument(argument)), (test, 0, 1, value), (RETURN, 0, 0, REFUSE)]
         return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
 
     program = [
@@ -110,8 +118,9 @@ def seccomp_filter(pulls: bool = False) -> list[tuple[int, int, int, int]]:
     types, protocols = ((1, 2), (0, 6, 17)) if pulls else ((1,), (0, 6))  # name resolution takes UDP
     program += only(SOCKET, 0, 0xFFFFFFFF, (2, 10)) + only(SOCKET, 1, 0xF, types)
     program += only(SOCKET, 2, 0xFFFFFFFF, protocols)
+    program += only(SOCKETPAIR, 0, 0xFFFFFFFF, (1,)) + only(SOCKETPAIR, 1, 0xF, (1,))
     program += unless(SENDTO, 3, FASTOPEN) + unless(SENDMSG, 2, FASTOPEN) + unless(SENDMMSG, 3, FASTOPEN)
-    program += unless(CLONE, 0, NAMESPACES)
+    program += unless(SETSOCKOPT, 2, TCP_ULP, EQUAL) + unless(CLONE, 0, NAMESPACES)
     program += only(SETPRIORITY, 0, 0xFFFFFFFF, (0,)) + only(SETPRIORITY, 1, 0xFFFFFFFF, (0,))
     program += only(PRLIMIT, 0, 0xFFFFFFFF, (0,))
     program.append((LOAD, 0, 0, 0))
@@ -175,6 +184,7 @@ class Ruleset:
 
     def restrict(self) -> None:
         """Enforce the ruleset and the system call filter on this process."""
+        _dump_nothing()
         library = ctypes.CDLL(None, use_errno=True)
         program = b"".join(struct.pack("=HBBI", *each) for each in seccomp_filter(self._pulls))
         area = ctypes.create_string_buffer(program, len(program))
@@ -270,6 +280,7 @@ class Profile:
 
     def restrict(self) -> None:
         """Enforce the profile on this process. Raises ConfinementError with Seatbelt's message."""
+        _dump_nothing()
         function = ctypes.CDLL("/usr/lib/libsandbox.1.dylib").sandbox_init_with_parameters
         function.argtypes = [
             ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)
@@ -280,6 +291,13 @@ class Profile:
         if function(self._text.encode(), 0, values, ctypes.byref(error)):
             said = (error.value or b"no reason given").decode("utf-8", "replace")
             raise ConfinementError(f"Seatbelt: {said:.300}")
+
+
+def _dump_nothing() -> None:
+    """Keep a crash from writing the engine's memory, with prompts in it and as large as its model, to a file."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _parameters(policy: dict[str, object], name: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from metal_supervisor import launch
-from metal_supervisor.controller import pacing, plan
+from metal_supervisor.controller import leftovers, pacing, plan
 from metal_supervisor.controller.plan import Action, Hung, Step, Stopping, Wanted
 from metal_supervisor.controller.program_files import ProgramFiles, put_aside_refused
 from metal_supervisor.controller.snapshot import Snapshot
@@ -209,16 +209,23 @@ class Applier:
             launch.kill_engine(note.pid, note.started)  # not through supervisord, which may only know a stand-in
 
     def sweep(self, snapshot: Snapshot) -> None:
-        """End the processes that a dead engine left behind, once per engine: its launcher may never run again."""
+        """End the processes that a dead engine left behind, and name who holds its port then, once per engine.
+
+        Its launcher may never run again.
+        """
         table = snapshot.table
         for program, note in snapshot.notes.items():
             if not note.pid or self._swept.get(program) == note.pid:
                 continue
             gone = program not in table or table[program].state not in LIVE
             if gone and not launch.start_time(note.pid):
-                self._swept[program] = note.pid
-                if left := launch.sweep_group(note.pid, self.state.specs_of(program)):
+                if left := launch.sweep_group(note.pid, self.state.specs_of(program), note.session):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
+                    continue  # the next pass sees whether that was all
+                self._swept[program] = note.pid
+                engines = {row.pid for row in table.values()} | {each.pid for each in snapshot.notes.values()}
+                if held := leftovers.held_port(self.state, note.spec_file, engines):
+                    log.warning("an ended engine's port is held", extra={"program": program, "why": held})
 
     def _add(self, name: str) -> None:
         """Add a program, in a batch of ADD_AT_ONCE with the next ones: each call takes a turn of supervisord's loop."""

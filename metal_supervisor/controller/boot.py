@@ -73,6 +73,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     complete_specs(directory, settings.confinement)
     link_current(directory)
     leftovers.sweep(directory, say)
+    leftovers.forget_families(directory)
     leftovers.take_up_pending(directory)
     for name, reason in put_aside_refused(directory):
         say(f"put {name} aside: {reason}")

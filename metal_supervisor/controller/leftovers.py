@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from metal_supervisor import launch
@@ -28,9 +29,7 @@ def sweep(directory: StateDir, say: Say) -> None:
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
         if not own_processes.is_alive(found):
-            pid = found.get("pid")
-            if isinstance(pid, int) and (left := launch.sweep_group(pid, directory.specs_of(program))):
-                say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
+            _end_left(directory, program, found, say)
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
             launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
             continue
@@ -48,6 +47,44 @@ def sweep(directory: StateDir, say: Say) -> None:
             say(f"{program}: ending pid {pid}, left over from the last supervisord and no longer wanted")
             doomed.append((program, pid, str(found["started"])))
     own_processes.end_all(doomed)
+
+def forget_families(directory: StateDir) -> None:
+    """Remove the notes of descendants of engines that have ended: of one whose note was lost, nothing else does."""
+    for path in (directory.path / "runs").glob("*.family"):
+        if not path.stem.isdecimal() or not launch.start_time(int(path.stem)):
+            path.unlink(missing_ok=True)
+
+
+def end_left_by_engines(directory: StateDir, say: Say) -> list[str]:
+    """End what engines left behind that have ended; returns who holds the port of one of them nevertheless."""
+    notes = {path.stem: launch.read_note(str(path)) for path in sorted((directory.path / "runs").glob("*.json"))}
+    ended = {name: note for name, note in notes.items() if note.get("pid") and not own_processes.is_alive(note)}
+    killed = [name for name, note in ended.items() if _end_left(directory, name, note, say)]
+    until = time.monotonic() + (own_processes.KILL_WAIT_S if killed else 0.0)
+    while True:
+        held = [held_port(directory, str(note.get("spec")), ()) for note in ended.values()]
+        if not any(held) or time.monotonic() >= until:
+            return [each for each in held if each]
+        time.sleep(0.05)
+
+
+def held_port(directory: StateDir, spec_file: str, engines: Collection[int]) -> str:
+    """Sentence about who holds the port of an ended engine, "" if it is free or one of `engines` has it."""
+    spec = directory.read_spec(spec_file)
+    port, host = spec.get("port"), spec.get("host")
+    if not isinstance(port, int) or not isinstance(host, str) or spec.get("shared"):
+        return ""
+    keeper = processes.keeper_of(port, host, engines)
+    return f"port {port} is still held by {keeper}; end it by its pid" if keeper else ""
+
+
+def _end_left(directory: StateDir, program: str, note: dict[str, object], say: Say) -> list[int]:
+    """End what a dead engine left behind; returns the pids."""
+    pid = note.get("pid")
+    left = isinstance(pid, int) and launch.sweep_group(pid, directory.specs_of(program), launch.session_of(note))
+    if left:
+        say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
+    return left or []
 
 
 def take_up_pending(directory: StateDir) -> None:

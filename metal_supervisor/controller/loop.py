@@ -192,8 +192,8 @@ class Controller:
         at_rest = {record.program for key, record in self.records.items() if key not in moving}
         steps = self.applier.plan(self.records.values(), at_rest, snapshot, self.prerequisites.daemons.is_users)
         done = [step for step in steps if self._perform(step, snapshot)]
+        self.applier.sweep(snapshot)  # before the spec that has an engine's port is removed
         self._settle(moving, snapshot, steps)
-        self.applier.sweep(snapshot)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))

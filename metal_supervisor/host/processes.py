@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -14,8 +14,11 @@ from metal_supervisor import launch
 from metal_supervisor.host.left_engines import Left, Process, left_by_agent, named_at
 from metal_supervisor.host.liveness import LivenessSigns
 from metal_supervisor.spec.document import string
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
 
+LONGEST_NAME = 40
+"""Characters of a process's name in a message."""
 UNSEEN = psutil.AccessDenied, OSError, RuntimeError, SystemError
 """What psutil raises for a process that it cannot see; the last two on a Mac, where a call fails without an errno."""
 
@@ -205,13 +208,36 @@ def _listening(process: psutil.Process, port: int) -> frozenset[str]:
     return frozenset(str(each.laddr.ip) for each in ours)
 
 
-def port_holder(port: int) -> str:
-    """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
+def listener(port: int) -> psutil.Process | None:
+    """The process that listens on a port of this machine, None if there is none that can be seen."""
     for process in _processes():  # the list of all connections needs root on a Mac; one's own do not
         with contextlib.suppress(Exception):  # as above
             if _listening(process, port):
-                return f"{process.name()} (pid {process.pid})"
-    return "another process"
+                return process
+    return None
+
+
+def port_holder(port: int) -> str:
+    """Process that listens on a port of this machine: `nginx (pid 123)`, "another process" if that cannot be seen."""
+    found = listener(port)
+    return "another process" if found is None else described(found)
+
+
+def keeper_of(port: int, host: str, engines: Collection[int]) -> str:
+    """Description of the process that holds the port of an ended engine; "" if it is free, or a new engine has it."""
+    if port_free(port, host):
+        return ""
+    found = listener(port)
+    if found is None:
+        return "another process"
+    return "" if found.pid in engines else described(found)
+
+
+def described(process: psutil.Process) -> str:
+    """Name and pid of a process, for a message. A process chooses its own name."""
+    with contextlib.suppress(psutil.Error, *UNSEEN):
+        return f"{printable(process.name())[:LONGEST_NAME]} (pid {process.pid})"
+    return f"pid {process.pid}"
 
 
 def port_free(port: int, host: str) -> bool:

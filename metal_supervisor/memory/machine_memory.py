@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +42,8 @@ class Held:
     """macOS: as in Activity Monitor. Linux: PSS and swap. The resident size where that cannot be read."""
     rss_bytes: int
     """Resident size; pages that several processes share count for each."""
+    family: tuple[tuple[int, str], ...] = field(default=(), compare=False)
+    """The descendants: (pid, launch.start_time)."""
 
 
 def total_bytes() -> int:
@@ -138,11 +140,14 @@ def _text(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path = PROC) -> Held | None:
+def used_bytes(
+    pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path = PROC, known: Iterable[tuple[int, str]] = ()
+) -> Held | None:
     """Measure the memory of a process and its descendants; None if it is gone, or cannot be measured.
 
     `mapped_bytes`: size of the model files that it maps, which a Mac's footprint leaves out; Linux counts them itself.
     `started`: its identity (launch.start_time), so that another process with the same pid is not measured instead.
+    `known`: earlier descendants; those that live are measured too, with their own, if another process adopted them.
     Linux walks the page tables for this: 3 ms per GiB of files, 11 ms per GiB of other memory, so do not call it every
     second.
     """
@@ -150,16 +155,21 @@ def used_bytes(pid: int, mapped_bytes: int = 0, started: str = "", procfs: Path 
     if not born or (started and born != started):
         return None
     footprint, resident = 0, 0
-    for each, since in [(pid, born), *processes.descendants(pid)]:
+    family = dict(processes.descendants(pid))
+    for each, since in known:
+        if each not in family and launch.start_time(each) == since:
+            family |= {each: since, **dict(processes.descendants(each))}
+    for each, since in [(pid, born), *family.items()]:
         found = memory_of(each, procfs)
         if found is None or launch.start_time(each) != since:  # it ended meanwhile; its pid may be reused
             if each == pid:
                 return None
             continue
         footprint, resident = footprint + found[0], resident + found[1]
-    if darwin_memory.mac() is None:
-        return Held(footprint, footprint, resident)  # PSS includes mapped files, and counts a shared page once
-    return Held(max(footprint + mapped_bytes, resident), footprint, resident)
+    charged = footprint  # PSS includes mapped files, and counts a shared page once
+    if darwin_memory.mac() is not None:
+        charged = max(footprint + mapped_bytes, resident)
+    return Held(charged, footprint, resident, tuple(family.items()))
 
 
 def memory_of(pid: int, procfs: Path) -> tuple[int, int] | None:

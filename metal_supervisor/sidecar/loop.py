@@ -37,6 +37,7 @@ from metal_supervisor.sidecar.power import PowerFile
 from metal_supervisor.sidecar.probes import Prober
 from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.sidecar.rows import MacView, PassView, Rows
+from metal_supervisor.sidecar.scratch_watch import ScratchWatch
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec import first_request
@@ -103,7 +104,8 @@ class Sidecar:
         self.prober = Prober(self.wake, self.bell.ring_later, limits, self._key_of, self._counters.probed)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
-        self._meter = MemorySampler(self.bell.ring_later)
+        self._meter = MemorySampler(self.bell.ring_later, directory.path / "runs")
+        self._scratch = ScratchWatch(directory, lambda: [row.record for row in self._rows.all], self._tell)
         self._gatherer = EngineScraper(settings.bind_address, self._key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
@@ -160,6 +162,7 @@ class Sidecar:
             self.addresses.wait(RETRY_S)
         self.registrar.start()
         self._meter.start()
+        self._scratch.start()
         if self.settings.engine_metrics:
             self._gatherer.start()
         self._inventory.start()

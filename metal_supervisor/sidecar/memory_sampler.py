@@ -6,14 +6,19 @@ be quick: it withdraws the endpoints of dead engines. A young engine is measured
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from metal_supervisor import launch
 from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held
+from metal_supervisor.state.kept_files import write_atomic
 
 FIRST_S, FACTOR, LONGEST_S = 2.0, 4, 300.0
 """Pauses between two samples of one engine: the first, the factor from one to the next, the longest."""
@@ -40,10 +45,13 @@ class _LastSample:
 class MemorySampler(threading.Thread):
     """Measures engines until the process ends."""
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
-        """`on_first`: called after a turn in which an engine was measured for the first time."""
+    def __init__(self, on_first: Callable[[], None], runs: Path) -> None:
+        """`on_first`: called after a turn in which an engine was measured for the first time.
+
+        `runs`: directory for a note of each engine's descendants, by which `launch.sweep_group` ends what it leaves.
+        """
         super().__init__(name="meter", daemon=True)
-        self._on_first = on_first
+        self._on_first, self._runs = on_first, runs
         self._known: dict[SampledEngine, _LastSample] = {}
         self._wake = threading.Event()
 
@@ -72,7 +80,12 @@ class MemorySampler(threading.Thread):
         due = [(engine, known) for engine, known in self._known.items() if time.monotonic() >= known.due_at]
         first = any(known.held is None for _, known in due)
         for engine, known in due:
-            known.held = machine_memory.used_bytes(engine.pid, engine.mapped_bytes, engine.started)
+            before = known.held.family if known.held else ()
+            known.held = machine_memory.used_bytes(engine.pid, engine.mapped_bytes, engine.started, known=before)
+            if known.held and known.held.family != before:
+                with contextlib.suppress(OSError):  # a full disk
+                    note = launch.family_path(str(self._runs), engine.pid)
+                    write_atomic(Path(note), json.dumps(known.held.family), durable=False)
             known.due_at = time.monotonic() + known.pause_s
             known.pause_s = min(FACTOR * known.pause_s, LONGEST_S)
         if first:

@@ -76,6 +76,8 @@ class RunNote:
     refused_message: str
     confined: bool = False
     """The operating system confines it to its policy."""
+    session: int = 0
+    """Session that its processes cannot leave, 0 where they can."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,13 @@ that succeeds by returning; the errno or the exception that stopped it is what i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import json
+import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -132,6 +136,13 @@ def replace_the_launcher() -> object:
 @attempt
 def make_a_directory_outside() -> object:
     return os.mkdir(f"{WORLD['state']}/mine")
+
+
+@attempt
+def dump_its_memory() -> object:
+    if not resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        raise PermissionError(1, "no core may be dumped")
+    return True
 
 
 @attempt
@@ -293,6 +304,13 @@ def fast_open_by_an_option() -> object:
 
 
 @attempt
+def turn_tcp_into_smc() -> object:
+    with socket.socket() as client:
+        client.setsockopt(6, 31, b"smc")  # TCP_ULP
+        return client.connect((LOCAL, WORLD["sibling_port"]))
+
+
+@attempt
 def listen_on_another_port() -> object:
     return socket.create_server((LOCAL, WORLD["free_port"])).close()
 
@@ -344,6 +362,79 @@ def abstract_socket() -> object:
 def datagram_to_the_doorbell() -> object:
     with socket.socket(1, 2) as client:
         return client.sendto(b"x", WORLD["doorbell"])
+
+
+def datagram(kind: int, send: Callable[[socket.socket], object]) -> object:
+    """Send to a socket by its path from one end of a pair, which needs no `socket` call."""
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    try:
+        return send(pair[0])
+    finally:
+        for end in pair:
+            end.close()
+
+
+def send_many(end: socket.socket) -> object:
+    name = ctypes.create_string_buffer(struct.pack("=H", 1) + WORLD["doorbell"].encode() + b"\0")
+    part = ctypes.create_string_buffer(struct.pack("@PN", ctypes.addressof(name), 1))
+    addresses = ctypes.addressof(name), len(name), ctypes.addressof(part)
+    head = struct.pack("@PIxxxxPNPNixxxxIxxxx", *addresses, 1, 0, 0, 0, 0)
+    return call(307, end.fileno(), head, 1, 0)
+
+
+DATAGRAM_BY_A_PAIR: dict[str, tuple[int, Callable[[socket.socket], object]]] = {
+    "datagram_by_a_pair": (2, lambda end: end.sendto(b"x", WORLD["doorbell"])),
+    "datagram_by_a_pair_with_flags": (2 | 0o2004000, lambda end: end.sendto(b"x", WORLD["doorbell"])),
+    "datagram_by_a_raw_pair": (3, lambda end: end.sendto(b"x", WORLD["doorbell"])),  # Linux makes it a datagram pair
+    "datagram_by_a_pair_and_sendmsg": (2, lambda end: end.sendmsg([b"x"], [], 0, WORLD["doorbell"])),
+    "datagram_by_a_pair_and_sendmmsg": (2, send_many),
+    "datagram_by_a_pair_that_connects": (2, lambda end: (end.connect(WORLD["doorbell"]), end.send(b"x"))),
+    "pair_of_seqpackets": (5, lambda end: end.send(b"x")),
+}
+for name, (kind, send) in DATAGRAM_BY_A_PAIR.items():
+    ATTEMPTS[name] = lambda kind=kind, send=send: datagram(kind, send)
+
+
+@attempt
+def send_to_a_path_by_a_pair_of_streams() -> object:
+    return datagram(1, lambda end: end.sendto(b"x", WORLD["unix"]))
+
+
+@attempt
+def connect_a_pair_of_streams_to_a_path() -> object:
+    return datagram(1, lambda end: end.connect(WORLD["unix"]))
+
+
+@attempt
+def connect_a_lone_end_of_a_pair_to_a_path() -> object:
+    ends = socket.socketpair()
+    ends[1].close()
+    with ends[0] as end:
+        with contextlib.suppress(OSError):
+            call(42, end.fileno(), struct.pack("=H", 0) + bytes(14), 16)  # AF_UNSPEC dissolves other connections
+        end.connect(WORLD["unix"])
+    return True
+
+
+@attempt
+def pair_of_another_family() -> object:
+    return call(53, 30, 1, 0, ctypes.create_string_buffer(8))  # AF_TIPC has pairs too
+
+
+@attempt
+def socket_of_the_32_bit_interface() -> object:
+    """Make a datagram socket by `int 0x80`, in a child: without that interface, it is ended by a signal."""
+    number, family, kind = (struct.pack("=I", each) for each in (359, 1, 2))
+    code = b"\x53\xb8" + number + b"\xbb" + family + b"\xb9" + kind + b"\x31\xd2\xcd\x80\x5b\x48\x98\xc3"
+    child = os.fork()
+    if not child:
+        area = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        area.write(code)
+        result = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(area)))()
+        os._exit(0 if result >= 0 else min(-result, 255))
+    if ended := os.waitpid(child, 0)[1]:
+        raise OSError(os.waitstatus_to_exitcode(ended), "int 0x80")
+    return True
 
 
 # ── other processes, and the kernel ──────────────────────────────────────────────────────────────
@@ -410,29 +501,45 @@ def renice_all_of_a_user() -> object:
 
 
 for name, number, arguments in (
-    ("io_uring", 425, (8, bytes(120))), ("bpf", 321, (0, bytes(64), 64)), ("user_namespace", 272, (0x10000000,)),
+    ("io_uring", 425, (8, bytes(120))), ("io_uring_enter", 426, (-1, 0, 0, 0, None, 0)),
+    ("io_uring_register", 427, (-1, 0, None, 0)),
+    ("bpf", 321, (0, bytes(64), 64)), ("user_namespace", 272, (0x10000000,)),
     ("clone_into_a_namespace", 56, (0x10000000 | 17, None, None, None, None)), ("keys", 250, (0, -3, 0)),
     ("mount", 165, (b"none", SCRATCH.encode(), b"tmpfs", 0, None)),
     ("shared_memory", 29, (0x1234, 4096, 0o1600)), ("message_queue", 240, (b"attack", 0o102, 0o600, None)),
     ("userfaultfd", 323, (0,)), ("handle_of_a_file", 304, (-100, bytes(128), 0)),
     ("performance_events", 298, (bytes(128), 0, -1, -1, 0)), ("a_call_of_the_x32_interface", 0x40000000 | 39, ()),
+    ("socket_of_the_x32_interface", 0x40000000 | 41, (1, 2, 0)),
+    ("pair_of_the_x32_interface", 0x40000000 | 53, (1, 2, 0, bytes(8))),
     ("a_call_nobody_has_judged", 470, ()), ("host_name", 170, (b"x", 1)), ("module", 313, (0, b"", 0)),
 ):
     ATTEMPTS[name] = lambda number=number, arguments=arguments: call(number, *arguments)
 
 
-@attempt
-def chroot() -> object:
+def in_a_child(action: Callable[[], object]) -> object:
+    """Do what would change this process for the attempts that follow."""
     child = os.fork()
     if not child:
         try:
-            os.chroot(SCRATCH)
+            action()
         except OSError as error:
             os._exit(error.errno or 1)
         os._exit(0)
     if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         raise OSError(code, os.strerror(code))
     return True
+
+
+IN_A_CHILD: dict[str, Callable[[], object]] = {
+    "chroot": lambda: os.chroot(SCRATCH),
+    "leave_its_session": os.setsid,
+    "lead_a_group": lambda: os.setpgid(0, 0),
+    "join_the_group_of_a_sibling": lambda: os.setpgid(0, os.getpgid(SIBLING)),
+    "enter_a_namespace": lambda: call(308, os.open("/proc/self/ns/pid", os.O_RDONLY), 0),
+    "clone_into_a_pid_namespace": lambda: call(56, 0x20000000 | 17, None, None, None, None),
+}
+for name, action in IN_A_CHILD.items():
+    ATTEMPTS[name] = lambda action=action: in_a_child(action)
 
 
 # ── what an engine needs, and what is not held ───────────────────────────────────────────────────
@@ -465,7 +572,13 @@ def own_end_a_child() -> object:
 
 @attempt
 def own_pair_of_sockets() -> object:
-    return [each.close() for each in socket.socketpair()]
+    flags = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    return [each.close() for each in (*socket.socketpair(), *socket.socketpair(type=socket.SOCK_STREAM | flags))]
+
+
+@attempt
+def own_event_loop() -> object:
+    return asyncio.run(asyncio.sleep(0, True))
 
 
 @attempt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -37,6 +38,10 @@ REFUSED_ANYWAY = frozenset({
     "host_name",
     "handle_of_a_file", "queue_a_signal", "keys", "bpf", "userfaultfd", "fast_open", "fast_open_by_sendmsg",
     "message_queue", "performance_events", "mount", "user_namespace", "clone_into_a_namespace",
+    "io_uring_enter", "io_uring_register", "socket_of_the_x32_interface", "pair_of_the_x32_interface",
+    "pair_of_another_family", "send_to_a_path_by_a_pair_of_streams", "connect_a_pair_of_streams_to_a_path",
+    "connect_a_lone_end_of_a_pair_to_a_path", "turn_tcp_into_smc",
+    "dump_its_memory", "enter_a_namespace", "clone_into_a_pid_namespace",
 })  # fmt: skip
 """Attempts that some kernels, or a container around the tests, refuse to everybody."""
 
@@ -147,6 +152,14 @@ def test_nothing_that_an_engine_has_no_business_with_works(outcomes: tuple[dict[
     assert {name: said for name in tried if (said := confined[name]) == "worked"} == {}
     futile = {name: plain[name] for name in tried if plain[name] != "worked"}
     assert not futile.keys() - REFUSED_ANYWAY, f"these prove nothing: {futile}"
+
+
+def test_no_call_that_makes_a_socket_reaches_one_outside(
+    worlds: tuple[World, World], outcomes: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    plain, confined = (select.select(world.sockets, [], [], 0)[0] for world in worlds)
+    assert plain == worlds[0].sockets, "without confinement, each has a connection or a datagram"
+    assert confined == []
 
 
 def test_nor_does_it_under_the_policy_of_a_daemon(tmp_path: Path) -> None:
