@@ -15,7 +15,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -48,8 +48,17 @@ KEPT_HERE = HOP_BY_HOP | {
     "host", "content-length", "expect", "authorization", "x-api-key", "api-key", "cookie", "origin", "accept-encoding",
 }
 """Headers of a request that no engine gets: a key is the gateway's own."""
+ANSWER_HEADERS: Mapping[str, str] = {
+    "Content-Type": "how to read the body",
+    "Content-Length": "where the body ends",
+    "Content-Encoding": "the body is passed on as the engine encoded it",
+    "Cache-Control": "keeps proxies from storing a stream",
+    "Retry-After": "SDKs wait this long before the next attempt",
+    "Retry-After-Ms": "the same, as OpenAI's SDKs prefer it",
+    "OpenAI-Processing-Ms": "shown by clients of OpenAI's API",
+}
+"""Headers of an engine's answer that clients get, and why. Any other may steer a browser, a proxy or an SDK."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-DROPPED = HOP_BY_HOP | {"server", "date", "set-cookie", "x-request-id"}
 
 
 @dataclass
@@ -137,8 +146,10 @@ class EngineClient:
         tail, begun = _Tail(upstream if event_stream else None), exchange.early is not None
         if begun and not (upstream.status == 200 and event_stream):
             raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, and no stream")
-        if not 200 <= upstream.status < 600:  # 101 would make the connection another protocol's
-            raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, which ends no request")
+        # 101 would make the connection another protocol's; SDKs send a prompt again to where a redirect leads.
+        if not (200 <= upstream.status < 300 or 400 <= upstream.status < 600):
+            text = f"the engine answered {upstream.status}, which is neither a result nor an error"
+            raise GatewayError(502, "engine_refused", text)
         response = exchange.early or web.StreamResponse(
             status=upstream.status, headers=_for_client(upstream.headers, exchange)
         )
@@ -245,32 +256,21 @@ def _own_key(backend: Backend) -> dict[str, str]:
     return {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
 
 
-def _end_to_end(headers: CIMultiDictProxy[str], dropped: Collection[str]) -> CIMultiDict[str]:
-    """The headers without those that belong to one connection, or are dropped by name."""
+def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -> CIMultiDict[str]:
     named = {each.strip().lower() for value in headers.getall("Connection", ()) for each in value.split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
-        if (low := name.lower()) not in dropped and low not in named:
+        if name.lower() not in KEPT_HERE | named:
             kept.add(name, value)
-    return kept
-
-
-def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -> CIMultiDict[str]:
-    kept = _end_to_end(headers, KEPT_HERE)
     kept.update(_own_key(backend))
     kept["Content-Length"] = str(length)
     return kept
 
 
-def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDict[str]:
-    kept = _end_to_end(headers, DROPPED)
-    for name, value in list(kept.items()):
-        # aiohttp reads a value with control characters, and refuses to write it.
-        if name.lower().startswith("access-control-") or _CONTROLS.search(value):
-            kept.popall(name, None)
-    kept["x-request-id"] = exchange.id
-    kept["Server"] = SERVER
-    return kept
+def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> dict[str, str]:
+    # aiohttp reads a value with control characters, and refuses to write it.
+    kept = {name: headers[name] for name in ANSWER_HEADERS if name in headers and not _CONTROLS.search(headers[name])}
+    return {**kept, "x-request-id": exchange.id, "Server": SERVER}
 
 
 async def _short(answer: aiohttp.ClientResponse) -> bytes:

@@ -150,7 +150,7 @@ def test_an_engine_sends_the_gateway_to_no_other_address(status: int) -> None:
         _, port = await serving(moved)
         async with Open(engine(port)) as gateway:
             told = await gateway.ask(b'{"model":"tiny"}')
-        assert told.startswith(b"HTTP/1.1 %d " % status) and not seen
+        assert told.startswith(b"HTTP/1.1 502 ") and not seen
 
     run(go)
 
@@ -450,13 +450,14 @@ def test_a_list_of_models_without_an_end_is_not_kept() -> None:
 def test_a_header_of_an_engine_that_http_forbids_is_left_out() -> None:
     async def go() -> None:
         async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\nX-Good: a\tb\r\nContent-Length: 2\r\n\r\nok")
+            headers = b"Retry-After: a\x01b\r\nCache-Control: a\tb\r\nContent-Length: 2\r\n\r\n"
+            writer.write(b"HTTP/1.1 200 OK\r\n" + headers + b"ok")
 
         server, port = await serving(answer)
         async with server, Open(engine(port)) as gateway:
             told = await gateway.ask(b'{"model":"tiny"}')
             assert told.startswith(b"HTTP/1.1 200 ") and told.endswith(b"ok")
-            assert b"X-Good" in told and b"X-Odd" not in told
+            assert b"Cache-Control" in told and b"Retry-After" not in told
 
     run(go)
 
