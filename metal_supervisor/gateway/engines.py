@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp import HttpVersion11, hdrs, web
@@ -27,7 +28,12 @@ from metal_supervisor.gateway import routing, signs
 from metal_supervisor.gateway.access import ANYONE, AccessKey
 from metal_supervisor.gateway.backends import LLAMA, first_id
 from metal_supervisor.gateway.deadline import timeout
-from metal_supervisor.gateway.engine_connections import EngineConnector
+from metal_supervisor.gateway.engine_connections import (
+    MOST_INFORMATIONAL,
+    EngineConnector,
+    Shares,
+    TooManyAnswersError,
+)
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.spec.hosts import in_url
@@ -90,8 +96,9 @@ class EngineClient:
     """Connections to the engines."""
 
     def __init__(self) -> None:
-        self._pooled = _session(EngineConnector(kept_s=POOLED_S))
-        self._fresh = _session(EngineConnector(kept_s=None))
+        shares: Shares = WeakValueDictionary()
+        self._pooled = _session(EngineConnector(shares, kept_s=POOLED_S))
+        self._fresh = _session(EngineConnector(shares, kept_s=None))
         self._names: dict[tuple[str, int], str] = {}
         """(program, pid) -> the engine's own model name."""
 
@@ -135,6 +142,9 @@ class EngineClient:
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
             text = f"{backend.name} does not accept connections just now"
             raise GatewayError(503, "model_unavailable", text, retry_after_s=1) from None
+        except TooManyAnswersError:
+            text = f"the engine sent more than {MOST_INFORMATIONAL} informational answers (1xx) and no result"
+            raise GatewayError(502, "engine_refused", text) from None
         except (aiohttp.ClientError, OSError):
             raise _lost(backend) from None
 

@@ -12,7 +12,9 @@ import anthropic
 import openai
 import pytest
 
-from tests.boundary.test_gateway_requests import STREAM, Answer, Open, engine, run, serving, until
+from metal_supervisor.gateway import engine_connections
+from metal_supervisor.gateway.engine_connections import MOST_INFORMATIONAL, READ_BYTES, EngineConnection
+from tests.boundary.test_gateway_requests import EVENT, STREAM, Answer, Open, engine, run, serving, until
 
 BODY = b'{"model":"tiny"}'
 STEERING = (
@@ -125,5 +127,112 @@ def test_trailers_and_headers_before_the_answer_are_not_passed_on() -> None:
         told = await told_by(early, chunked, b"0\r\nLocation: http://evil.example/\r\n\r\n")
         assert told.startswith(b"HTTP/1.1 200 ") and told.endswith(b"0\r\n\r\n")
         assert b"evil" not in told and b"trailer" not in told.lower() and b" 103 " not in told
+
+    run(go)
+
+
+EARLY = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("code", [b"100", b"102", b"103", b"199"])
+def test_informational_answers_without_end_end_the_request(code: bytes) -> None:
+    async def go() -> None:
+        ended = asyncio.Event()
+
+        async def flood(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while True:
+                    writer.write(b"HTTP/1.1 " + code + b" X\r\n\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            except ConnectionError:
+                ended.set()
+
+        server, port = await serving(flood)
+        async with server, Open(engine(port)) as gateway:
+            told = await gateway.ask(BODY)
+            assert told.startswith(b"HTTP/1.1 502 ") and b'"code": "engine_refused"' in told and b"100" in told
+            await ended.wait()
+
+    run(go)
+
+
+def test_as_many_informational_answers_as_there_may_be_precede_an_answer() -> None:
+    async def go() -> None:
+        fine = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine"
+        assert (await told_by(EARLY * MOST_INFORMATIONAL + fine)).endswith(b"fine")
+        assert (await told_by(EARLY * (MOST_INFORMATIONAL + 1) + fine)).startswith(b"HTTP/1.1 502 ")
+
+    run(go)
+
+
+def pieces(told: bytes) -> list[bytes]:
+    """The chunks in which a client received a body: one for each write of the gateway."""
+    rest, found = told.partition(b"\r\n\r\n")[2], []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        found.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    assert found.pop() == b"", "the body is whole"
+    return found
+
+
+def test_chunks_of_one_byte_are_passed_on_together_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a read that costs more than it does, the engine is beyond its share on a machine of any speed."""
+    monkeypatch.setattr(engine_connections, "PASS_ON_S", 0.001)
+
+    async def go() -> None:
+        async def trickle(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKED)
+            for _ in range(2000):
+                writer.write(b"1\r\na\r\n")
+                await asyncio.sleep(0)
+            writer.write(b"0\r\n\r\n")
+
+        server, port = await serving(trickle)
+        async with server, Open(engine(port)) as gateway:
+            found = pieces(await gateway.ask(BODY))
+        assert b"".join(found) == b"a" * 2000 and len(found) < 500, len(found)
+
+    run(go)
+
+
+def test_a_read_takes_little_of_what_an_engine_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    receive = EngineConnection.data_received
+
+    def counted(connection: EngineConnection, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(connection, data)
+
+    monkeypatch.setattr(EngineConnection, "data_received", counted)
+
+    async def go() -> None:
+        told = await told_by(CHUNKED, b"1\r\na\r\n" * 50_000, b"0\r\n\r\n")
+        assert b"".join(pieces(told)) == b"a" * 50_000
+
+    run(go)
+    assert max(sizes) <= READ_BYTES
+
+
+def test_a_stream_of_tokens_is_passed_on_event_by_event() -> None:
+    async def go() -> None:
+        taken = asyncio.Event()
+
+        async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+            for _ in range(200):
+                writer.write(EVENT)
+                await taken.wait()
+                taken.clear()
+
+        server, port = await serving(speak)
+        async with server, Open(engine(port)) as gateway:
+            reader, writer = await gateway.connect(STREAM)
+            for _ in range(200):
+                assert (await reader.readuntil(EVENT)).endswith(EVENT)
+                taken.set()
+            writer.close()
 
     run(go)
