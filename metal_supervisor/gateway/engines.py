@@ -90,6 +90,12 @@ class Exchange:
     early: web.StreamResponse | None = None
     """An answer that was begun while its engine was being loaded."""
     end: str = "complete"
+    cors: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer for the browser of a web page."""
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer."""
+        return {"x-request-id": self.id, "Server": SERVER, **self.cors}
 
 
 class EngineClient:
@@ -218,7 +224,7 @@ class _Tail:
 async def show_life(request: web.BaseRequest, exchange: Exchange, event: bytes) -> None:
     """Begin a stream whose engine is still being loaded, or add a sign of life to it. Raises ConnectionError."""
     if exchange.early is None:
-        exchange.early = web.StreamResponse(headers={**signs.HEADERS, "x-request-id": exchange.id, "Server": SERVER})
+        exchange.early = web.StreamResponse(headers={**signs.HEADERS, **exchange.headers()})
         exchange.status = 200
         await exchange.early.prepare(request)
     await exchange.early.write(event)
@@ -280,7 +286,7 @@ def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -
 def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> dict[str, str]:
     # aiohttp reads a value with control characters, and refuses to write it.
     kept = {name: headers[name] for name in ANSWER_HEADERS if name in headers and not _CONTROLS.search(headers[name])}
-    return {**kept, "x-request-id": exchange.id, "Server": SERVER}
+    return {**kept, **exchange.headers()}
 
 
 async def _short(answer: aiohttp.ClientResponse) -> bytes:

@@ -26,6 +26,7 @@ from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
 from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
 from metal_supervisor.host import processes
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.schema import GATEWAY, Settings
 from metal_supervisor.spec.document import items
 from metal_supervisor.spec.processes import EngineUse
@@ -95,7 +96,10 @@ class Worker:
         """Why an address cannot be listened on; of "": why none can."""
         self._taken: set[str] = set()
         """Addresses of on-demand services that other programs have."""
-        self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
+        origins = frozenset(listed(settings.gateway_origins))
+        self._proxy = Proxy(
+            self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses, origins
+        )
         self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ def at_rest(program: str = "p", **other: Any) -> Backend:
 class Open:
     """A gateway in this loop."""
 
-    def __init__(self, *backends: Backend) -> None:
+    def __init__(self, *backends: Backend, origins: Iterable[str] = ()) -> None:
+        self._origins = frozenset(origins)
         self.told: Mapping[str, EngineUse] = {}
         """What the controller knows, by program."""
         self.reader = Services(*backends)
@@ -64,7 +65,7 @@ class Open:
 
     async def __aenter__(self) -> Open:
         reader: Any = self.reader
-        self.proxy = Proxy(reader, Doorman(), None, 0, self._keep)
+        self.proxy = Proxy(reader, Doorman(), None, 0, self._keep, self._origins)
         self.proxy.room.look(self.reader.services)
         self.connections = ClientConnections(self.proxy)
         self._server = await asyncio.get_running_loop().create_server(self.connections, "127.0.0.1", 0)
