@@ -209,8 +209,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
     from metal_supervisor.state.directory import StateDir
 
     settings, home, _ = _program(arguments, outlives=True)
-    worker.run(settings, StateDir(home.path), _each_pass(lambda: False, settings))
-    return 0
+    return worker.run(settings, StateDir(home.path), _each_pass(lambda: False, settings))
 
 
 def _gateway_holder(arguments: argparse.Namespace) -> int:

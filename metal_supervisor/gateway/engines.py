@@ -15,8 +15,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp import HttpVersion11, hdrs, web
@@ -27,7 +28,12 @@ from metal_supervisor.gateway import routing, signs
 from metal_supervisor.gateway.access import ANYONE, AccessKey
 from metal_supervisor.gateway.backends import LLAMA, first_id
 from metal_supervisor.gateway.deadline import timeout
-from metal_supervisor.gateway.engine_connections import EngineConnector
+from metal_supervisor.gateway.engine_connections import (
+    MOST_INFORMATIONAL,
+    EngineConnector,
+    Shares,
+    TooManyAnswersError,
+)
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.spec.hosts import in_url
@@ -48,8 +54,17 @@ KEPT_HERE = HOP_BY_HOP | {
     "host", "content-length", "expect", "authorization", "x-api-key", "api-key", "cookie", "origin", "accept-encoding",
 }
 """Headers of a request that no engine gets: a key is the gateway's own."""
+ANSWER_HEADERS: Mapping[str, str] = {
+    "Content-Type": "how to read the body",
+    "Content-Length": "where the body ends",
+    "Content-Encoding": "the body is passed on as the engine encoded it",
+    "Cache-Control": "keeps proxies from storing a stream",
+    "Retry-After": "SDKs wait this long before the next attempt",
+    "Retry-After-Ms": "the same, as OpenAI's SDKs prefer it",
+    "OpenAI-Processing-Ms": "shown by clients of OpenAI's API",
+}
+"""Headers of an engine's answer that clients get, and why. Any other may steer a browser, a proxy or an SDK."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-DROPPED = HOP_BY_HOP | {"server", "date", "set-cookie", "x-request-id"}
 
 
 @dataclass
@@ -75,14 +90,21 @@ class Exchange:
     early: web.StreamResponse | None = None
     """An answer that was begun while its engine was being loaded."""
     end: str = "complete"
+    cors: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer for the browser of a web page."""
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer."""
+        return {"x-request-id": self.id, "Server": SERVER, **self.cors}
 
 
 class EngineClient:
     """Connections to the engines."""
 
     def __init__(self) -> None:
-        self._pooled = _session(EngineConnector(kept_s=POOLED_S))
-        self._fresh = _session(EngineConnector(kept_s=None))
+        shares: Shares = WeakValueDictionary()
+        self._pooled = _session(EngineConnector(shares, kept_s=POOLED_S))
+        self._fresh = _session(EngineConnector(shares, kept_s=None))
         self._names: dict[tuple[str, int], str] = {}
         """(program, pid) -> the engine's own model name."""
 
@@ -126,6 +148,9 @@ class EngineClient:
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
             text = f"{backend.name} does not accept connections just now"
             raise GatewayError(503, "model_unavailable", text, retry_after_s=1) from None
+        except TooManyAnswersError:
+            text = f"the engine sent more than {MOST_INFORMATIONAL} informational answers (1xx) and no result"
+            raise GatewayError(502, "engine_refused", text) from None
         except (aiohttp.ClientError, OSError):
             raise _lost(backend) from None
 
@@ -137,8 +162,10 @@ class EngineClient:
         tail, begun = _Tail(upstream if event_stream else None), exchange.early is not None
         if begun and not (upstream.status == 200 and event_stream):
             raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, and no stream")
-        if not 200 <= upstream.status < 600:  # 101 would make the connection another protocol's
-            raise GatewayError(502, "engine_refused", f"the engine answered {upstream.status}, which ends no request")
+        # 101 would make the connection another protocol's; SDKs send a prompt again to where a redirect leads.
+        if not (200 <= upstream.status < 300 or 400 <= upstream.status < 600):
+            text = f"the engine answered {upstream.status}, which is neither a result nor an error"
+            raise GatewayError(502, "engine_refused", text)
         response = exchange.early or web.StreamResponse(
             status=upstream.status, headers=_for_client(upstream.headers, exchange)
         )
@@ -197,7 +224,7 @@ class _Tail:
 async def show_life(request: web.BaseRequest, exchange: Exchange, event: bytes) -> None:
     """Begin a stream whose engine is still being loaded, or add a sign of life to it. Raises ConnectionError."""
     if exchange.early is None:
-        exchange.early = web.StreamResponse(headers={**signs.HEADERS, "x-request-id": exchange.id, "Server": SERVER})
+        exchange.early = web.StreamResponse(headers={**signs.HEADERS, **exchange.headers()})
         exchange.status = 200
         await exchange.early.prepare(request)
     await exchange.early.write(event)
@@ -245,32 +272,21 @@ def _own_key(backend: Backend) -> dict[str, str]:
     return {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
 
 
-def _end_to_end(headers: CIMultiDictProxy[str], dropped: Collection[str]) -> CIMultiDict[str]:
-    """The headers without those that belong to one connection, or are dropped by name."""
+def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -> CIMultiDict[str]:
     named = {each.strip().lower() for value in headers.getall("Connection", ()) for each in value.split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
-        if (low := name.lower()) not in dropped and low not in named:
+        if name.lower() not in KEPT_HERE | named:
             kept.add(name, value)
-    return kept
-
-
-def _for_engine(headers: CIMultiDictProxy[str], backend: Backend, length: int) -> CIMultiDict[str]:
-    kept = _end_to_end(headers, KEPT_HERE)
     kept.update(_own_key(backend))
     kept["Content-Length"] = str(length)
     return kept
 
 
-def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> CIMultiDict[str]:
-    kept = _end_to_end(headers, DROPPED)
-    for name, value in list(kept.items()):
-        # aiohttp reads a value with control characters, and refuses to write it.
-        if name.lower().startswith("access-control-") or _CONTROLS.search(value):
-            kept.popall(name, None)
-    kept["x-request-id"] = exchange.id
-    kept["Server"] = SERVER
-    return kept
+def _for_client(headers: CIMultiDictProxy[str], exchange: Exchange) -> dict[str, str]:
+    # aiohttp reads a value with control characters, and refuses to write it.
+    kept = {name: headers[name] for name in ANSWER_HEADERS if name in headers and not _CONTROLS.search(headers[name])}
+    return {**kept, **exchange.headers()}
 
 
 async def _short(answer: aiohttp.ClientResponse) -> bytes:

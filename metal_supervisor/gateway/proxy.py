@@ -21,12 +21,13 @@ from metal_supervisor.gateway import bodies, routing, signs
 from metal_supervisor.gateway.access import AccessKey, Doorman, check_engine_key, network_of, sent_key
 from metal_supervisor.gateway.backends import BackendReader
 from metal_supervisor.gateway.body_reader import BodyReader
-from metal_supervisor.gateway.engines import SERVER, EngineClient, Exchange, cut, show_life
+from metal_supervisor.gateway.engines import EngineClient, Exchange, cut, show_life
 from metal_supervisor.gateway.errors import GatewayError, quoted
 from metal_supervisor.gateway.routing import Backend
 from metal_supervisor.gateway.traffic import NO_SERVICE, Traffic
 from metal_supervisor.gateway.waiting import HOLD_S, WaitingRoom
 from metal_supervisor.runtimes.shims.gate import from_foreign_page
+from metal_supervisor.settings import checks
 from metal_supervisor.spec.processes import EngineUse
 
 THREAD_BYTES = 1 << 20
@@ -40,6 +41,12 @@ CONTAINERS = (
     "host.lima.internal",
 )  # fmt: skip
 """Names by which containers on this Mac reach it; no other network can give them an address."""
+ALLOW_ORIGIN = "Access-Control-Allow-Origin"
+PREFLIGHT_S = 600
+"""Time for which a browser keeps the answer to its question whether a page may send a request."""
+MOST_NAMES_CHARS = 1024
+"""Longest list of headers that a browser may ask for."""
+_NAMES = re.compile(r"[a-z0-9-]+( ?, ?[a-z0-9-]+)*")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(?::[0-9]{1,5})?", re.ASCII)
 _IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", re.ASCII)
 log = logging.getLogger("gateway")
@@ -57,12 +64,15 @@ class Proxy:
         hosts: Collection[str] | None,
         public_port: int,
         tell: Callable[[Mapping[str, EngineUse]], bool],
+        origins: Collection[str],
     ) -> None:
         """`hosts`: names accepted in the Host header besides addresses, None to accept any; they may change.
 
         `public_port`: of the listener for all services. `tell`: see WaitingRoom.
+
+        `origins`: of the web pages that may use models.
         """
-        self._public_port = public_port
+        self._public_port, self.origins = public_port, origins
         self._reader, self._doorman, self.hosts = reader, doorman, hosts
         self._engines = EngineClient()
         self._bodies = BodyReader()
@@ -108,11 +118,13 @@ class Proxy:
         try:
             if (front := self._front(request)) is not None:
                 return await self._at_front(request, exchange, front)
-            self._check_origin(request.headers)
+            goal = routing.target(exchange.path)
+            self._check_origin(request.headers, exchange, goal)
+            if exchange.cors.keys() & {ALLOW_ORIGIN} and request.method == "OPTIONS":
+                return _preflight(request.headers, exchange, goal)
             if exchange.path == "/healthz" and request.method in ("GET", "HEAD"):
                 return self._health(exchange)
             exchange.key = self._doorman.known(sent_key(request.headers))
-            goal = routing.target(exchange.path)
             if request.method in ("GET", "HEAD"):
                 return self._models(exchange, goal)
             return await self._pass_on(request, exchange, goal)
@@ -169,11 +181,24 @@ class Proxy:
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────
 
-    def _check_origin(self, headers: CIMultiDictProxy[str]) -> None:
-        """Refuse a web page, and a name that a stranger may have pointed at this Mac. Raises GatewayError."""
+    def _check_origin(self, headers: CIMultiDictProxy[str], exchange: Exchange, goal: routing.Target) -> None:
+        """Refuse a web page of an origin that the settings do not name, and a Host that may be a rebound name.
+
+        Raises GatewayError.
+        """
+        if self.origins:
+            exchange.cors["Vary"] = "Origin"
         if "Origin" in headers:
-            text = "web pages may not use this gateway"
-            raise GatewayError(403, "origin_not_allowed", text, final=True, close=True)
+            sent = ", ".join(headers.getall("Origin"))
+            if sent not in self.origins:
+                text = f"web pages of {quoted(sent)!r} may not use this gateway"
+                if checks.origin(sent) is None:
+                    text += "; add that origin to the setting gateway_origins, and run `metal-supervisor upgrade`"
+                raise GatewayError(403, "origin_not_allowed", text, final=True, close=True)
+            if not goal.method:
+                text = f"web pages may use the paths of models only, and not {quoted(goal.path)}"
+                raise GatewayError(403, "origin_not_allowed", text, final=True, close=True)
+            exchange.cors |= {ALLOW_ORIGIN: sent, "Access-Control-Expose-Headers": "x-request-id, retry-after"}
         found = _HOST.fullmatch(headers.get("Host", ""))
         name = found[1].lower() if found else ""
         literal = name.startswith("[") or _IPV4.fullmatch(name)
@@ -335,8 +360,19 @@ def _not_found(method: str, path: str) -> GatewayError:
     return GatewayError(404, "not_found", text, final=True, close=True)
 
 
+def _preflight(headers: CIMultiDictProxy[str], exchange: Exchange, goal: routing.Target) -> web.Response:
+    """Answer to a browser that asks whether a page of an allowed origin may send a request. Raises GatewayError."""
+    if "Access-Control-Request-Method" not in headers:
+        raise _not_found("OPTIONS", exchange.path)
+    allowed = {"Access-Control-Allow-Methods": goal.method, "Access-Control-Max-Age": str(PREFLIGHT_S)}
+    names = headers.get("Access-Control-Request-Headers", "")
+    if len(names) <= MOST_NAMES_CHARS and _NAMES.fullmatch(names):
+        allowed["Access-Control-Allow-Headers"] = names
+    return web.Response(status=204, headers={**exchange.headers(), **allowed})
+
+
 def _json(exchange: Exchange, status: int, body: bytes) -> web.Response:
-    headers = {"x-request-id": exchange.id, "Server": SERVER, "X-Content-Type-Options": "nosniff"}
+    headers = {**exchange.headers(), "X-Content-Type-Options": "nosniff"}
     exchange.status = status
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 

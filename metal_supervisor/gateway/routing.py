@@ -93,6 +93,12 @@ class Target:
     service: tuple[str, str] | None
     """(namespace, name) if the path names the service, None if the body does."""
 
+    @property
+    def method(self) -> str:
+        """The method that its path takes, "" for a path that is none of a model."""
+        lists = self.path == MODELS or self.path.startswith(f"{MODELS}/")
+        return "POST" if self.path in PATHS else "GET" if lists else ""
+
 
 def target(path: str) -> Target:
     """The target of a request's path."""

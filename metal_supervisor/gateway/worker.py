@@ -26,6 +26,7 @@ from metal_supervisor.gateway.proxy import CONTAINERS, Proxy
 from metal_supervisor.gateway.tls import BadCertificate
 from metal_supervisor.gateway.watched import WatchedFiles
 from metal_supervisor.host import processes
+from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.schema import GATEWAY, Settings
 from metal_supervisor.spec.document import items
 from metal_supervisor.spec.processes import EngineUse
@@ -40,6 +41,10 @@ INTEGER_DIGITS = 640
 KEPT_ALIVE_S = 3.0
 """Time that clients of a retired worker have to be told, with an answer, that their connection ends."""
 TAKEN = "the port of the gateway is taken; free it, or set --gateway"
+HANDED_OVER = 0
+"""Exit code of a worker whose successor serves: the only one after which supervisord leaves the program ended."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of any other worker, which supervisord starts again unless it was told to stop it."""
 log = logging.getLogger("gateway")
 
 
@@ -56,8 +61,11 @@ class _Log(io.TextIOBase):
         return len(text)
 
 
-def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> None:
-    """Serve until TERM or INT. `each_look`: called every LOOK_EVERY_S."""
+def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]) -> int:
+    """Serve until TERM or INT, or until another worker serves. Returns the exit code.
+
+    `each_look`: called every LOOK_EVERY_S.
+    """
     # Longer ones in a body would hold up all streams: the time is quadratic, and no other thread runs meanwhile.
     if hasattr(sys, "set_int_max_str_digits"):  # not in Python 3.10.6 and before
         sys.set_int_max_str_digits(INTEGER_DIGITS)
@@ -65,10 +73,10 @@ def run(settings: Settings, directory: StateDir, each_look: Callable[[], object]
         if isinstance(each, logging.StreamHandler):
             each.setStream(_Log())
 
-    async def main() -> None:
-        await Worker(settings, directory, each_look).serve()
+    async def main() -> bool:
+        return await Worker(settings, directory, each_look).serve()
 
-    asyncio.run(main())
+    return HANDED_OVER if asyncio.run(main()) else TERMINATED
 
 
 class Worker:
@@ -88,15 +96,21 @@ class Worker:
         """Why an address cannot be listened on; of "": why none can."""
         self._taken: set[str] = set()
         """Addresses of on-demand services that other programs have."""
-        self._proxy = Proxy(self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses)
+        origins = frozenset(listed(settings.gateway_origins))
+        self._proxy = Proxy(
+            self._reader, self._doorman, self._hosts(), settings.gateway_address[1], self._keep_uses, origins
+        )
         self._server = ClientConnections(self._proxy)
         self._news = asyncio.Event()
         self._bell: Doorbell | None = None
         self._serves = False
         self._retired = False
 
-    async def serve(self) -> None:
-        """Serve until TERM or INT, or until another worker serves; return once the requests under way have ended."""
+    async def serve(self) -> bool:
+        """Serve until TERM or INT, or until another worker serves; return once the requests under way have ended.
+
+        True if another worker serves.
+        """
         loop, leave = asyncio.get_running_loop(), asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, leave.set)
@@ -115,6 +129,7 @@ class Worker:
         for each in (follows, leaves):
             each.cancel()
         await asyncio.gather(follows, leaves, return_exceptions=True)
+        return self._retired
 
     def _open_bell(self) -> None:
         """Hear the doorbell. Its FIFO wakes one reader only, so a worker that does not serve leaves it alone."""

@@ -118,6 +118,14 @@ _URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
 namespace = like(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "be the name of a namespace, or empty for all of them")
 namespaced = like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")
 label_list = each_of(like(f"{_LABEL}=({_LABEL})?", "look like name=value,name=value"))
+_ORIGIN_HOST = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?|\[[0-9a-f:]+\])"
+origin = web(
+    rf"http://{_ORIGIN_HOST}(:(?!80\Z)[1-9][0-9]*)?|https://{_ORIGIN_HOST}(:(?!443\Z)[1-9][0-9]*)?"
+    r"|app://obsidian\.md|chrome-extension://[a-p]{32}",
+    "name origins as browsers send them, separated by commas: http://localhost:3000 (lower case, no path, no pattern, "
+    "the port unless it is the scheme's own), app://obsidian.md, or chrome-extension:// and the extension's ID",
+)
+origins = each_of(origin)
 daemon_url = web(
     r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
     "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",

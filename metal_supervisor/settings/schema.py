@@ -78,6 +78,10 @@ class Settings:
     gateway_insecure: bool = _setting(
         False, "Let the gateway listen beyond loopback without keys: anyone in the network may use every model."
     )
+    gateway_origins: str = _setting(
+        "", "Origins of the web pages, browser extensions and apps that may use the gateway's models, separated by "
+        "commas; empty: none.", checks.origins,
+    )
     on_demand: bool = _setting(
         False, "Run a service only while it is used, if it does not say (annotation metal-supervisor.io/on-demand): "
         "the gateway starts its engine with the first request."

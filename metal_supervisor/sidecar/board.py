@@ -16,9 +16,12 @@ from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import Download, downloads
 
 STALLED_AFTER_S = 60.0
+GATEWAY_AWAY_S = 5.0
+"""Seconds after its end from which a worker of the gateway is not expected back."""
 NO_ADDRESS = AddressChoice("", "")
 
 
@@ -86,6 +89,10 @@ class Board:
     """The gateway's note; empty unless it runs."""
     gateway_at: float = 0.0
     """Monotonic time at which the gateway last looked at its services; 0 unless it runs."""
+    gateway_url: str = ""
+    """Base URL of the gateway by the settings, "" if it is off."""
+    gateway_since: float = 0.0
+    """Monotonic time since when the gateway is on and none of its workers runs; 0 if one runs, or it is off."""
     happenings: tuple[Recent, ...] = ()
     """The latest Events of this run, oldest first."""
 
@@ -95,6 +102,16 @@ def cluster_trouble(board: Board) -> str:
     return string(mapping(board.controller, "cluster"), "error") or board.cluster_error
 
 
+def gateway_trouble(board: Board, now: float) -> str:
+    """Reason why the gateway answers no request although it is on, and what to do; "" if it may answer."""
+    if not board.gateway_since or now - board.gateway_since <= GATEWAY_AWAY_S:
+        return ""
+    found = {name: board.programs.get(name, "unknown to supervisord") for name in gateway_note.WORKERS}
+    states = ", ".join(f"{name} is {state}" for name, state in found.items())
+    start = f"{board.state_dir}/current/supervisorctl start {gateway_note.WORKERS[0]}"
+    return f"the gateway is on and no worker of it runs ({states}); see its log, then run `{start}`"
+
+
 def health(board: Board, now: float) -> tuple[int, Json]:
     """(HTTP status, body) of /healthz; `now`: monotonic.
 
@@ -102,6 +119,8 @@ def health(board: Board, now: float) -> tuple[int, Json]:
     """
     if board.supervisord_error and now - board.supervisord_since > 5:
         return 503, {"status": "unhealthy", "reason": f"supervisord: {board.supervisord_error}"}
+    if trouble := gateway_trouble(board, now):
+        return 503, {"status": "unhealthy", "reason": trouble}
     for what, seen in (
         ("the sidecar's loop has not run", board.passed_at),
         ("the controller has not finished a pass", board.controller_at),
@@ -150,7 +169,11 @@ def status(board: Board) -> Json:
         "engines": [asdict(each) for each in board.engines],
         "memory": board.controller.get("memory"),
         "power": shown_power(board.power),
-        "gateway": {name: board.gateway.get(name) for name in ("url", "problem", "active")},
+        "gateway": {
+            "url": string(board.gateway, "url") or board.gateway_url or None,
+            "problem": gateway_trouble(board, board.passed_at) or string(board.gateway, "problem"),
+            "active": board.gateway.get("active"),
+        },
         "controller": {key: board.controller.get(key) for key in ("at", "did", "notices", "elsewhere", "silent")},
         "downloads": [_download(each) for each in downloads(board.controller)],
         "services": [_service(row) for row in board.rows],

@@ -24,7 +24,7 @@ from metal_supervisor.host.exit_watch import ExitWatch
 from metal_supervisor.host.liveness import HangLimits
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.sidecar import shutdown
-from metal_supervisor.sidecar.board import Board, Recent, Row
+from metal_supervisor.sidecar.board import GATEWAY_AWAY_S, Board, Recent, Row
 from metal_supervisor.sidecar.cluster_context import ALONE, ClusterContext, cluster_context, models_of, node_notes
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.engine_scraper import EngineScraper
@@ -60,8 +60,6 @@ TOKEN_EVERY_S = 60.0
 NEWS_S = 60.0
 """Age of the controller's report from which peers that it calls silent are left alone."""
 WITHDRAW_ALL_S = 2.0
-GATEWAY_AWAY_S = 5.0
-"""Seconds after its end from which a worker of the gateway is not expected back."""
 SHARE, LONGEST_PAUSE_S = 0.25, 0.2
 """Of a core, for many passes in a row; and the longest pause between two of them."""
 MOST_HAPPENINGS = 20
@@ -180,7 +178,7 @@ class Sidecar:
                 self._news.wait(throttle.pause_s())  # an exit does not wait
                 # supervisord sends no event when it gives up on a program; poll it while it may.
                 held = any(row.state in (State.BACKOFF, State.STOPPING) for row in self._table.values())
-                held = held or bool(self._supervisord_since)
+                held = held or bool(self._supervisord_since or self.board.gateway_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self._rows.all)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
                 pause_s = min(pause_s, self._slumber.again_in_s)
@@ -262,6 +260,8 @@ class Sidecar:
             engines=self._inventory.offers,
             gateway=self._gateway,
             gateway_at=self._heard_of_gateway(),
+            gateway_url=self.settings.gateway_url if self.settings.gateway_on else "",
+            gateway_since=self._gateway_since(),
             happenings=tuple(self._happenings),
             programs={
                 name: row.state.value
@@ -304,10 +304,20 @@ class Sidecar:
             return self.board.controller_at
         return time.monotonic() if told.get("at") else 0.0
 
+    def _gateway_runs(self) -> bool:
+        """True if a worker of the gateway runs."""
+        workers = (self._table.get(name) for name in gateway_note.WORKERS)
+        return any(worker and worker.state is State.RUNNING for worker in workers)
+
+    def _gateway_since(self) -> float:
+        """Monotonic time since when the gateway is on and none of its workers runs, 0 otherwise."""
+        if not self.settings.gateway_on or self._gateway_runs():
+            return 0.0
+        return self.board.gateway_since or time.monotonic()
+
     def _heard_of_gateway(self) -> float:
         """Monotonic time at which the gateway last looked at its services, 0 if no worker of it runs."""
-        workers = (self._table.get(name) for name in gateway_note.WORKERS)
-        if not any(worker and worker.state is State.RUNNING for worker in workers):
+        if not self._gateway_runs():
             return 0.0
         same = self._gateway.get("at") == self.board.gateway.get("at") and self.board.gateway_at
         return self.board.gateway_at if same else time.monotonic()

@@ -12,7 +12,7 @@ import pytest
 
 from metal_supervisor.cluster.report import report
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.sidecar.board import Row
+from metal_supervisor.sidecar.board import Row, health, status
 from metal_supervisor.sidecar.loop import Sidecar
 from metal_supervisor.spec.processes import ProgramState, State
 from metal_supervisor.state.directory import StateDir
@@ -108,3 +108,29 @@ def test_a_gateway_that_an_upgrade_replaces_is_there_before_supervisord_has_star
         assert sidecar._fronts() == (18101,)
     sidecar._table = {first.name: replace(first, start=1.0, stop=2.0), second.name: second}
     assert sidecar._fronts() == ()
+
+
+@pytest.mark.parametrize(("states", "runs"), [
+    (("RUNNING", "STOPPED"), True), (("EXITED", "RUNNING"), True), (("BACKOFF", "STOPPED"), False),
+    (("STARTING", "STOPPED"), False), (("STOPPED", "STOPPED"), False), (("EXITED", "EXITED"), False), ((), False),
+])  # fmt: skip
+def test_a_gateway_that_is_on_without_a_worker_that_runs_makes_health_503(
+    tmp_path: Path, states: tuple[str, ...], runs: bool
+) -> None:
+    """Also without a note of it: no data of the gateway does not mean that it is off."""
+    sidecar = a_sidecar(tmp_path, Cluster(), gateway="127.0.0.1:9100")
+    off = a_sidecar(tmp_path, Cluster(), gateway="off")
+    table = {name: ProgramState(name, State(word), 0, 0.0, 0.0) for name, word in zip(WORKERS, states, strict=False)}
+    sidecar._table = off._table = table
+    since = sidecar._gateway_since()
+    assert bool(since) is not runs and not off._gateway_since()
+    programs = {name: each.state.value for name, each in table.items()}
+    board = replace(sidecar.board, gateway_since=since, programs=programs)
+    assert health(board, since + 1)[0] == 200, "a restart takes a moment"
+    code, body = health(board, since + 6)
+    assert (code == 200) is runs and all(word in str(body) for word in states if not runs)
+
+
+def test_the_address_of_a_gateway_without_a_note_is_shown(tmp_path: Path) -> None:
+    board = replace(a_sidecar(tmp_path, Cluster()).board, gateway_url="http://127.0.0.1:9100/v1")
+    assert status(board)["gateway"]["url"] == "http://127.0.0.1:9100/v1"

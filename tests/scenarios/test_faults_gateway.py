@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +15,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 
+from metal_supervisor.spec.processes import State
 from metal_supervisor.state.gateway_note import WORKERS
 from tests.support import effort
 from tests.support.engines import either, stand_in
@@ -24,6 +28,7 @@ from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import Stream, eventually, halted, kill, service, slowed
 
 UPGRADES = 20 if effort.ALL else 5
+TERMS = 20 if effort.ALL else 4
 PACED, TOKENS = "paced", 400
 """A stand-in whose answers take ten seconds of time, and next to none of a processor's."""
 
@@ -307,6 +312,78 @@ def test_a_gateway_that_stands_still_is_told(gateway: Gateway) -> None:
         assert "the gateway has not looked" in gateway.system.fetch("/healthz")[1]
         assert "hello world" in gateway.system.chat("tiny")
     eventually(lambda: gateway.system.health()[0] == 200, what="it to be well again")
+    assert gateway.chat("tiny")[0] == 200
+
+
+@fault(
+    "W25",
+    "`kill` (TERM) of the gateway's worker, round after round, while OpenAI's client reads a stream through it",
+    happens="the worker finishes the stream and exits, which is no hand-over: supervisord starts it again",
+    sees="a whole stream; new requests wait for the next worker",
+    bound="20 rounds, no stream cut",
+)
+def test_a_worker_that_gets_a_term_is_started_again(gateway: Gateway, figure: Figure) -> None:
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+    with contextlib.closing(client), slowed(gateway.system.pid()):
+        for _ in range(TERMS):
+            before = serving(gateway)
+            answer = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=200, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            chunks = iter(answer)
+            next(chunks)
+            os.kill(before, signal.SIGTERM)
+            assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "length"
+            with figure.timed("the stream's end to the next answer"):
+                assert gateway.chat("tiny")[0] == 200
+            assert serving(gateway) != before
+    figure.add("streams, all whole", TERMS, "")
+    eventually(lambda: gateway.system.health()[0] == 200, what="the sidecar to see the worker")
+    next_worker(gateway)  # a hand-over still ends the worker before
+    eventually(lambda: len([each for each in WORKERS if gateway.system.rpc.table()[each].pid]) == 1, 60, "one worker")
+    assert {gateway.system.rpc.table()[each].state for each in WORKERS} <= {State.RUNNING, State.EXITED}
+
+
+@fault(
+    "W26",
+    "`kill` (TERM) of the holder, the controller, the sidecar and the embedded API while an answer streams",
+    happens="supervisord starts each again",
+    sees="nothing",
+    bound="the stream is whole",
+)
+@pytest.mark.parametrize("name", ["gateway-holder", "controller", "sidecar", "apiserver"])
+def test_each_of_our_programs_that_gets_a_term_is_started_again(gateway: Gateway, name: str) -> None:
+    flow = stream(gateway, 400)
+    with slowed(gateway.system.pid()):
+        before = eventually(lambda: gateway.system.own_pid(name), what=name)
+        os.kill(before, signal.SIGTERM)
+        eventually(lambda: gateway.system.own_pid(name) not in (0, before), 30, f"another {name}")
+        assert gateway.chat("tiny")[0] == 200
+        assert flow.completed(), flow.error
+
+
+@fault(
+    "W27",
+    "`supervisorctl stop` of the gateway's worker",
+    happens="the worker stays stopped; engines answer at their own addresses",
+    sees="503 of the sidecar's /healthz with the reason and the command that starts the worker; 200 after it",
+    bound="reported within 15 s",
+)
+def test_a_gateway_stopped_by_hand_stays_stopped_and_is_reported(gateway: Gateway, figure: Figure) -> None:
+    system = gateway.system
+    name = next(each for each in WORKERS if system.rpc.table()[each].pid)
+    system.supervisorctl("stop", name)
+    with figure.timed("until reported"):
+        eventually(lambda: system.health()[0] == 503, 15, "it to be reported")
+    reason = system.health()[1]["reason"]
+    assert "no worker of it runs" in reason and "supervisorctl start gateway`" in reason, reason
+    told = "`status` to show it"
+    eventually(lambda: json.loads(system.fetch("/status")[1])["gateway"]["problem"] == reason, what=told)
+    assert {system.rpc.table()[each].pid for each in WORKERS} == {0}
+    assert "hello world" in system.chat("tiny")
+    system.supervisorctl("start", "gateway")
+    eventually(lambda: system.health()[0] == 200, what="it to be well again")
     assert gateway.chat("tiny")[0] == 200
 
 

@@ -20,6 +20,7 @@ from metal_supervisor.gateway.backends import context_of, first_id
 from metal_supervisor.gateway.body_reader import MOST_BODY_BYTES, MOST_OF_ONE_BYTES, BodyReader
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable
+from metal_supervisor.settings import checks
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.nearest import nearest
 
@@ -350,3 +351,21 @@ def test_beyond_loopback_it_wants_keys_or_to_be_told() -> None:
     assert Settings(gateway="0.0.0.0:9100", gateway_keys="/k").gateway_problem == ""
     assert Settings(gateway="0.0.0.0:9100", gateway_insecure=True).gateway_problem == ""
     assert "gateway_tls_key" in Settings(gateway_tls_cert="/c").gateway_problem
+
+
+@pytest.mark.parametrize("value", [
+    "", "http://localhost:3000", "https://chat.example.com", "https://a.example:80", "http://[::1]:8080",
+    "app://obsidian.md, http://10.0.0.5:3000", f"chrome-extension://{'a' * 32}",
+])  # fmt: skip
+def test_an_exact_origin_may_be_let_in(value: str) -> None:
+    assert checks.origins(value) is None
+
+
+@pytest.mark.parametrize("value", [
+    "*", "null", "http://*", "http://*.example.com", "*://localhost", "localhost:3000", "http://localhost:3000/",
+    "http://localhost:80", "https://a.example:443", "http://localhost:0", "http://localhost:65536", "http://Localhost",
+    "http://a@localhost", "file://", "app://evil", "app://obsidian.md.evil", "chrome-extension://*",
+    f"chrome-extension://{'z' * 32}", "http://localhost:3000,*", "http://a.example\n/", "^http://localhost$",
+])  # fmt: skip
+def test_what_is_no_exact_origin_is_refused_with_the_form_it_has(value: str) -> None:
+    assert re.search(r"http://localhost:3000|port between 1 and 65535", str(checks.origins(value)))

@@ -118,6 +118,7 @@ def test_what_failed_is_no_download() -> None:
         ({"supervisord_error": "no socket", "supervisord_since": -60.0}, "Not healthy. supervisord: no socket"),
         ({"passed_at": -100.0}, "Not healthy. the sidecar's loop has not run for 100 s"),
         ({"gateway_at": -100.0}, "Not healthy. the gateway has not looked at its services for 100 s"),
+        ({"gateway_since": -6.0}, "Not healthy. the gateway is on and no worker of it runs"),
     ],
 )
 def test_what_concerns_everything_stands_above_it(changes: dict[str, Any], said: str) -> None:

@@ -257,6 +257,7 @@ def test_nothing_that_excuses_a_cut_is_done_to_the_calm_and_every_fault_can_be_d
     assert {fault.kind.name for fault in drawn} == {kind.name for kind in soak_plan.KINDS}
     assert not [fault for fault in drawn if fault.target in soak_plan.CALM and fault.kind.hurts]
     assert {fault.target for fault in drawn} >= {*soak_plan.CALM, *soak_plan.PREY, *soak_plan.ROLES}
+    assert {fault.target for fault in drawn if fault.kind.name == "term"} == {*soak_plan.TERMINATED}
 
 
 def test_command_lines_are_told_apart() -> None:
@@ -266,6 +267,7 @@ def test_command_lines_are_told_apart() -> None:
     assert is_launcher(launcher) and not is_launcher(engine)
     assert role_of(["python", "-I", "-m", "metal_supervisor", "sidecar", "--state-dir", "/x"]) == "sidecar"
     assert role_of(["python", "-I", "-m", "metal_supervisor.supervisord.daemon", "-n"]) == "supervisord"
+    assert role_of(["python", "-I", "-m", "metal_supervisor", "gateway-2", "--state-dir", "/x"]) == "gateway"
     assert role_of(engine) == ""
 
 

@@ -37,7 +37,7 @@ from tests.support.soak import soak_check, soak_faults, soak_memory, soak_plan, 
 from tests.support.soak.soak_check import Answer, Checker, Excuses, Resources, Violation
 from tests.support.soak.soak_faults import Hand, Nothing, Outcome
 from tests.support.soak.soak_watch import Api, ApiError, Chat, Scan, Watcher
-from tests.support.system import FAKE_ENGINE, SLICES, System, engine_path
+from tests.support.system import FAKE_ENGINE, SLICES, System, engine_path, free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,6 +82,7 @@ class Soak:
         self.sizes = soak_memory.Sizes(base / "tiny.gguf")
         self.budget_bytes = self.sizes.budget.bytes
         flags = [*self.sizes.flags, *(["--preemption", "true"] if given.preemption else [])]
+        flags = ["--gateway", f"127.0.0.1:{free_ports(1)[0]}", *flags]
         self.system = System(base, *flags, engine=wrapper(base / "engine"))
         self.loose = self.models / "loose.gguf"
         shutil.copy(self.system.tiny, self.models / "tiny.gguf")

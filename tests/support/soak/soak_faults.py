@@ -182,6 +182,9 @@ class Hand:
     def _kill(self, fault: Fault) -> None:
         self._signal(self._role(fault.target), signal.SIGKILL)
 
+    def _term(self, fault: Fault) -> None:
+        self._signal(self._role(fault.target), signal.SIGTERM)
+
     def _freeze(self, fault: Fault) -> Callable[[], None]:
         holds = fault.target if fault.target in HOLDING else ""
         return self._freeze_pid(self._role(fault.target), holds)

@@ -16,6 +16,8 @@ FAKE_PREY = ("fake-one", "fake-two")
 ANY = (*CALM, *PREY)
 EXTRAS = ("fake-new-0", "fake-new-1", "fake-new-2")
 ROLES = ("controller", "sidecar", "apiserver", "supervisord")
+TERMINATED = ("controller", "sidecar", "apiserver", "gateway", "gateway-holder")
+"""Programs that supervisord restarts after a TERM; supervisord itself stops the whole system."""
 API_FAULTS = ("500", "409", "hang", "drop-watches", "garbage", "expire", "latency", "503-writes")
 ENGINE_FAULTS = ("hang", "html", "never_ready", "ignore_term", "flood_lines_per_s")
 CACHES_MIB = ("16", "64", "112", "192", "256", "800")
@@ -45,6 +47,7 @@ class Kind:
 
 KINDS = (
     Kind("kill", 14, ROLES),
+    Kind("term", 8, TERMINATED),
     Kind("freeze", 8, ROLES, (1.0, 4.0)),
     Kind("kill-engine", 6, PREY, hurts=True, crashes=True),
     Kind("freeze-engine", 3, PREY, (1.0, 4.0), hurts=True),

@@ -14,14 +14,14 @@ import psutil
 from metal_supervisor.spec.processes import State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Standing
+from metal_supervisor.state.gateway_note import WORKERS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 from tests.support.soak.soak_check import Resources, overdue
 from tests.support.soak.soak_faults import Hand
 from tests.support.soak.soak_memory import Want, claims, untrue, waits
-from tests.support.soak.soak_watch import ApiError, engines, is_launcher, ready_services, role_of
+from tests.support.soak.soak_watch import OWN, ApiError, engines, is_launcher, ready_services, role_of
 from tests.support.system import ISVC, SLICES
 
-OWN = ("run", "supervisord", "controller", "sidecar", "apiserver")
 LOOK_EVERY_S = 0.3
 NUDGE_EVERY_S = 2.0
 Problem = tuple[int, str]
@@ -153,7 +153,12 @@ def _table(hand: Hand, runs: Collection[str]) -> list[Problem]:
     """supervisord's own view: RUNNING what should run, and no program besides."""
     found: list[Problem] = []
     table = hand.system.rpc.table()
+    workers = {name: table[name].state.value for name in WORKERS if name in table}
+    if list(workers.values()).count("RUNNING") != 1:
+        found.append((7, f"the gateway's workers are {workers}"))
     for name, row in table.items():
+        if name in WORKERS:
+            continue
         if name not in OWN and name.removeprefix("default.") not in runs:
             found.append((7, f"supervisord still has {name}, {row.state.value}"))
         elif row.state is not State.RUNNING:

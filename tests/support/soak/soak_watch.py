@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from metal_supervisor.state.gateway_note import WORKERS
 from tests.support.soak.soak_check import Answer, Checker, Engine, Sample, Violation, reserved_bytes
 from tests.support.soak.soak_memory import Reservations
 
@@ -25,6 +26,8 @@ EVERY_S = 0.2
 STALE_S = 0.8
 CONFIRM_S = 0.03
 CHAT_TIMEOUT_S = 40.0
+OWN = ("run", "supervisord", "controller", "sidecar", "apiserver", "gateway", "gateway-holder")
+"""Roles of our own processes; of each there is one once all is quiet."""
 Processes = dict[int, tuple[float, list[str]]]
 
 
@@ -110,7 +113,8 @@ def role_of(command: list[str]) -> str:
         return "supervisord"
     if "metal_supervisor" in command:
         after = command[command.index("metal_supervisor") + 1 :]
-        return after[0] if after and after[0] in ("run", "controller", "sidecar", "apiserver") else ""
+        role = "gateway" if after and after[0] in WORKERS else after[0] if after else ""
+        return role if role in OWN else ""
     return ""
 
 
