@@ -27,6 +27,8 @@ from metal_supervisor.spec.types import Json
 QUANTIZATIONS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q3_K_M", "Q2_K", "Q5_K_M", "Q6_K", "Q8_0")
 """The usual one, then what is smaller, for a Mac that it does not fit; larger ones where a repository has no other."""
 LONGEST_NAME = 50
+_SNAPSHOT = re.compile(r"models--(?:.*--)?([^/]+)/snapshots/[^/]+/?$")
+"""A repository in the cache of the Hub's library, whose own last part is a commit."""
 _REPOSITORY = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?::([\w.-]+))?", re.ASCII)
 _LIBRARY = re.compile(r"ollama://([\w./-]+(?::[\w.-]+)?)", re.ASCII)
 
@@ -56,8 +58,7 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
     if typed.startswith(("/", "~", "./", "../")) or path.exists():
         if not path.exists():
             raise Bad("InvalidModel", f"{typed}: there is no such file")
-        here = path.resolve()
-        return ServedModel(here.as_uri(), "gguf") if path.is_file() else ServedModel(str(here), "mlx")
+        return ServedModel(_absolute(path).as_uri(), "gguf" if path.is_file() else "mlx")
     if library := _LIBRARY.fullmatch(typed):
         return ServedModel(canonical(f"https://ollama.com/library/{library[1]}", "SOURCE"), "gguf")
     if "://" not in typed and "/" in typed and typed.endswith(".gguf"):  # no repository of the Hub has such a name
@@ -72,6 +73,16 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
         return known[typed]
     text = f"{typed}: there is no such file, and no example of that name{did_you_mean(typed, known)}"
     raise Bad("InvalidModel", f"{text}; name one of {', '.join(sorted(known))}, OWNER/REPO[:QUANT], or {FORMS}")
+
+
+def _absolute(path: Path) -> Path:
+    """An absolute path under the name that the user typed: the target of a link may have only a digest for a name.
+
+    Links before `..` are followed, because `..` is the parent of what they lead to.
+    """
+    parts = path.absolute().parts
+    after = len(parts) - parts[::-1].index("..") if ".." in parts else 0
+    return Path(*parts[:after]).resolve().joinpath(*parts[after:])
 
 
 def _of_repository(settings: Settings, name: str, quantization: str, context: int | None) -> ServedModel:
@@ -148,7 +159,8 @@ def name_of(source: str) -> str:
     plain = urllib.parse.unquote(source) if source.startswith("file://") else source
     if plain.lower().startswith(("https://", "http://")):
         plain = plain.partition("?")[0]  # which may hold a token
-    last = re.split(r"[/\\]", plain.rstrip("/"))[-1]
+    snapshot = _SNAPSHOT.search(plain)
+    last = snapshot[1] if snapshot else re.split(r"[/\\]", plain.rstrip("/"))[-1]
     plain = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", last, flags=re.IGNORECASE).lower()
     label = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:LONGEST_NAME].strip("-")
     return label if label[:1].isalpha() else f"model-{label}".rstrip("-")

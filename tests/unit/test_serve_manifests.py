@@ -36,6 +36,9 @@ from metal_supervisor.state.own_processes import CannotBoot
     ("file:///models/Ünïcode €.gguf", "n-code"),
     ("file:///models/€€€.gguf", "model"),
     (f"file:///{'x' * 200}.gguf", "x" * 50),
+    (f"file:///hub/models--acme--M-GGUF/snapshots/{'0' * 40}", "m-gguf"),
+    (f"/hub/models--gpt2/snapshots/{'0' * 40}/", "gpt2"),
+    (f"file:///hub/models--acme--M/snapshots/{'0' * 40}/M-Q8_0.gguf", "m-q8-0"),
 ])  # fmt: skip
 def test_the_name_is_a_label_made_of_the_source(source: str, name: str) -> None:
     assert model_source.name_of(source) == name
@@ -61,7 +64,31 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     file, directory = (model_source.resolve(Settings(), str(tmp_path / name)) for name in ("m.gguf", "mlx"))
     assert file == ServedModel(f"file://{tmp_path / 'm.gguf'}", "gguf")
-    assert directory == ServedModel(str(tmp_path / "mlx"), "mlx")
+    assert directory == ServedModel(f"file://{tmp_path / 'mlx'}", "mlx")
+
+
+@pytest.mark.parametrize("typed", ["M-00001-of-00002.gguf", "linked/M-00001-of-00002.gguf", "mlx"])
+def test_a_link_keeps_the_name_that_the_user_typed(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "86198").write_bytes(b"GGUF")
+    (tmp_path / "M-00001-of-00002.gguf").symlink_to(blobs / "86198")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    (tmp_path / "mlx").symlink_to(blobs)
+    monkeypatch.chdir(tmp_path)
+    for spelled in (typed, f"./{typed}", str(tmp_path / typed)):
+        assert model_source.resolve(Settings(), spelled).source == f"file://{tmp_path / typed}"
+
+
+def test_two_dots_after_a_link_lead_where_the_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "m.gguf").symlink_to(tmp_path / "blob")
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    found = model_source.resolve(Settings(), str(tmp_path / "link" / ".." / "m.gguf"))
+    assert found.source == f"file://{tmp_path / 'real' / 'm.gguf'}"
 
 
 @pytest.mark.parametrize("name", ["my#1.gguf", "a%20b.gguf", "q?x.gguf", "Über uns.gguf"])
