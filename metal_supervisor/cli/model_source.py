@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import urllib.parse
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.repository import Ambiguous, usual
 from metal_supervisor.settings import checks
 from metal_supervisor.settings.loader import Settings, conf_dir
 from metal_supervisor.spec.document import mapping, string
@@ -24,8 +24,6 @@ from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.sources import FORMS, Artifact, canonical
 from metal_supervisor.spec.types import Json
 
-QUANTIZATIONS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q3_K_M", "Q2_K", "Q5_K_M", "Q6_K", "Q8_0")
-"""The usual one, then what is smaller, for a Mac that it does not fit; larger ones where a repository has no other."""
 LONGEST_NAME = 50
 _SNAPSHOT = re.compile(r"models--(?:.*--)?([^/]+)/snapshots/[^/]+/?$")
 """A repository in the cache of the Hub's library, whose own last part is a commit."""
@@ -98,31 +96,18 @@ def _of_repository(settings: Settings, name: str, quantization: str, context: in
 
         try:
             return ServedModel(source(quantization), "gguf")
+        except Ambiguous as error:
+            offered = [] if quantization else usual(error.names)
+            if not offered:
+                raise
         except Unusable as error:
-            if quantization or error.reason not in ("AmbiguousSource", "InvalidModel"):
+            if quantization or error.reason != "InvalidModel":
                 raise
-            if error.reason == "InvalidModel":
-                locate(Artifact(place, directory=True), {}, client, settings.hub)
-                return ServedModel(place, "mlx")
-            chosen = _fitting(source, lambda found: _fits(settings, found, context))
-            if not chosen:
-                raise
-    note = f"of several files, {chosen.removeprefix(place)[1:]} is taken; {name}:QUANT names another"
-    return ServedModel(chosen, "gguf", note)
-
-
-def _fitting(source: Callable[[str], str], fits: Callable[[str], bool]) -> str:
-    """The source of the first usual quantization that fits, of the first that is there if none does, "" without any."""
-    first = ""
-    for quantization in QUANTIZATIONS:
-        try:
-            found = source(quantization)
-        except Unusable:
-            continue
-        if fits(found):
-            return found
-        first = first or found
-    return first
+            locate(Artifact(place, directory=True), {}, client, settings.hub)
+            return ServedModel(place, "mlx")
+    chosen = next((each for each in offered if _fits(settings, f"{place}/{each}", context)), offered[0])
+    note = f"of several files, {chosen} is taken; {name}:QUANT names another"
+    return ServedModel(f"{place}/{chosen}", "gguf", note)
 
 
 def _fits(settings: Settings, source: str, context: int | None) -> bool:

@@ -62,6 +62,23 @@ SUMMARY_NUMBERS: Mapping[str, str] = {
 """As above; the key follows the architecture."""
 LONGEST_SUMMARY = 200
 
+_PROJECTOR = "a projector for images or sound", "set spec.mmproj of its model to it"
+_ADAPTER = "a LoRA adapter", "pass it with --lora in spec.extraArgs of its model's service"
+_DRAFT = "a draft head", "name its Model in spec.speculativeDecoding.draftModelRef of its model's service"
+_IMAGES = "an image or video model", "no engine here runs it; use one such as stable-diffusion.cpp"
+_SPEECH = "a speech model", "no engine here runs it; use one such as whisper.cpp"
+COMPANIONS: Mapping[str, tuple[str, str]] = {
+    "mmproj": _PROJECTOR, "clip": _PROJECTOR, "adapter": _ADAPTER,
+    "controlvector": ("a control vector", "pass it with --control-vector in spec.extraArgs of its model's service"),
+    "imatrix": ("an importance matrix", "only llama-quantize reads it; name the model itself"),
+    "eagle3": _DRAFT, "dflash": _DRAFT, "dspark": _DRAFT, "gemma4-assistant": _DRAFT,
+    "flux": _IMAGES, "sd1": _IMAGES, "sdxl": _IMAGES, "sd3": _IMAGES, "aura": _IMAGES, "hidream": _IMAGES,
+    "cosmos": _IMAGES, "ltxv": _IMAGES, "hyvid": _IMAGES, "wan": _IMAGES, "lumina2": _IMAGES,
+    "qwen_image": _IMAGES, "pig": _IMAGES,
+    "whisper": _SPEECH, "parakeet": _SPEECH, "kokoro": _SPEECH, "wavtokenizer-dec": _SPEECH,
+}  # fmt: skip
+"""`general.type` or architecture of a file that is no language model -> what it is, and what to do with it."""
+
 NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
 KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
 RECURRENT = re.compile(rb"(ssm|shortconv|time_mix)_?")
@@ -119,6 +136,30 @@ class Header:
     def architecture(self) -> str:
         found = self.metadata.get("general.architecture")
         return found if isinstance(found, str) else ""
+
+    @property
+    def companion(self) -> str:
+        """What the file is and what it is for, if no engine serves it by itself; else ""."""
+        kind, found = self.metadata.get("general.type"), None
+        for key in (kind, self.architecture):
+            found = found or COMPANIONS.get(str(key))
+        if found is None and self._is_draft_head():
+            found = _DRAFT
+        if found is None and not self.weights_bytes:
+            found = "a file without weights", "name the file that has them"
+        if found is None:
+            return ""
+        named = f"general.type {kind!s:.40}, " if kind else ""
+        what = f"{found[0]} ({named}architecture {self.architecture or 'not given':.40})"
+        return f"it is {what}, no model by itself; {found[1]}"
+
+    def _is_draft_head(self) -> bool:
+        """True if of all blocks only those for multi-token prediction are there."""
+        blocks = self.metadata.get(f"{self.architecture}.block_count")
+        heads = self.metadata.get(f"{self.architecture}.nextn_predict_layers")
+        if not (isinstance(blocks, int) and isinstance(heads, int) and heads):
+            return False
+        return min(self.attention_layers | self.recurrent_layers, default=0) >= blocks - heads > 0
 
     @cached_property
     def summary(self) -> dict[str, str | int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy
 import pytest
 import tiny_gguf
 from gguf.constants import GGML_QUANT_SIZES
@@ -175,6 +176,50 @@ def test_of_a_header_the_status_of_a_model_gets_what_the_api_takes(tiny: Path) -
     name = str(odd.summary["modelName"])
     assert len(name) == LONGEST_SUMMARY and name.isprintable()
     assert read(file()).summary == {"architecture": "llama"}
+
+
+def _made(path: Path, architecture: str, kind: str = "", blocks: tuple[int, ...] = (0,), **numbers: int) -> Header:
+    writer = gguf.GGUFWriter(path, architecture)
+    if kind:
+        writer.add_type(kind)
+    for name, value in numbers.items():
+        writer.add_uint32(f"{architecture}.{name}", value)
+    for block in blocks:
+        writer.add_tensor(f"blk.{block}.attn_k.weight", numpy.zeros((4, 32), numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read(path.read_bytes())
+
+
+@pytest.mark.parametrize(("architecture", "kind", "what", "purpose"), [
+    ("clip", "mmproj", "projector", "spec.mmproj"), ("clip", "", "projector", "spec.mmproj"),
+    ("llama", "adapter", "LoRA adapter (general.type adapter, architecture llama)", "--lora"),
+    ("controlvector", "", "control vector (architecture controlvector)", "--control-vector"),
+    ("llama", "imatrix", "importance matrix", "llama-quantize"), ("eagle3", "model", "draft head", "draftModelRef"),
+    ("gemma4-assistant", "", "draft head", "draftModelRef"), ("dflash", "", "draft head", "draftModelRef"),
+    ("flux", "", "image or video model", "no engine here"), ("whisper", "", "speech model", "no engine here"),
+])  # fmt: skip
+def test_a_file_that_is_no_model_by_itself_says_what_it_is(
+    architecture: str, kind: str, what: str, purpose: str, tmp_path: Path
+) -> None:
+    told = _made(tmp_path / "x.gguf", architecture, kind).companion
+    assert told.startswith("it is a") and what in told and purpose in told
+
+
+@pytest.mark.parametrize(("blocks", "is_head"), [((3,), True), ((0, 1, 2, 3), False), ((), True)])
+def test_a_model_with_a_head_for_mtp_is_whole_and_the_head_alone_is_not(
+    blocks: tuple[int, ...], is_head: bool, tmp_path: Path
+) -> None:
+    header = _made(tmp_path / "x.gguf", "qwen35", "model", blocks, block_count=4, nextn_predict_layers=1)
+    assert bool(header.companion) is is_head
+    assert not blocks or not is_head or "a draft head" in header.companion
+
+
+@pytest.mark.parametrize("architecture", ["llama", "bert", "a-model-of-tomorrow", "qwen35"])
+def test_an_architecture_that_is_not_known_may_be_a_model(architecture: str, tmp_path: Path) -> None:
+    assert _made(tmp_path / "x.gguf", architecture, "model").companion == ""
 
 
 def test_version_2_reads_the_same() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from metal_supervisor.cli import chat, fit, main, model_source, serve, services
-from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
+from metal_supervisor.cli.model_source import ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.models.listing import Unusable
@@ -309,18 +309,25 @@ def test_a_mistyped_example_is_answered_with_the_nearest() -> None:
     (("Q4_K_M", "Q3_K_M", "Q2_K"), ("Q3_K_M", "Q2_K"), "Q3_K_M"),
     (("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), "Q6_K"),
     (("Q4_K_M", "Q2_K"), (), "Q4_K_M"),
-    (("F16",), ("F16",), ""),
+    (("UD-Q4_K_XL", "Q8_0"), ("UD-Q4_K_XL", "Q8_0"), "UD-Q4_K_XL"),
+    (("F16", "BF16"), ("F16",), ""),
 ])  # fmt: skip
 def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
-    there: tuple[str, ...], fitting: tuple[str, ...], chosen: str
+    there: tuple[str, ...], fitting: tuple[str, ...], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def file(quantization: str) -> str:
-        if quantization not in there:
-            raise Unusable("InvalidModel", "no such file")
-        return quantization
-
-    assert model_source._fitting(file, lambda found: found in fitting) == chosen
-    assert set(there) <= {*QUANTIZATIONS, "F16"}
+    (tmp_path / "o/r").mkdir(parents=True)
+    for quantization in (*there, "imatrix"):
+        (tmp_path / f"o/r/m-{quantization}.gguf").write_bytes(b"GGUF")
+    fits = {f"hf://o/r/m-{each}.gguf" for each in fitting}
+    monkeypatch.setattr(model_source, "_fits", lambda _, source, __: source in fits)
+    settings = Settings(hf_endpoint=str(tmp_path), state_dir=str(tmp_path))
+    if not chosen:
+        with pytest.raises(Unusable, match="has 2 GGUF files"):
+            model_source.resolve(settings, "o/r")
+        return
+    found = model_source.resolve(settings, "o/r")
+    assert found.source == f"hf://o/r/m-{chosen}.gguf"
+    assert found.note == f"of several files, m-{chosen}.gguf is taken; o/r:QUANT names another"
 
 
 def test_what_is_to_be_typed_next_is_what_the_model_can_answer(
