@@ -38,8 +38,6 @@ def read_file(path: Path) -> Reading:
         if path.is_dir():
             return _read_directory(path)
     names = shard_names(path.name)
-    if len(names) == 1:
-        return _read_one(path)
     return merged(names, [_read_one(path.with_name(name)) for name in names])
 
 

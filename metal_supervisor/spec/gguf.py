@@ -131,6 +131,7 @@ class Header:
     """Blocks that have tensors of a recurrent layer; some models have both in one."""
     assumptions: tuple[str, ...] = ()
     """Assumptions made where the file does not tell."""
+    tensors: int = 0
 
     @property
     def architecture(self) -> str:
@@ -288,6 +289,7 @@ class _Reader:
             attention_layers=frozenset(self._attention | (self._fused - self._recurrent)),
             recurrent_layers=frozenset(self._recurrent),
             assumptions=assumptions,
+            tensors=tensors,
         )
 
     def _counts(self) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from metal_supervisor.spec.gguf import (
     Source,
     read_header,
 )
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import misnamed, shard_names
 from tests.support.broken import mutated
 from tests.support.in_memory import InMemory
 from tests.support.shards import write_shards
@@ -365,9 +365,38 @@ def test_shards_are_judged_together(shards: list[Path]) -> None:
 
 
 def test_shards_that_do_not_belong_together_are_refused(shards: list[Path]) -> None:
-    first, second, _ = shards
-    assert "says that there are 3; 2 were given" in merged_of([first, second]).problem
-    assert "it is shard 1, counted from 0" in merged_of([second, first, first]).problem
+    first, second, _ = (Reading(path.stat().st_size, read(path.read_bytes())) for path in shards)
+    of_two = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
+    assert "m-00001-of-00002.gguf: it is file 1 of 3 by its header" in merged(of_two, [first, second]).problem
+    of_three = [path.name for path in shards]
+    assert "m-00001-of-00003.gguf: it is file 2 of 3 by its header" in merged(of_three, [second, first, first]).problem
+    assert "m-00003-of-00003.gguf: it is file 1 of 3 by its header" in merged(of_three, [first, second, first]).problem
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "advice"),
+    [
+        ("x.gguf", (0, 2, 9), "it is file 1 of 2 by its header; rename it to x-00001-of-00002.gguf"),
+        ("x-1-of-2.gguf", (1, 2, 9), "file 2 of 2 by its header; rename it to x-00002-of-00002.gguf"),
+        ("X-00001-OF-00002.GGUF", (0, 2, 9), "rename it to X-00001-of-00002.gguf"),
+        ("x-00002-of-00002.gguf", (0, 2, 9), "file 1 of 2 by its header; rename it to x-00001-of-00002.gguf"),
+        ("x.gguf", (0, 2, 9), "llama-gguf-split --merge x-00001-of-00002.gguf x.gguf"),
+        ("x.gguf", (0, 3, 5), "its header says 1 of 3; correct it: gguf-set-metadata x.gguf split.count 1"),
+        ("x-00001-of-00003.gguf", (0, 1, 5), "is whole by its header; rename it to x.gguf"),
+        ("x-00001-of-00003.gguf", (), "is whole by its header; rename it to x.gguf"),
+        ("x-00001-of-00002.gguf", (0, 2, 9), ""), ("x.gguf", (), ""), ("x.gguf", (0, 1, 5), ""),
+        ("x-00004-of-00003.gguf", (), ""), ("dir/x-00001-of-00002.gguf", (0, 2, 9), ""),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_shard_is_compared_with_its_header(name: str, split: tuple[int, ...], advice: str) -> None:
+    keys = ("split.no", "split.count", "split.tensors.count")
+    found = misnamed(name, dict(zip(keys, split, strict=False)), 5)
+    assert advice in found and bool(advice) == bool(found)
+
+
+@pytest.mark.parametrize("value", ["two", 2.5, (1, 2), True, -1])
+def test_a_split_that_is_no_number_is_none(value: Any) -> None:
+    assert misnamed("x.gguf", {"split.count": value, "split.no": value}, 5) == ""
 
 
 def test_a_model_in_one_file_is_its_only_shard(tiny: Path) -> None:
