@@ -134,7 +134,7 @@ class Headers:
         def ask(known: _KnownHeader | None) -> _KnownHeader:
             if known is not None and not known.reading.problem:
                 return known
-            return _KnownHeader(_library(source, registry))
+            return _KnownHeader(read_library(source, registry))
 
         return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
 
@@ -159,8 +159,8 @@ def _reading(known: _KnownHeader | None) -> Reading | None:
     return None if known is None else known.reading
 
 
-def _library(source: str, registry: str) -> Reading:
-    """The reading of a model in Ollama's library."""
+def read_library(source: str, registry: str) -> Reading:
+    """Read the header of a model in Ollama's library. Never raises: an error is the reading's problem."""
     client = Client(SourcePolicy(lax=True), READ_S)
     try:
         return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)

@@ -198,9 +198,9 @@ def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
     for source, text in (
         (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file"),
         (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
-        (tmp_path / "none", "No such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
+        (tmp_path / "none", "there is no such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
         ("models/nofile.gguf", "models/nofile.gguf: there is no such file"),
-        ("/dev/null", "it is not a regular file"), ("", "SOURCE is empty; give"), (".", " .: it is a directory"),
+        ("/dev/null", "it is not a regular file"), ("", "SOURCE is empty; name"), (".", ": it is a directory"),
         ("pvc://c/m.gguf", "names a volume"), ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),
         ("http://[bad", "no URL"), ("~nobody-of-that-name/m", "home"), ("a\0b", "NUL byte"),
     ):  # fmt: skip
