@@ -12,6 +12,7 @@ import yaml
 
 from metal_supervisor.cli import fit
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_files import ESCAPED
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
@@ -73,11 +74,14 @@ def named(typed: str) -> ServedModel:
     path = Path(typed).expanduser()
     if typed.startswith(("/", "~", "./", "../")) or path.exists():
         if not path.exists():
-            raise Bad("InvalidModel", f"{typed}: there is no such file")
-        return ServedModel(_absolute(path).as_uri(), "mlx" if path.is_dir() else "gguf")
+            hint = f"; {ESCAPED}" if "\\" in typed else ""
+            raise Bad("InvalidModel", f"{typed}: there is no such file{hint}")
+        place = _absolute(path).as_uri()
+        canonical(place, "SOURCE")
+        return ServedModel(place, "mlx" if path.is_dir() else "gguf")
     if library := _LIBRARY.fullmatch(typed):
         return ServedModel(canonical(f"https://ollama.com/library/{library[1]}", "SOURCE"), "gguf")
-    if "://" not in typed and "/" in typed and typed.endswith(".gguf"):  # no repository of the Hub has such a name
+    if ":" not in typed and "/" in typed and typed.endswith(".gguf"):  # no repository of the Hub has such a name
         text = f"{typed}: there is no such file; one of Hugging Face is hf://OWNER/REPO/FILE.gguf"
         raise Bad("InvalidModel", text)
     known = examples()

@@ -20,7 +20,7 @@ from metal_supervisor.models.remote.ollama_library import blob_url
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
-from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
+from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS, contents
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 
@@ -62,10 +62,12 @@ def _read_directory(path: Path) -> Reading:
     """Read an MLX model: config.json and the size of the weights, in the directory itself."""
     size = None
     try:
-        weights = [each for each in path.iterdir() if each.name.endswith(WEIGHTS) and each.is_file()]
+        held = list(path.iterdir())
+        weights = [each for each in held if each.name.endswith(WEIGHTS) and each.is_file()]
         size = sum(each.stat().st_size for each in weights) or None
         if not (path / CONFIG).is_file():
-            return Reading(size, problem=f"it is a directory without a {CONFIG}: no MLX model")
+            what = contents([each.name for each in held])
+            return Reading(size, problem=f"it is a directory without a {CONFIG}: {what}")
         with (path / CONFIG).open("rb") as file:
             config = read_config(file.read(MOST_CONFIG_BYTES))
     except OSError as error:

@@ -22,7 +22,7 @@ from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.shards import join, misnamed, shard_names
 from metal_supervisor.spec.types import ModelFile
 
-MOST_FOLDERS, MAGIC_BYTES = 256, 8
+MOST_FOLDERS, MAGIC_BYTES = 256, 64
 OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 """In the header of a file of safetensors: where a tensor ends, counted from the header's end."""
 MOST_HEADER_BYTES = 16 << 20
@@ -30,6 +30,7 @@ KEPT_BY_MACOS = (
     "macOS keeps it from what launchd starts; keep models outside Desktop, Documents, Downloads and external disks, or "
     "give this Mac's python Full Disk Access"
 )
+ESCAPED = "remove its backslashes, which a path needs only in a shell"
 ANYWHERE = Places()
 """Places for files that this program put there itself: everything is allowed."""
 
@@ -61,7 +62,8 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
             head = file.read(512)
             defect = _defect(file.fileno(), status.st_size, path.name) if head.startswith(MAGIC) else ""
     except FileNotFoundError:
-        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
+        advice = ESCAPED if "\\" in str(path) else "put the file there"
+        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; {advice}") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     if why := no_gguf(head):
@@ -106,8 +108,8 @@ def check_directory(path: Path) -> int:
     weights = sum(size for name, size in sizes.items() if name.endswith(repository.WEIGHTS))
     lacks = repository.lacking(sizes) or ("" if weights else "*.safetensors")  # empty files are no weights
     if lacks:
-        text = f"{named(path)} is a directory without {lacks}"
-        raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
+        text = f"{named(path)} is a directory without {lacks}: {repository.contents(sizes)}"
+        raise Unusable("InvalidModelFile", text)
     if lacks := repository.missing_shards(sizes):  # as while it is fetched, or copied, to where it is
         raise Unusable("InvalidModelFile", f"{named(path)} lacks {lacks}; put them there")
     for name in sizes:

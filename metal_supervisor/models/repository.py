@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import PIECE, join, shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -47,6 +47,8 @@ WIDTH = re.compile(r"(?<![^\W_])(?:I?Q|TQ|MXFP|NVFP|B?F)(\d+)", re.ASCII | re.IG
 """Bits of a quantization, in a name such as Q4_K_M, IQ3_XXS or MXFP4."""
 WIDTHS = ("4", "3", "2", "1", "5", "6", "8")
 """The usual one, then what is smaller, for a Mac that it does not fit; larger ones where a repository has no other."""
+LFS_POINTER = b"version https://git-lfs"
+"""First bytes of what a clone without Git LFS has in a large file's place."""
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
@@ -95,7 +97,11 @@ def gguf(
     words = {name: len(COMPANION.findall(name)) for name in names if _is_model(name)}
     least = min(words.values(), default=0)  # a model may itself be called MTP or Eagle
     held = sorted({shard_names(name)[0] for name, count in words.items() if count == least})
+    pieces = [base for base in map(posixpath.basename, names) if PIECE.fullmatch(base)]
     wanted = quantized(held, quantization) if quantization else held
+    if not wanted and (found := quantized(pieces, quantization) if quantization else pieces):
+        text = f"{of} has the file in pieces ({_some(found)})"
+        raise Unusable("InvalidModelFile", f"{text}; fetch them, {join(found[0])}, and name that file")
     if 1 < len(wanted) <= MOST_READ:
         wanted = [name for name in wanted if not is_companion(name)] or wanted
     if len(wanted) == 1:
@@ -171,6 +177,16 @@ def lacking(names: Collection[str]) -> str:
     return "" if any(name.endswith(WEIGHTS) for name in names) else "*.safetensors"
 
 
+def contents(names: Iterable[str]) -> str:
+    """What a directory holds that lacks an MLX model's files, and what to do."""
+    shown = sorted(name for name in names if not _hidden(name))
+    if files := [name for name in shown if _is_model(name)]:
+        return f"it has GGUF files ({_some(files)}): name one of them"
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in shown):
+        return "its weights are PyTorch's; convert them with mlx_lm.convert, or to GGUF"
+    return f"it has {_some(shown)}; name a .gguf file, or an MLX model's directory" if shown else "it is empty"
+
+
 def missing_shards(names: Iterable[str]) -> str:
     """What the weights of a directory lack by their own names (`model-00001-of-00003.safetensors`), "" if nothing."""
     found = Counter(shard.groups() for shard in map(SHARD.fullmatch, names) if shard)
@@ -199,7 +215,9 @@ def directory_name(artifact: Artifact) -> str:
 
 
 def refuse_program(head: bytes, where: str) -> None:
-    """Raise Unusable if a file with these first bytes is a program or a library. `where`: its path or URL."""
+    """Raise Unusable if a file with these first bytes is a program or library, or a pointer. `where`: path or URL."""
+    if head.startswith(LFS_POINTER):
+        raise Unusable("InvalidModelFile", f"{where} is a Git LFS pointer; run git lfs pull in its repository")
     if head.startswith(PROGRAMS):
         raise Unusable("InvalidModelFile", f"{where} is a program; no program of a model is ever run")
 

@@ -79,6 +79,12 @@ COMPANIONS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """`general.type` or architecture of a file that is no language model -> what it is, and what to do with it."""
 
+NOT_GGUF = {
+    b"vers": ", but a Git LFS pointer; run git lfs pull in its repository",
+    **dict.fromkeys((b"<!do", b"<htm"), ", but a web page (a login or error page?)"),
+}
+"""First four bytes of files that people have in a model's place -> what they are."""
+
 NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
 KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
 RECURRENT = re.compile(rb"(ssm|shortconv|time_mix)_?")
@@ -297,7 +303,7 @@ class _Reader:
         if magic == b"FUGG":
             raise NotGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
         if magic != b"GGUF":
-            raise NotGguf("it is not a GGUF file")
+            raise NotGguf(f"it is not a GGUF file{NOT_GGUF.get(magic.lower(), '')}")
         raw = self._cursor.take(4)
         version = int.from_bytes(raw, "little")
         if version & 0xFFFF == 0 and 1 <= int.from_bytes(raw, "big") <= 0xFFFF:

@@ -12,6 +12,11 @@ from collections.abc import Mapping
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_SHARDS = 1024
+PIECE = re.compile(
+    r"(.*\.gguf)(?:[._-](?:part|split)[._-]?(?:[a-z]{1,2}|\d{1,3})|[._-]\d{1,3})(?:-?of-?\d+)?",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names that people give to the pieces of a file: X.gguf.part1of2, X.gguf-split-a, X.gguf.001."""
 LIKE_A_SHARD = re.compile(r"(?:-\d{1,5}-of-\d{1,5})?(?:\.gguf)?$", re.ASCII | re.IGNORECASE)
 
 
@@ -55,4 +60,6 @@ def misnamed(name: str, metadata: Mapping[str, object], tensors: int) -> str:
 
 def join(piece: str) -> str:
     """Advice for a file that `split` cut into pieces. `piece`: name of one of them."""
-    return f"join the pieces in their order: cat {piece} … > {LIKE_A_SHARD.sub('', piece)}.gguf"
+    found = PIECE.fullmatch(piece)
+    whole = found[1] if found else f"{LIKE_A_SHARD.sub('', piece)}.gguf"
+    return f"join the pieces in their order: cat {piece} … > {whole}"

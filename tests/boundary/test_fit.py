@@ -194,9 +194,11 @@ def test_a_question_that_makes_no_sense_is_refused(flags: list[str], text: str, 
 
 def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>")
+    (tmp_path / "lfs.gguf").write_text("version https://git-lfs.github.com/spec/v1")
     (tmp_path / "\x1b[31mred.gguf").write_text("<html>")
     for source, text in (
-        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file"),
+        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file, but a web page"),
+        (tmp_path / "lfs.gguf", "but a Git LFS pointer; run git lfs pull"),
         (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
         (tmp_path / "none", "there is no such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
         ("models/nofile.gguf", "models/nofile.gguf: there is no such file"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.repository import MOST_FILES, Ambiguous, directory, gguf, is_safe, usual
+from metal_supervisor.models.repository import MOST_FILES, Ambiguous, contents, directory, gguf, is_safe, usual
 
 MLX = ("config.json", "model.safetensors")
 
@@ -57,6 +57,20 @@ def refused(call: str, *given: object) -> tuple[str, str]:
 )  # fmt: skip
 def test_the_gguf_file_that_is_meant(names: list[str], quantization: str, wanted: str) -> None:
     assert gguf(names, quantization, "o/r") == wanted
+
+
+def test_a_file_in_pieces_is_said_to_be_in_pieces() -> None:
+    reason, text = refused("gguf", ["q/X.i1-Q6_K.gguf.part1of2", "q/X.i1-Q6_K.gguf.part2of2"], "Q6_K", "o/r")
+    assert reason == "InvalidModelFile" and "cat X.i1-Q6_K.gguf.part1of2 … > X.i1-Q6_K.gguf, and name" in text
+
+
+@pytest.mark.parametrize(("names", "says"), [
+    (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf): name one of them"),
+    (["pytorch_model.bin", "config.json"], "PyTorch"), (["README.md"], "it has README.md"), ([], "it is empty"),
+    ([".git"], "it is empty"),
+])  # fmt: skip
+def test_a_directory_without_weights_is_said_to_hold_what_it_holds(names: list[str], says: str) -> None:
+    assert says in contents(names)
 
 
 def test_the_quantization_of_a_draft_head_is_not_that_of_the_model() -> None:
