@@ -52,6 +52,10 @@ class CannotTell(CommandError):
         super().__init__(text, USAGE)
 
 
+class NotServable(CannotTell):
+    """The file is no model that an engine serves."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A model, and the options to run it with."""
@@ -252,6 +256,8 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
     header = reading.header
     if header is None or reading.size_bytes is None:
         raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
+    if header.companion:
+        raise NotServable(f"{name}: {header.companion}")
     try:
         binary = machine.find_binary(settings.llama_server, "llama-server", "")
         told = machine.help_of(binary)

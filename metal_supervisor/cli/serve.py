@@ -148,6 +148,8 @@ class Serve:
                 raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
         try:
             answer = fit.answer(self._settings, question(found, self._order.context, None))
+        except fit.NotServable as error:
+            raise CommandError(f"{error}; nothing is applied") from None
         except fit.CannotTell as error:
             self.say(f"whether it fits is not known: {error}")
             return True

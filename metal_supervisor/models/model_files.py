@@ -109,7 +109,7 @@ def check_directory(path: Path) -> int:
     lacks = repository.lacking(sizes) or ("" if weights else "*.safetensors")  # empty files are no weights
     if lacks:
         text = f"{named(path)} is a directory without {lacks}: {repository.contents(sizes)}"
-        raise Unusable("InvalidModelFile", text)
+        raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
     if lacks := repository.missing_shards(sizes):  # as while it is fetched, or copied, to where it is
         raise Unusable("InvalidModelFile", f"{named(path)} lacks {lacks}; put them there")
     for name in sizes:

@@ -178,13 +178,13 @@ def lacking(names: Collection[str]) -> str:
 
 
 def contents(names: Iterable[str]) -> str:
-    """What a directory holds that lacks an MLX model's files, and what to do."""
+    """What a directory holds that lacks an MLX model's files, for a message."""
     shown = sorted(name for name in names if not _hidden(name))
     if files := [name for name in shown if _is_model(name)]:
-        return f"it has GGUF files ({_some(files)}): name one of them"
+        return f"it has GGUF files ({_some(files)})"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in shown):
-        return "its weights are PyTorch's; convert them with mlx_lm.convert, or to GGUF"
-    return f"it has {_some(shown)}; name a .gguf file, or an MLX model's directory" if shown else "it is empty"
+        return "its weights are PyTorch's (mlx_lm.convert converts them)"
+    return f"it has {_some(shown)}" if shown else "it is empty"
 
 
 def missing_shards(names: Iterable[str]) -> str:

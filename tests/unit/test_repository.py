@@ -65,7 +65,7 @@ def test_a_file_in_pieces_is_said_to_be_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(("names", "says"), [
-    (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf): name one of them"),
+    (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf)"),
     (["pytorch_model.bin", "config.json"], "PyTorch"), (["README.md"], "it has README.md"), ([], "it is empty"),
     ([".git"], "it is empty"),
 ])  # fmt: skip
