@@ -62,15 +62,15 @@ SUMMARY_NUMBERS: Mapping[str, str] = {
 """As above; the key follows the architecture."""
 LONGEST_SUMMARY = 200
 
-_PROJECTOR = "a projector for images or sound", "set spec.mmproj of its model to it"
-_ADAPTER = "a LoRA adapter", "pass it with --lora in spec.extraArgs of its model's service"
-_DRAFT = "a draft head", "name its Model in spec.speculativeDecoding.draftModelRef of its model's service"
+_PROJECTOR = "a projector for images or sound", "name it in spec.mmproj of the Model that it belongs to"
+_ADAPTER = "a LoRA adapter", "pass it with --lora in spec.extraArgs"
+_DRAFT = "a draft head", "name its Model in spec.speculativeDecoding.draftModelRef of a service"
 _IMAGES = "an image or video model", "no engine here runs it; use one such as stable-diffusion.cpp"
 _SPEECH = "a speech model", "no engine here runs it; use one such as whisper.cpp"
 COMPANIONS: Mapping[str, tuple[str, str]] = {
     "mmproj": _PROJECTOR, "clip": _PROJECTOR, "adapter": _ADAPTER,
-    "controlvector": ("a control vector", "pass it with --control-vector in spec.extraArgs of its model's service"),
-    "imatrix": ("an importance matrix", "only llama-quantize reads it; name the model itself"),
+    "controlvector": ("a control vector", "pass it with --control-vector in spec.extraArgs"),
+    "imatrix": ("an importance matrix", "only llama-quantize reads it; serve the model instead"),
     "eagle3": _DRAFT, "dflash": _DRAFT, "dspark": _DRAFT, "gemma4-assistant": _DRAFT,
     "flux": _IMAGES, "sd1": _IMAGES, "sdxl": _IMAGES, "sd3": _IMAGES, "aura": _IMAGES, "hidream": _IMAGES,
     "cosmos": _IMAGES, "ltxv": _IMAGES, "hyvid": _IMAGES, "wan": _IMAGES, "lumina2": _IMAGES,
@@ -152,13 +152,13 @@ class Header:
             found = found or COMPANIONS.get(str(key))
         if found is None and self._is_draft_head():
             found = _DRAFT
-        if found is None and not self.weights_bytes:
+        if found is None and not self.weights_bytes and "split.count" not in self.metadata:  # else a shard
             found = "a file without weights", "name the file that has them"
         if found is None:
             return ""
-        named = f"general.type {kind!s:.40}, " if kind else ""
-        what = f"{found[0]} ({named}architecture {self.architecture or 'not given':.40})"
-        return f"it is {what}, no model by itself; {found[1]}"
+        named = f"general.type {kind}, " if kind else ""
+        what = f"{found[0]} ({shortened(named + f'architecture {self.architecture or None}', 100)})"
+        return f"it is {what}, not a model by itself; {found[1]}"
 
     def _is_draft_head(self) -> bool:
         """True if of all blocks only those for multi-token prediction are there."""

@@ -120,7 +120,7 @@ def test_a_model_and_its_service_name_the_same_cause(system: System, spec: dict[
         ("empty", b"", "InvalidModelFile", "is empty"),
         ("page", b"<!DOCTYPE html><html>please log in</html>", "InvalidModelFile", "web page"),
         ("junk", b"\0\1\2\3junk", "InvalidModelFile", "not a GGUF file"),
-        ("projector", b"", "InvalidModelFile", "set spec.mmproj of its model to it"),
+        ("projector", b"", "InvalidModelFile", "name it in spec.mmproj of the Model"),
     ],
 )
 def test_a_source_that_is_not_a_model_file_is_named(

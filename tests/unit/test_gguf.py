@@ -8,7 +8,7 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,12 @@ def test_a_model_with_a_head_for_mtp_is_whole_and_the_head_alone_is_not(
     header = _made(tmp_path / "x.gguf", "qwen35", "model", blocks, block_count=4, nextn_predict_layers=1)
     assert bool(header.companion) is is_head
     assert not blocks or not is_head or "a draft head" in header.companion
+
+
+def test_a_first_shard_without_tensors_is_not_a_file_without_weights(tmp_path: Path) -> None:
+    header = _made(tmp_path / "x.gguf", "llama", blocks=())
+    assert "a file without weights" in header.companion
+    assert replace(header, metadata={**header.metadata, "split.count": 2}).companion == ""
 
 
 @pytest.mark.parametrize("architecture", ["llama", "bert", "a-model-of-tomorrow", "qwen35"])
