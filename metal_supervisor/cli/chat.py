@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from metal_supervisor.cli import model_source
 from metal_supervisor.cli.services import ServiceClient, gateway_url, own_url, state_of
 from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.manifests import metal_ready
 from metal_supervisor.cluster.report import UNLOADED, WAKING
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import KEY_VARIABLE, Settings
 from metal_supervisor.spec.document import mapping, objects, string
+from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.types import Json
 
 ANSWER_S = 600.0
@@ -40,7 +43,7 @@ def partner_of(settings: Settings, name: str) -> Partner:
     """
     gateway = gateway_url(settings)
     with contextlib.closing(ServiceClient(settings)) as services:
-        found = services.named(name)
+        found = _service(services, settings, name)
         if state_of(found) not in ("Ready", UNLOADED, WAKING, "Progressing"):
             why = string(metal_ready(mapping(found, "status")), "message") or "see metal-supervisor explain"
             raise CommandError(f"{name} is {state_of(found)}: {why}")
@@ -49,6 +52,17 @@ def partner_of(settings: Settings, name: str) -> Partner:
         raise CommandError(f"{name} has no endpoint that is ready; see metal-supervisor explain")
     metadata = found["metadata"]
     return Partner(url, f"{metadata['namespace']}/{metadata['name']}" if gateway else metadata["name"])
+
+
+def _service(services: ServiceClient, settings: Settings, name: str) -> Json:
+    """The service of a name, or the one that `serve` makes for a model of that name. Raises CommandError."""
+    try:
+        return services.named(name)
+    except CommandError as error:
+        with contextlib.suppress(Bad, Unusable, CommandError):
+            model = model_source.resolve(settings, name)
+            return services.named(model_source.name_of(model.name or model.source))
+        raise error
 
 
 class Conversation:

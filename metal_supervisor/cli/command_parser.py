@@ -25,6 +25,11 @@ MANY = 10
 HINT = (
     "Every setting is a flag as well, such as --port 9091: docs/settings.md explains them, --help-all lists them here."
 )
+SOURCE_HELP = (
+    "GGUF file or MLX directory; OWNER/REPO[:QUANT] of Hugging Face; ollama://NAME:TAG; a URL; or a shipped example, "
+    "such as qwen3-4b"
+)
+"""Names of a model, the same for each command that takes one."""
 
 
 class CommandParser(argparse.ArgumentParser):

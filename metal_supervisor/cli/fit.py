@@ -21,6 +21,7 @@ from metal_supervisor.memory.estimate import CACHE_TYPES, Estimate
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.memory.fit_advice import Charge, FitPlan
 from metal_supervisor.memory.shape import shape_of
+from metal_supervisor.models import headers
 from metal_supervisor.models.headers import read_file
 from metal_supervisor.models.listing import Listing, Unusable
 from metal_supervisor.models.metadata import Reading
@@ -34,7 +35,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS, Bad
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.sources import FORMS, Artifact, canonical, library_model, shown, without_quantization
+from metal_supervisor.spec.sources import Artifact, canonical, library_model, shown, without_quantization
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Endpoint, Model, Service, Standing
 from metal_supervisor.state.directory import StateDir
@@ -51,12 +52,16 @@ class CannotTell(CommandError):
         super().__init__(text, USAGE)
 
 
+class NotServable(CannotTell):
+    """The file is no model that an engine serves."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A model, and the options to run it with."""
 
     source: str
-    """A path, `file://…`, `http(s)://…`, or a directory of an MLX model."""
+    """As `model_source` resolves it: an absolute path, or a URL."""
     context: int | None = None
     """Tokens of all slots together; None for the default of an InferenceService."""
     slots: int = 1
@@ -202,34 +207,27 @@ def _shown_running(running: Mapping[str, int]) -> str:
 def _subject(settings: Settings, question: Question) -> _Subject:
     """The model that a question is about. Raises CannotTell."""
     source = question.source
-    if not source.strip():  # as a path it would be the current directory
-        raise CannotTell(f"SOURCE is empty; give {FORMS}")
     try:
-        path = Path(source).expanduser()
-        here = source.startswith(("/", "~", ".", "file://")) or path.exists()
-        if not here:
-            return _remote(settings, question)
-        if source.startswith("file://"):
-            path = Path(canonical(source, "SOURCE"))
+        written, quantization = without_quantization(source)
+        place = canonical(written, "SOURCE")
+        if not place.startswith("/"):
+            return _remote(settings, question, place, quantization)
+        path = Path(place)
         if path.is_dir():
-            return _mlx(question, path.name or source, read_file(path))
+            return _mlx(question, path.name, read_file(path))
     except Unusable as error:
         raise CannotTell(str(error)) from None
     except Bad as bad:
-        if bad.reason == "UnsupportedSource" and "://" not in source:  # the user meant a path
-            raise CannotTell(f"{source}: there is no such file, and it is no source elsewhere: {FORMS}") from None
         raise CannotTell(bad.message) from None
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of a user without a home directory
+    except (OSError, ValueError) as error:
         raise CannotTell(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     return _gguf(settings, question, path.name, read_file(path))
 
 
-def _remote(settings: Settings, question: Question) -> _Subject:
+def _remote(settings: Settings, question: Question, place: str, quantization: str) -> _Subject:
     """A model on a server; only its header is read. Raises CannotTell, Bad, Unusable."""
-    written, quantization = without_quantization(question.source)
-    place = canonical(written, "SOURCE")
-    if library_model(place):
-        raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
+    if library := library_model(place):
+        return _gguf(settings, question, library, headers.read_library(place, settings.ollama_registry))
     with contextlib.closing(Client(SourcePolicy(lax=True), READ_S)) as client:
         listing = _listed(settings, place, quantization, client)
         if listing.path:
@@ -258,6 +256,8 @@ def _gguf(settings: Settings, question: Question, name: str, reading: Reading) -
     header = reading.header
     if header is None or reading.size_bytes is None:
         raise CannotTell(f"{name}: {reading.problem or 'its size is not known'}")
+    if header.companion:
+        raise NotServable(f"{name}: {header.companion}")
     try:
         binary = machine.find_binary(settings.llama_server, "llama-server", "")
         told = machine.help_of(binary)

@@ -10,10 +10,12 @@ import os
 import sys
 from typing import Any
 
-from metal_supervisor.cli.command_parser import add_command, usable_path
+from metal_supervisor.cli.command_parser import SOURCE_HELP, add_command, usable_path
 from metal_supervisor.cli.terminal import CommandError, say
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.logging import LEVEL_FILE, LEVELS
+from metal_supervisor.spec.fields import Bad
 
 STATE = ("state_dir",)
 LINES = 100
@@ -45,9 +47,9 @@ def add(commands: Any) -> None:
     loader.add_flags(logs, STATE)
     text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"
     fit = add_command(commands, "fit", _fit, text)
-    fit.add_argument("source", metavar="SOURCE", help="GGUF file, its http(s) URL, or directory of an MLX model")
+    fit.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     fit.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
-    fit.add_argument("--slots", type=int, default=1, metavar="N", help="spec.parallelSlots [1]")
+    fit.add_argument("--slots", type=int, metavar="N", help="spec.parallelSlots [1]")
     fit.add_argument("--kv-type", default="f16", metavar="TYPE", help="spec.cacheTypeK and cacheTypeV [f16]")
     fit.add_argument("--json", action="store_true", help="print JSON")
     loader.add_flags(fit)
@@ -100,10 +102,17 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import fit
+    from metal_supervisor.cli import fit, model_source
 
-    question = fit.Question(arguments.source, arguments.ctx, arguments.slots, arguments.kv_type)
-    return fit.main(loader.settings_of(arguments), question, arguments.json)
+    settings = loader.settings_of(arguments)
+    try:
+        found = model_source.resolve(settings, arguments.source, arguments.ctx)
+    except (Bad, Unusable) as error:
+        raise fit.CannotTell(str(error)) from None
+    if found.note:
+        say(found.note)
+    question = model_source.question(found, arguments.ctx, arguments.slots, arguments.kv_type)
+    return fit.main(settings, question, arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.command_parser import SOURCE_HELP, add_command
 from metal_supervisor.cli.terminal import USAGE, CommandError, say
 from metal_supervisor.models import housekeeping
+from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.fields import Bad
 
@@ -49,9 +51,9 @@ def add(commands: Any) -> None:
 
 def _add_pull(commands: Any) -> None:
     pull = add_command(commands, "pull", _pull, "fetch a model into the store of this Mac, and print its path")
-    pull.add_argument("source", metavar="SOURCE", help="what spec.source may be: hf://O/R/FILE, https://…, s3://…")
+    pull.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     pull.add_argument("--files", metavar="A,B", help="files of a repository, separated by commas (spec.files)")
-    pull.add_argument("--format", choices=("gguf", "mlx", "safetensors"), default="gguf", help="spec.format [gguf]")
+    pull.add_argument("--format", choices=("gguf", "mlx", "safetensors"), help="spec.format [gguf]")
     pull.add_argument("--quantization", metavar="WORD", help="which GGUF file of a repository, e.g. Q4_K_M")
     pull.add_argument("--sha256", metavar="HEX", help="what the file must be")
     pull.add_argument(
@@ -81,11 +83,23 @@ def _models(arguments: argparse.Namespace) -> ModelsCommand:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.cli import pull
+    from metal_supervisor.cli import model_source, pull
 
     files = [each.strip() for each in (arguments.files or "").split(",") if each.strip()]
-    spec = {
-        "source": arguments.source, "format": arguments.format, "files": files or None,
-        "quantization": arguments.quantization or None, "sha256": arguments.sha256 or None,
+    flags = {
+        "format": arguments.format, "files": files, "quantization": arguments.quantization, "sha256": arguments.sha256,
     }  # fmt: skip
-    return pull.main(loader.settings_of(arguments), spec, arguments.secret_env, say)
+    given = {name: value for name, value in flags.items() if value}
+    settings = loader.settings_of(arguments)
+    try:
+        found = model_source.named(arguments.source)
+        if not found.format and not given and not arguments.secret_env:
+            with contextlib.suppress(Unusable):  # the store, which tries again, reports it
+                chosen = model_source.resolve(settings, arguments.source)
+                found = chosen if chosen.note or chosen.format == "mlx" else found
+    except Bad as bad:
+        raise CommandError(pull.for_a_terminal(bad.message), USAGE) from None
+    if found.note:
+        say(found.note)
+    spec = {**found.model, "format": found.format or "gguf", **given, "source": found.source}
+    return pull.main(settings, spec, arguments.secret_env, say)

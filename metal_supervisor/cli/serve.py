@@ -21,7 +21,7 @@ import yaml
 
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import shown, state_flag
-from metal_supervisor.cli.model_source import ServedModel, name_of, resolve
+from metal_supervisor.cli.model_source import ServedModel, name_of, question, resolve
 from metal_supervisor.cli.services import gateway_url, is_up, once_up, own_url
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
@@ -35,7 +35,7 @@ from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, Bad
 from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
 from metal_supervisor.spec.resources import GROUP, VERSION
-from metal_supervisor.spec.sources import canonical, is_file, library_model
+from metal_supervisor.spec.sources import canonical, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
@@ -45,8 +45,8 @@ MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
 RETRIED, PATIENT_S = "DownloadFailed", 60.0
 """Reason of a failure that is tried again, and seconds that it may last."""
-FLAGS_OF_FIT = (" --kv-type ", " --slots ")
-"""Flags that only `fit` has: advice with them cannot be followed here."""
+FLAGS_OF_OTHERS = (" --kv-type ", " --slots ", " --cache-ram ")
+"""Flags of `fit` and of engines: advice with them cannot be followed here."""
 REFUSED = frozenset({400, 403, 409, 422})
 
 
@@ -114,8 +114,6 @@ class Serve:
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
         """Serve the model; return the exit code. Raises CommandError, CannotBoot, BadKubeconfig."""
-        if not self._order.source.strip():  # as a path it would be the current directory
-            raise CommandError("SOURCE is empty; name a file, a repository, a URL or a shipped example", USAGE)
         try:
             found = resolve(self._settings, self._order.source, self._order.context)
             made = manifests(self._order, found)
@@ -142,17 +140,16 @@ class Serve:
         """
         if library_model(found.source):
             return True
-        source = canonical(found.source) if found.source.startswith("file://") else found.source
-        if quantization := string(found.model, "quantization"):
-            source += "" if is_file(canonical(source)) else f":{quantization}"
+        source = canonical(found.source)
         if source.startswith("/"):
             try:
                 model_files.looked_at(Path(source))
             except Unusable as error:
-                raise CommandError(f"{error}; nothing is applied") from None
-        context = self._order.context or found.service.get("contextSize")
+                raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
         try:
-            answer = fit.answer(self._settings, fit.Question(source, context, found.service.get("parallelSlots", 1)))
+            answer = fit.answer(self._settings, question(found, self._order.context, None))
+        except fit.NotServable as error:
+            raise CommandError(f"{error}; nothing is applied") from None
         except fit.CannotTell as error:
             self.say(f"whether it fits is not known: {error}")
             return True
@@ -161,7 +158,7 @@ class Serve:
         if answer.fits or self._order.on_demand:  # others may make room for it
             return True
         for line in answer.lines[1:]:
-            if not any(flag in line for flag in FLAGS_OF_FIT):
+            if not any(flag in line for flag in FLAGS_OF_OTHERS):
                 complain(printable(line))
         return False
 

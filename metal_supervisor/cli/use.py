@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from metal_supervisor.cli.command_parser import add_command
+from metal_supervisor.cli.command_parser import SOURCE_HELP, add_command
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings import loader
 
@@ -23,11 +23,7 @@ def add(commands: Any) -> None:
     text = "serve a model: check that it fits, apply it, wait until it is ready, and print its URL"
     more = "With --on-demand it is loaded by its first request, and unloaded when unused: docs/on-demand.md."
     serve = add_command(commands, "serve", _serve, text, f". {more}")
-    serve.add_argument(
-        "source", metavar="SOURCE",
-        help="GGUF file or MLX directory; OWNER/REPO[:QUANT] of Hugging Face; ollama://NAME:TAG; a URL; or a shipped "
-        "example, such as qwen3-4b",
-    )  # fmt: skip
+    serve.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     serve.add_argument("--name", default="", help="name of the service; default: made of the source")
     serve.add_argument("--ctx", type=int, metavar="N", help="spec.contextSize: tokens of all slots together")
     serve.add_argument("--print", action="store_true", dest="only_print", help="print the manifests, and do nothing")
@@ -40,7 +36,7 @@ def add(commands: Any) -> None:
         return made
 
     chat = command("chat", _chat, "talk to a model in this terminal")
-    chat.add_argument("name", metavar="NAME", help=NAME_HELP)
+    chat.add_argument("name", metavar="NAME", help=f"{NAME_HELP}, or the SOURCE that serve was given")
     chat.add_argument("question", nargs="?", help="ask only this; default: ask for questions, or read one from a pipe")
     shown = command("list", _list, "the services: state, model and URL")
     shown.add_argument("--json", action="store_true", help="print JSON, the objects of the API with their `state`")

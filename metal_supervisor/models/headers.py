@@ -20,7 +20,7 @@ from metal_supervisor.models.remote.ollama_library import blob_url
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
-from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS
+from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS, contents
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 
@@ -38,8 +38,6 @@ def read_file(path: Path) -> Reading:
         if path.is_dir():
             return _read_directory(path)
     names = shard_names(path.name)
-    if len(names) == 1:
-        return _read_one(path)
     return merged(names, [_read_one(path.with_name(name)) for name in names])
 
 
@@ -64,10 +62,12 @@ def _read_directory(path: Path) -> Reading:
     """Read an MLX model: config.json and the size of the weights, in the directory itself."""
     size = None
     try:
-        weights = [each for each in path.iterdir() if each.name.endswith(WEIGHTS) and each.is_file()]
+        held = list(path.iterdir())
+        weights = [each for each in held if each.name.endswith(WEIGHTS) and each.is_file()]
         size = sum(each.stat().st_size for each in weights) or None
         if not (path / CONFIG).is_file():
-            return Reading(size, problem=f"it is a directory without a {CONFIG}: no MLX model")
+            what = contents([each.name for each in held])
+            return Reading(size, problem=f"it is a directory without a {CONFIG}: {what}")
         with (path / CONFIG).open("rb") as file:
             config = read_config(file.read(MOST_CONFIG_BYTES))
     except OSError as error:
@@ -136,7 +136,7 @@ class Headers:
         def ask(known: _KnownHeader | None) -> _KnownHeader:
             if known is not None and not known.reading.problem:
                 return known
-            return _KnownHeader(_library(source, registry))
+            return _KnownHeader(read_library(source, registry))
 
         return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
 
@@ -161,8 +161,8 @@ def _reading(known: _KnownHeader | None) -> Reading | None:
     return None if known is None else known.reading
 
 
-def _library(source: str, registry: str) -> Reading:
-    """The reading of a model in Ollama's library."""
+def read_library(source: str, registry: str) -> Reading:
+    """Read the header of a model in Ollama's library. Never raises: an error is the reading's problem."""
     client = Client(SourcePolicy(lax=True), READ_S)
     try:
         return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)

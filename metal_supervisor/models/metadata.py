@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from metal_supervisor.spec.gguf import BadGguf, CutShort, Header, NotGguf
+from metal_supervisor.spec.shards import misnamed
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,15 @@ def merged(names: Sequence[str], readings: Sequence[Reading]) -> Reading:
     """Merge the readings of all shards, given in their order; the first says how many there are."""
     sizes = [reading.size_bytes for reading in readings if reading.size_bytes is not None]
     size = sum(sizes) if len(sizes) == len(readings) else None
+    shards: list[Header] = []
     for name, reading in zip(names, readings, strict=True):
+        where = f"{name}: " if len(names) > 1 else ""
         if reading.header is None:  # an engine may take a first one that can be read for the whole model
-            return Reading(size if readings[0].header is None else None, problem=f"{name}: {reading.problem}")
-    shards = [reading.header for reading in readings if reading.header is not None]
+            return Reading(size if readings[0].header is None else None, problem=where + reading.problem)
+        if why := misnamed(name, reading.header.metadata, reading.header.tensors):
+            return Reading(None, problem=where + why)
+        shards.append(reading.header)
     first = shards[0]
-    count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
-    if number != 0:
-        return Reading(None, problem=f"it is shard {number!r:.20}, counted from 0; the model begins with the first one")
-    if max(1, count if isinstance(count, int) else 1) != len(shards):
-        return Reading(None, problem=f"the first shard says that there are {count!r:.20}; {len(shards)} were given")
     header = replace(
         first,
         weights_bytes=sum(each.weights_bytes for each in shards),

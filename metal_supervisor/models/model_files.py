@@ -19,10 +19,10 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.places import Places, named
 from metal_supervisor.models.remote.fetch import MAGIC, Opened, no_gguf
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import join, misnamed, shard_names
 from metal_supervisor.spec.types import ModelFile
 
-MOST_FOLDERS, MAGIC_BYTES = 256, 8
+MOST_FOLDERS, MAGIC_BYTES = 256, 64
 OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 """In the header of a file of safetensors: where a tensor ends, counted from the header's end."""
 MOST_HEADER_BYTES = 16 << 20
@@ -30,6 +30,7 @@ KEPT_BY_MACOS = (
     "macOS keeps it from what launchd starts; keep models outside Desktop, Documents, Downloads and external disks, or "
     "give this Mac's python Full Disk Access"
 )
+ESCAPED = "remove its backslashes, which a path needs only in a shell"
 ANYWHERE = Places()
 """Places for files that this program put there itself: everything is allowed."""
 
@@ -59,15 +60,16 @@ def check_file(path: Path, places: Places = ANYWHERE) -> int:
         with path.open("rb") as file:
             places.check_opened(file.fileno(), path)
             head = file.read(512)
-            cut = _cut_short(file.fileno(), status.st_size) if head.startswith(MAGIC) else ""
+            defect = _defect(file.fileno(), status.st_size, path.name) if head.startswith(MAGIC) else ""
     except FileNotFoundError:
-        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; put the file there") from None
+        advice = ESCAPED if "\\" in str(path) else "put the file there"
+        raise Unusable("ModelFileMissing", f"{named(path)} does not exist on this Mac; {advice}") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     if why := no_gguf(head):
         raise Unusable("InvalidModelFile", f"{named(path)} {why}")
-    if cut:
-        raise Unusable("InvalidModelFile", f"{named(path)}: {cut}; fetch it again")
+    if defect:
+        raise Unusable("InvalidModelFile", f"{named(path)}: {defect}")
     return status.st_size
 
 
@@ -79,18 +81,22 @@ def _unreadable(path: Path, error: Exception) -> Unusable:
     return Unusable("ModelFileUnreadable", f"{named(path)}: {why}")
 
 
-def _cut_short(descriptor: int, size_bytes: int) -> str:
-    """What a GGUF file's header says of bytes that it lacks, "" if it has all. Raises OSError.
+def _defect(descriptor: int, size_bytes: int, name: str) -> str:
+    """What keeps an engine from loading a GGUF file, with what to do; "" if nothing. Raises OSError.
 
     A header that is wrong in another way is the engine's to judge: it may be newer than this reader.
     """
     try:
-        read_header(Opened(descriptor), size_bytes)
+        header = read_header(Opened(descriptor), size_bytes)
     except CutShort as error:
-        return str(error)
+        advice = "fetch it again"
+        with contextlib.suppress(BadGguf):
+            if len(shard_names(name)) > 1 and "split.count" not in read_header(Opened(descriptor)).metadata:
+                advice = join(name)
+        return f"{error}; {advice}"
     except BadGguf:
-        pass
-    return ""
+        return ""
+    return misnamed(name, header.metadata, header.tensors)
 
 
 def check_directory(path: Path) -> int:
@@ -102,7 +108,7 @@ def check_directory(path: Path) -> int:
     weights = sum(size for name, size in sizes.items() if name.endswith(repository.WEIGHTS))
     lacks = repository.lacking(sizes) or ("" if weights else "*.safetensors")  # empty files are no weights
     if lacks:
-        text = f"{named(path)} is a directory without {lacks}"
+        text = f"{named(path)} is a directory without {lacks}: {repository.contents(sizes)}"
         raise Unusable("InvalidModelFile", f"{text}; spec.source must name one .gguf file, or an MLX model's directory")
     if lacks := repository.missing_shards(sizes):  # as while it is fetched, or copied, to where it is
         raise Unusable("InvalidModelFile", f"{named(path)} lacks {lacks}; put them there")

@@ -6,16 +6,17 @@ name before a byte is fetched, and a name that a Mac cannot store safely is neve
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import PIECE, join, shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -34,11 +35,33 @@ PROGRAMS = (
     b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\xbf", b"\xbe\xba\xfe\xca", b"\xbf\xba\xfe\xca",
 )  # fmt: skip
 """First bytes of programs and libraries (ELF, PE, scripts, archives, Mach-O): a loader does not look at the name."""
+COMPANION = re.compile(
+    r"(?<![^\W_])(?:imatrix|eagle\d*|dflash|dspark|draft|assistant|lora|adapter)(?![^\W_])"
+    r"|(?:(?<=/)|^|(?<=mtp-))mtp(?=[-_./])", re.ASCII | re.IGNORECASE
+)  # fmt: skip
+"""Words in the name of a file that goes with a model: a draft head, an importance matrix, an adapter. MTP is one at
+the start of a name; elsewhere it says that a whole model has such a head."""
+MOST_READ = 4
+"""Headers that are read at most to choose between files: each may be a request to a server."""
+WIDTH = re.compile(r"(?<![^\W_])(?:I?Q|TQ|MXFP|NVFP|B?F)(\d+)", re.ASCII | re.IGNORECASE)
+"""Bits of a quantization, in a name such as Q4_K_M, IQ3_XXS or MXFP4."""
+WIDTHS = ("4", "3", "2", "1", "5", "6", "8")
+"""The usual one, then what is smaller, for a Mac that it does not fit; larger ones where a repository has no other."""
+LFS_POINTER = b"version https://git-lfs"
+"""First bytes of what a clone without Git LFS has in a large file's place."""
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
 LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 238, 900
 """Limits of macOS, less room for a suffix of the store and for the directory that the file will be in."""
+
+
+class Ambiguous(Unusable):
+    """Several files may be meant; `names` are all of them."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__("AmbiguousSource", message)
+        self.names = tuple(names)
 
 
 def is_safe(name: str) -> bool:
@@ -51,18 +74,36 @@ def is_safe(name: str) -> bool:
     return len(name.encode()) <= LONGEST_NAME_BYTES
 
 
-def chosen(names: Collection[str], artifact: Artifact, of: str) -> tuple[str, ...]:
-    """Choose an artifact's files; of a set of shards all, whether or not they are there. Raises Unusable."""
+def chosen(
+    names: Collection[str], artifact: Artifact, of: str, is_companion: Callable[[str], bool] = lambda _: False
+) -> tuple[str, ...]:
+    """Choose an artifact's files; of a set of shards all, whether or not they are there. Raises Unusable.
+
+    `is_companion`: as of `gguf`.
+    """
     if artifact.directory:
         return directory(names, artifact.files, of)
     wanted = [name for name in names if not artifact.files or name in artifact.files]
-    return shard_names(gguf(wanted, artifact.quantization, of))
+    return shard_names(gguf(wanted, artifact.quantization, of, is_companion))
 
 
-def gguf(names: Iterable[str], quantization: str, of: str) -> str:
-    """Choose the one GGUF file, of a set of shards the first. `of`: the repository, for messages. Raises Unusable."""
-    held = sorted({shard_names(name)[0] for name in names if _is_model(name)})
+def gguf(
+    names: Iterable[str], quantization: str, of: str, is_companion: Callable[[str], bool] = lambda _: False
+) -> str:
+    """Choose the one GGUF file, of a set of shards the first. Raises Unusable, or Ambiguous for several.
+
+    `of`: the repository, for messages. `is_companion`: reads the header of a file that names do not tell apart.
+    """
+    words = {name: len(COMPANION.findall(name)) for name in names if _is_model(name)}
+    least = min(words.values(), default=0)  # a model may itself be called MTP or Eagle
+    held = sorted({shard_names(name)[0] for name, count in words.items() if count == least})
+    pieces = [base for base in map(posixpath.basename, names) if PIECE.fullmatch(base)]
     wanted = quantized(held, quantization) if quantization else held
+    if not wanted and (found := quantized(pieces, quantization) if quantization else pieces):
+        text = f"{of} has the file in pieces ({_some(found)})"
+        raise Unusable("InvalidModelFile", f"{text}; fetch them, {join(found[0])}, and name that file")
+    if 1 < len(wanted) <= MOST_READ:
+        wanted = [name for name in wanted if not is_companion(name)] or wanted
     if len(wanted) == 1:
         return wanted[0]
     if not held:
@@ -72,7 +113,7 @@ def gguf(names: Iterable[str], quantization: str, of: str) -> str:
         advice = "correct spec.quantization (or the end of spec.source), or set spec.files"
         raise Unusable("InvalidModel", f"{text}; {advice}")
     text = f"{of} has {len(wanted)} GGUF files ({_some(wanted)})"
-    raise Unusable("AmbiguousSource", f"{text}; set spec.files to one of them, or spec.quantization")
+    raise Ambiguous(f"{text}; set spec.files to one of them, or spec.quantization", wanted)
 
 
 def _is_model(name: str) -> bool:
@@ -85,12 +126,26 @@ def _hidden(name: str) -> bool:
 
 
 def quantized(names: Sequence[str], quantization: str) -> list[str]:
-    """Names of that quantization. `Q4_K` matches Q4_K_M and Q4_K_S only if nothing is exactly Q4_K; never IQ4_K."""
-    word = rf"(?<![^\W_]){re.escape(quantization)}"
-    for end in (r"(?!\w)", r"(?![^\W_])"):
-        if found := [name for name in names if re.search(word + end, posixpath.basename(name), re.IGNORECASE)]:
+    """Names of that quantization, by the files' own names, else by their folders'.
+
+    `Q4_K` matches Q4_K_M and Q4_K_S only if nothing is exactly Q4_K; never IQ4_K. UD-Q4_K only if nothing else is Q4_K.
+    """
+    for part, start, end in itertools.product(
+        (posixpath.basename, posixpath.dirname), (r"(?<!UD-)(?<!i1-)", ""), (r"(?!\w)", r"(?![^\W_])")
+    ):
+        word = rf"(?<![^\W_]){start}{re.escape(quantization)}{end}"
+        if found := [name for name in names if re.search(word, part(name), re.IGNORECASE)]:
             return found
     return []
+
+
+def usual(names: Iterable[str]) -> list[str]:
+    """One name of each width in WIDTHS, in their order; of equal ones `_K_M`, then the other K-quants."""
+    found: dict[str, str] = {}
+    for name in sorted(names, key=lambda each: ("_K_M" not in each.upper(), "_K_" not in each.upper(), each)):
+        if widths := WIDTH.findall(posixpath.basename(name)) or WIDTH.findall(name):
+            found.setdefault(widths[-1], name)
+    return [found[width] for width in WIDTHS if width in found]
 
 
 def directory(names: Iterable[str], files: Sequence[str], of: str) -> tuple[str, ...]:
@@ -122,6 +177,16 @@ def lacking(names: Collection[str]) -> str:
     return "" if any(name.endswith(WEIGHTS) for name in names) else "*.safetensors"
 
 
+def contents(names: Iterable[str]) -> str:
+    """What a directory holds that lacks an MLX model's files, for a message."""
+    shown = sorted(name for name in names if not _hidden(name))
+    if files := [name for name in shown if _is_model(name)]:
+        return f"it has GGUF files ({_some(files)})"
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in shown):
+        return "its weights are PyTorch's (mlx_lm.convert converts them)"
+    return f"it has {_some(shown)}" if shown else "it is empty"
+
+
 def missing_shards(names: Iterable[str]) -> str:
     """What the weights of a directory lack by their own names (`model-00001-of-00003.safetensors`), "" if nothing."""
     found = Counter(shard.groups() for shard in map(SHARD.fullmatch, names) if shard)
@@ -150,7 +215,9 @@ def directory_name(artifact: Artifact) -> str:
 
 
 def refuse_program(head: bytes, where: str) -> None:
-    """Raise Unusable if a file with these first bytes is a program or a library. `where`: its path or URL."""
+    """Raise Unusable if a file with these first bytes is a program or library, or a pointer. `where`: path or URL."""
+    if head.startswith(LFS_POINTER):
+        raise Unusable("InvalidModelFile", f"{where} is a Git LFS pointer; run git lfs pull in its repository")
     if head.startswith(PROGRAMS):
         raise Unusable("InvalidModelFile", f"{where} is a program; no program of a model is ever run")
 

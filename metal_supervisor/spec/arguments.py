@@ -8,7 +8,9 @@ engine is a way around the table.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -250,14 +252,15 @@ def refusal(parsed: ParsedArguments, grammar: Grammar, opened: Collection[str], 
     `opened`: flags that the administrator of this Mac allows although they are refused, or in no table.
     """
     for item in parsed.items:
-        if problem := _refused(item, f"spec.extraArgs[{item.index}]", grammar, opened, engine):
+        if problem := _refused(item, parsed.written, grammar, opened, engine):
             return problem
     return None
 
 
 def _refused(
-    item: Argument, place: str, grammar: Grammar, opened: Collection[str], engine: str
+    item: Argument, written: Sequence[str], grammar: Grammar, opened: Collection[str], engine: str
 ) -> Problem | None:
+    place = f"spec.extraArgs[{item.index}]"
     plain = folded(item.written.partition("=")[0], grammar)
     near = item.flag or grammar.flags.get(item.name)
     allowed = is_opened(item, near, opened)
@@ -276,7 +279,8 @@ def _refused(
         first, *rest = item.written.split(None, 1)
         name = folded(first.partition("=")[0], grammar)
         if rest and (name in grammar.flags or name in opened):
-            return "InvalidSpec", f"{shown} is one item; split it into two items: {first!r:.80} and {rest[0]!r:.80}"
+            right = json.dumps(_split(written, {*grammar.flags, *opened}, grammar), ensure_ascii=False)
+            return "InvalidSpec", f"{shown} is one item; split it: spec.extraArgs: {right:.1000}"
         offered = (known for known, flag in grammar.flags.items() if flag.verdict is FlagVerdict.VALUE)
         text = f"{shown} is not known to {engine}{did_you_mean(name, offered)}; remove it"
         return "UnsupportedField", f"{text}{opens(name, 'extra-args')}"
@@ -293,6 +297,25 @@ def _refused(
                 at = place.rpartition("[")[0] + f"[{item.value_index + offset}]"
                 return "InvalidSpec", f"{at}: {plain:.80} takes {check.says}, not {value!r:.80}"
     return None
+
+
+def _split(written: Sequence[str], known: Collection[str], grammar: Grammar) -> list[str]:
+    """Arguments of which some hold several words, with each flag and each value as an item of its own."""
+    words: list[str] = []
+    for text in written:
+        flags = [folded(word.partition("=")[0], grammar) in known for word in text.split()]
+        if not any(flags[:1]):
+            words.append(text)
+            continue
+        try:
+            parts = shlex.split(text) if sum(flags) > 1 else text.split(None, 1)
+        except ValueError:  # a quotation mark without its other half
+            parts = text.split()
+        for part in parts:
+            name, equals, value = part.partition("=")
+            glued = equals and not grammar.argparse and folded(name, grammar) in known
+            words += [name, value] if glued else [part]
+    return words
 
 
 def is_opened(item: Argument, flag: Flag | None, opened: Collection[str]) -> bool:

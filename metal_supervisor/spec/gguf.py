@@ -63,6 +63,29 @@ SUMMARY_NUMBERS: Mapping[str, str] = {
 LONGEST_SUMMARY = 200
 
 ARCHITECTURE = re.compile(r"[a-z0-9_.-]{1,64}")
+_PROJECTOR = "a projector for images or sound", "name it in spec.mmproj of the Model that it belongs to"
+_ADAPTER = "a LoRA adapter", "pass it with --lora in spec.extraArgs"
+_DRAFT = "a draft head", "name its Model in spec.speculativeDecoding.draftModelRef of a service"
+_IMAGES = "an image or video model", "no engine here runs it; use one such as stable-diffusion.cpp"
+_SPEECH = "a speech model", "no engine here runs it; use one such as whisper.cpp"
+COMPANIONS: Mapping[str, tuple[str, str]] = {
+    "mmproj": _PROJECTOR, "clip": _PROJECTOR, "adapter": _ADAPTER,
+    "controlvector": ("a control vector", "pass it with --control-vector in spec.extraArgs"),
+    "imatrix": ("an importance matrix", "only llama-quantize reads it; serve the model instead"),
+    "eagle3": _DRAFT, "dflash": _DRAFT, "dspark": _DRAFT, "gemma4-assistant": _DRAFT,
+    "flux": _IMAGES, "sd1": _IMAGES, "sdxl": _IMAGES, "sd3": _IMAGES, "aura": _IMAGES, "hidream": _IMAGES,
+    "cosmos": _IMAGES, "ltxv": _IMAGES, "hyvid": _IMAGES, "wan": _IMAGES, "lumina2": _IMAGES,
+    "qwen_image": _IMAGES, "pig": _IMAGES,
+    "whisper": _SPEECH, "parakeet": _SPEECH, "kokoro": _SPEECH, "wavtokenizer-dec": _SPEECH,
+}  # fmt: skip
+"""`general.type` or architecture of a file that is no language model -> what it is, and what to do with it."""
+
+NOT_GGUF = {
+    b"vers": ", but a Git LFS pointer; run git lfs pull in its repository",
+    **dict.fromkeys((b"<!do", b"<htm"), ", but a web page (a login or error page?)"),
+}
+"""First four bytes of files that people have in a model's place -> what they are."""
+
 NAME = re.compile(rb"blk\.(\d{1,4})\.([a-z0-9]+(?:_[a-z0-9]+)*)")
 KEYS_OF_ATTENTION = frozenset({b"attn_k", b"attn_kv_a_mqa", b"attn_kv_a"})
 RECURRENT = re.compile(rb"(ssm|shortconv|time_mix)_?")
@@ -115,11 +138,36 @@ class Header:
     """Blocks that have tensors of a recurrent layer; some models have both in one."""
     assumptions: tuple[str, ...] = ()
     """Assumptions made where the file does not tell."""
+    tensors: int = 0
 
     @property
     def architecture(self) -> str:
         found = self.metadata.get("general.architecture")
         return found if isinstance(found, str) else ""
+
+    @property
+    def companion(self) -> str:
+        """What the file is and what it is for, if no engine serves it by itself; else ""."""
+        kind, found = self.metadata.get("general.type"), None
+        for key in (kind, self.architecture):
+            found = found or COMPANIONS.get(str(key))
+        if found is None and self._is_draft_head():
+            found = _DRAFT
+        if found is None and not self.weights_bytes and "split.count" not in self.metadata:  # else a shard
+            found = "a file without weights", "name the file that has them"
+        if found is None:
+            return ""
+        named = f"general.type {kind}, " if kind else ""
+        what = f"{found[0]} ({shortened(named + f'architecture {self.architecture or None}', 100)})"
+        return f"it is {what}, not a model by itself; {found[1]}"
+
+    def _is_draft_head(self) -> bool:
+        """True if of all blocks only those for multi-token prediction are there."""
+        blocks = self.metadata.get(f"{self.architecture}.block_count")
+        heads = self.metadata.get(f"{self.architecture}.nextn_predict_layers")
+        if not (isinstance(blocks, int) and isinstance(heads, int) and heads):
+            return False
+        return min(self.attention_layers | self.recurrent_layers, default=0) >= blocks - heads > 0
 
     @cached_property
     def summary(self) -> dict[str, str | int]:
@@ -252,6 +300,7 @@ class _Reader:
             attention_layers=frozenset(self._attention | (self._fused - self._recurrent)),
             recurrent_layers=frozenset(self._recurrent),
             assumptions=assumptions,
+            tensors=tensors,
         )
 
     def _counts(self) -> tuple[int, int]:
@@ -259,7 +308,7 @@ class _Reader:
         if magic == b"FUGG":
             raise NotGguf("it is a big-endian GGUF file, which engines on a Mac cannot read; convert it")
         if magic != b"GGUF":
-            raise NotGguf("it is not a GGUF file")
+            raise NotGguf(f"it is not a GGUF file{NOT_GGUF.get(magic.lower(), '')}")
         raw = self._cursor.take(4)
         version = int.from_bytes(raw, "little")
         if version & 0xFFFF == 0 and 1 <= int.from_bytes(raw, "big") <= 0xFFFF:

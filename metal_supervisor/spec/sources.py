@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from metal_supervisor.spec import fields
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.hosts import in_url, web_url
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import PIECE, join, shard_names
 
 LIBRARY = re.compile(
     r"https?://(?:www\.)?(?:ollama\.com|registry\.ollama\.ai)/"
@@ -35,6 +35,7 @@ QUANTIZED = re.compile(rf"((?:hf://)?(?:models/)?{REPOSITORY}(?:@(?:{REVISION}))
 BARE = re.compile(REPOSITORY, re.ASCII)
 BUCKET_KEY = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*)", re.ASCII | re.DOTALL)
 FORMS = "an absolute path, file:///…, http(s)://…, hf://O/R[@REV][/FILE], hf://O/R:QUANT or s3://BUCKET/KEY"
+WINDOWS = re.compile(r"[A-Za-z]:/")
 ELSEWHERE = {
     "pvc": "names a volume of the cluster, which no Mac can mount; name a file of the Mac, or hf://O/R",
     "oci": "names an image of a container registry, which is not supported; name the model by hf://O/R or https://…",
@@ -135,6 +136,14 @@ def without_quantization(written: str) -> tuple[str, str]:
 
 def canonical(written: str, where: str = "spec.source") -> str:
     """The canonical spelling of a source. Raises Bad, which names the field, for one that this Mac cannot fetch."""
+    found = _spelled(written, where)
+    name = urllib.parse.unquote(posixpath.basename(shown(found) if "://" in found else found))
+    if piece := PIECE.fullmatch(name):
+        raise Bad("InvalidModel", f"{where} {name!r:.200} is a piece of {piece[1]}; {join(name)}, and name that file")
+    return found
+
+
+def _spelled(written: str, where: str) -> str:
     fields.address(written, where)
     if not written:
         raise Bad("InvalidModel", f"{where} is empty; give {FORMS}")
@@ -147,7 +156,12 @@ def canonical(written: str, where: str = "spec.source") -> str:
     if not separator:
         if BARE.fullmatch(written) and not written.endswith(".gguf"):
             return _hub_uri(f"hf://{written}", where)
-        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} is not supported; use {FORMS}")
+        why = f"is not supported; use {FORMS}"
+        if written.startswith("~"):
+            why = "begins with ~, which only a shell expands; write the home directory in full"
+        elif "\\" in written or WINDOWS.match(written):
+            why = "is a Windows path; a path on a Mac begins with / and has / between its parts"
+        raise Bad("UnsupportedSource", f"{where} {shown(written)!r:.200} {why}")
     if not written.isprintable():
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} has a control character; remove it")
     if scheme in ELSEWHERE:
@@ -167,15 +181,12 @@ def canonical(written: str, where: str = "spec.source") -> str:
 
 
 def _file(written: str, where: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(written)
-    except ValueError:
-        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} is no URL") from None
-    if parts.netloc not in ("", "localhost"):
+    host, slash, path = written[len("file://") :].partition("/")
+    if host not in ("", "localhost"):
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200}: file:// needs three slashes")
-    if not parts.path.startswith("/"):
+    if not path:
         raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} names no file")
-    return shard_names(fields.text(urllib.parse.unquote(parts.path), where))[0]
+    return shard_names(fields.text(urllib.parse.unquote(slash + path), where))[0]  # `#` and `?` are parts of a name
 
 
 def _hub_uri(written: str, where: str) -> str:

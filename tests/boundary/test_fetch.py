@@ -298,7 +298,8 @@ def test_a_stop_is_no_end_of_a_body_of_unknown_length(line: Line) -> None:
     ("data", "text"),
     [
         (b"<!DOCTYPE html><title>Log in</title>" + bytes(200_000), "is a web page"), (b"PK\x03\x04" * 9, "something"),
-        (b"GGU", "something else"), (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"GGU", "something else"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer, not a GGUF file; run git lfs pull"),
     ],
 )  # fmt: skip
 def test_what_does_not_begin_like_a_model_is_not_kept(

@@ -15,6 +15,7 @@ from range_server import Web, serving
 
 from metal_supervisor.cli import main
 from metal_supervisor.cli.fit import _argv
+from metal_supervisor.cli.serve import Serve
 from metal_supervisor.memory.estimate import estimate
 from metal_supervisor.memory.fit_advice import FitPlan
 from metal_supervisor.models.metadata import Reading
@@ -25,7 +26,7 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Standing
 from metal_supervisor.state.directory import StateDir
-from tests.support import kv_models
+from tests.support import kv_models, vision
 from tests.support.in_memory import InMemory
 from tests.support.records import a_record
 from tests.support.system import tiny_gguf
@@ -194,19 +195,33 @@ def test_a_question_that_makes_no_sense_is_refused(flags: list[str], text: str, 
 
 def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>")
+    (tmp_path / "lfs.gguf").write_text("version https://git-lfs.github.com/spec/v1")
     (tmp_path / "\x1b[31mred.gguf").write_text("<html>")
     for source, text in (
-        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file"),
+        (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file, but a web page"),
+        (tmp_path / "lfs.gguf", "but a Git LFS pointer; run git lfs pull"),
         (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
-        (tmp_path / "none", "No such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
+        (tmp_path / "none", "there is no such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
         ("models/nofile.gguf", "models/nofile.gguf: there is no such file"),
-        ("/dev/null", "it is not a regular file"), ("", "SOURCE is empty; give"), (".", " .: it is a directory"),
+        ("/dev/null", "it is not a regular file"), ("", "SOURCE is empty; name"), (".", ": it is a directory"),
         ("pvc://c/m.gguf", "names a volume"), ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),
         ("http://[bad", "no URL"), ("~nobody-of-that-name/m", "home"), ("a\0b", "NUL byte"),
     ):  # fmt: skip
         said = shell.fit(source)
         assert (said.code, said.out) == (2, ""), source
         assert text in said.err
+
+
+@pytest.mark.parametrize("command", ["fit", "serve"])
+def test_a_projector_is_no_model_and_is_not_applied(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Serve, "_as_the_system", lambda *_: pytest.fail("it was applied"))
+    vision.projector(tmp_path / "mmproj.gguf")
+    code = main.main([command, str(tmp_path / "mmproj.gguf"), "--state-dir", str(tmp_path / "state")])
+    told = capsys.readouterr().err
+    assert code != 0 and "mmproj.gguf: it is a projector" in told and "spec.mmproj" in told
+    assert ("nothing is applied" in told) is (command == "serve")
 
 
 def test_hyperparameters_that_make_no_sense_are_refused_and_said(

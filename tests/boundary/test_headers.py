@@ -28,8 +28,9 @@ from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
 from metal_supervisor.models import headers as headers_module
 from metal_supervisor.models.headers import Headers, read_file
-from metal_supervisor.models.listing import Listing, Piece
+from metal_supervisor.models.listing import Listing, Piece, Unusable
 from metal_supervisor.models.metadata import Reading
+from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import remote_headers
 from metal_supervisor.models.remote.remote_headers import read_listing
@@ -157,8 +158,44 @@ def test_shards_of_different_models_are_not_one(shards: list[Path], tmp_path: Pa
     first, _, third = copied(shards, tmp_path)
     first.write_bytes(shards[1].read_bytes())
     found = read_file(third)
-    assert found.header is None and "the model begins with the first one" in found.problem
+    assert found.header is None and f"{first.name}: it is file 2 of 3 by its header" in found.problem
     assert found.size_bytes is None
+
+
+@pytest.mark.parametrize("where", ["disk", "server", "store"])
+def test_a_shard_under_another_name_is_said_to_be_one(
+    where: str, shards: list[Path], web: Web, tmp_path: Path
+) -> None:
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(shards[0].read_bytes())
+    if where == "store":
+        with pytest.raises(Unusable) as caught:
+            looked_at(path)
+        assert caught.value.reason == "InvalidModelFile"
+        problem = str(caught.value)
+    elif where == "server":
+        web.files["renamed.gguf"] = path.read_bytes()
+        problem = remote(f"{web.url}/range/renamed.gguf").problem
+    else:
+        problem = read_file(path).problem
+    assert "it is file 1 of 3 by its header; rename it to renamed-00001-of-00003.gguf" in problem
+
+
+def test_a_whole_file_that_is_named_like_a_shard_is_said_to_be_whole(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-00003.gguf"
+    path.write_bytes(tiny.read_bytes())
+    assert "is whole by its header; rename it to m.gguf" in read_file(path).problem
+    with pytest.raises(Unusable, match=r"is whole by its header; rename it to m\.gguf"):
+        looked_at(path)
+
+
+def test_the_pieces_of_a_file_are_to_be_joined_and_not_fetched_again(tiny: Path, tmp_path: Path) -> None:
+    """As `split` cuts a file, under the names of shards."""
+    data, first = tiny.read_bytes(), tmp_path / "m-00001-of-00002.gguf"
+    first.write_bytes(data[: len(data) // 2])
+    (tmp_path / "m-00002-of-00002.gguf").write_bytes(data[len(data) // 2 :])
+    with pytest.raises(Unusable, match=r"join the pieces in their order: cat m-00001-of-00002\.gguf … > m\.gguf"):
+        looked_at(first)
 
 
 @pytest.mark.parametrize(

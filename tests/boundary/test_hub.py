@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -583,6 +584,30 @@ def test_the_library_finds_its_cache_where_we_do(tmp_path: Path) -> None:
     assert try_to_load_from_cache("o/gguf", "m-Q4_K_M.gguf", cache_dir=tmp_path) == str(found)
 
 
+@pytest.mark.parametrize("remote", [True, False])
+def test_of_two_files_of_one_quantization_the_header_tells_the_draft_head(remote: bool, tmp_path: Path) -> None:
+    files = {"m-Q8_0.gguf": _model("llama"), "small/m-Q8_0.gguf": _model("gemma4-assistant")}
+    wanted = source("o/r", quantization="Q8_0")
+    if remote:
+        with Hub({"o/r": files}) as server:
+            assert asked(server, "o/r", quantization="Q8_0").chosen == "m-Q8_0.gguf"
+        return
+    put(tmp_path / "o/r", files)
+    assert hub.local(wanted, tmp_path) == tmp_path / "o/r/m-Q8_0.gguf"
+
+
+def _model(architecture: str) -> bytes:
+    """A GGUF file of one tensor, without data."""
+
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    entry = text("general.architecture") + struct.pack("<I", 8) + text(architecture)
+    tensor = text("t") + struct.pack("<IQIQ", 1, 8, 0, 0)
+    made = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + entry + tensor
+    return made + bytes(-len(made) % 32) + bytes(32)
+
+
 def test_what_is_in_neither_place_names_both(tmp_path: Path) -> None:
     put(tmp_path / "o/big", dict(list(SHARDS.items())[:2]))
     for artifact in (source("hf://o/r/m.gguf"), source("o/r"), source("o/r", directory=True),
@@ -682,7 +707,7 @@ def test_a_signed_address_of_the_test_hub_expires(server: Hub) -> None:
 @pytest.mark.parametrize(
     ("typed", "source"),
     [("o/r:UD-Q4_K_XL", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf"), ("o/r:Q8_0", "hf://o/r/Q8_0/big-Q8_0.gguf"),
-     ("o/r", "hf://o/r/Q8_0/big-Q8_0.gguf")],
+     ("o/r", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf")],
 )  # fmt: skip
 def test_a_file_in_a_folder_of_its_repository_keeps_the_folder(typed: str, source: str, tmp_path: Path) -> None:
     parts = {f"UD-Q4_K_XL/big-UD-Q4_K_XL-0000{number}-of-00002.gguf": b"GGUF" for number in (1, 2)}

@@ -321,7 +321,15 @@ def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
     shelf.store.want([str(path)])
     found = shelf.store.state(str(path))
     assert (found.phase, found.reason) == ("Failed", "InvalidModelFile")
-    assert f"{path} is a directory without {missing}; spec.source must name" in found.message
+    assert f"{path} is a directory without {missing}: it has " in found.message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_git_lfs_pointer_in_a_directory_is_named(name: str, tmp_path: Path) -> None:
+    path = mlx_directory(tmp_path / "m")
+    (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(Unusable, match=f"{name} is a Git LFS pointer; run git lfs pull"):
+        check_directory(path)
 
 
 def test_a_directory_is_no_model_before_all_of_its_weights_are_there(tmp_path: Path) -> None:

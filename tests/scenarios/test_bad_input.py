@@ -17,6 +17,7 @@ import pytest
 from metal_supervisor.cli.main import main
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.spec.processes import State
+from tests.support import vision
 from tests.support.faults import Figure, fault
 from tests.support.system import MODELS, System, engine_path, eventually, free_ports, model, running, service
 
@@ -119,6 +120,7 @@ def test_a_model_and_its_service_name_the_same_cause(system: System, spec: dict[
         ("empty", b"", "InvalidModelFile", "is empty"),
         ("page", b"<!DOCTYPE html><html>please log in</html>", "InvalidModelFile", "web page"),
         ("junk", b"\0\1\2\3junk", "InvalidModelFile", "not a GGUF file"),
+        ("projector", b"", "InvalidModelFile", "name it in spec.mmproj of the Model"),
     ],
 )
 def test_a_source_that_is_not_a_model_file_is_named(
@@ -127,6 +129,8 @@ def test_a_source_that_is_not_a_model_file_is_named(
     path = system.base / f"{name}.gguf"
     if content is not None:
         path.write_bytes(content)
+    if name == "projector":
+        vision.projector(path)
     system.apply(model(name, f"file://{path}"), service(name, name))
     message = failed(system, name, reason)
     assert expected in message and "spec.source" in message

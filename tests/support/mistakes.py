@@ -92,7 +92,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "flag-and-value": Mistake(
         "a flag and its value in one item",
-        ("spec.extraArgs[0]", "split it into two items"),
+        ("spec.extraArgs[0]", "split it: spec.extraArgs"),
         "InvalidSpec",
         spec={"extraArgs": ["--temp 0.2"]},
     ),

@@ -8,11 +8,12 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy
 import pytest
 import tiny_gguf
 from gguf.constants import GGML_QUANT_SIZES
@@ -32,7 +33,7 @@ from metal_supervisor.spec.gguf import (
     Source,
     read_header,
 )
-from metal_supervisor.spec.shards import shard_names
+from metal_supervisor.spec.shards import misnamed, shard_names
 from tests.support.broken import mutated
 from tests.support.in_memory import InMemory
 from tests.support.shards import write_shards
@@ -175,6 +176,56 @@ def test_of_a_header_the_status_of_a_model_gets_what_the_api_takes(tiny: Path) -
     name = str(odd.summary["modelName"])
     assert len(name) == LONGEST_SUMMARY and name.isprintable()
     assert read(file()).summary == {"architecture": "llama"}
+
+
+def _made(path: Path, architecture: str, kind: str = "", blocks: tuple[int, ...] = (0,), **numbers: int) -> Header:
+    writer = gguf.GGUFWriter(path, architecture)
+    if kind:
+        writer.add_type(kind)
+    for name, value in numbers.items():
+        writer.add_uint32(f"{architecture}.{name}", value)
+    for block in blocks:
+        writer.add_tensor(f"blk.{block}.attn_k.weight", numpy.zeros((4, 32), numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read(path.read_bytes())
+
+
+@pytest.mark.parametrize(("architecture", "kind", "what", "purpose"), [
+    ("clip", "mmproj", "projector", "spec.mmproj"), ("clip", "", "projector", "spec.mmproj"),
+    ("llama", "adapter", "LoRA adapter (general.type adapter, architecture llama)", "--lora"),
+    ("controlvector", "", "control vector (architecture controlvector)", "--control-vector"),
+    ("llama", "imatrix", "importance matrix", "llama-quantize"), ("eagle3", "model", "draft head", "draftModelRef"),
+    ("gemma4-assistant", "", "draft head", "draftModelRef"), ("dflash", "", "draft head", "draftModelRef"),
+    ("flux", "", "image or video model", "no engine here"), ("whisper", "", "speech model", "no engine here"),
+])  # fmt: skip
+def test_a_file_that_is_no_model_by_itself_says_what_it_is(
+    architecture: str, kind: str, what: str, purpose: str, tmp_path: Path
+) -> None:
+    told = _made(tmp_path / "x.gguf", architecture, kind).companion
+    assert told.startswith("it is a") and what in told and purpose in told
+
+
+@pytest.mark.parametrize(("blocks", "is_head"), [((3,), True), ((0, 1, 2, 3), False), ((), True)])
+def test_a_model_with_a_head_for_mtp_is_whole_and_the_head_alone_is_not(
+    blocks: tuple[int, ...], is_head: bool, tmp_path: Path
+) -> None:
+    header = _made(tmp_path / "x.gguf", "qwen35", "model", blocks, block_count=4, nextn_predict_layers=1)
+    assert bool(header.companion) is is_head
+    assert not blocks or not is_head or "a draft head" in header.companion
+
+
+def test_a_first_shard_without_tensors_is_not_a_file_without_weights(tmp_path: Path) -> None:
+    header = _made(tmp_path / "x.gguf", "llama", blocks=())
+    assert "a file without weights" in header.companion
+    assert replace(header, metadata={**header.metadata, "split.count": 2}).companion == ""
+
+
+@pytest.mark.parametrize("architecture", ["llama", "bert", "a-model-of-tomorrow", "qwen35"])
+def test_an_architecture_that_is_not_known_may_be_a_model(architecture: str, tmp_path: Path) -> None:
+    assert _made(tmp_path / "x.gguf", architecture, "model").companion == ""
 
 
 def test_version_2_reads_the_same() -> None:
@@ -320,9 +371,38 @@ def test_shards_are_judged_together(shards: list[Path]) -> None:
 
 
 def test_shards_that_do_not_belong_together_are_refused(shards: list[Path]) -> None:
-    first, second, _ = shards
-    assert "says that there are 3; 2 were given" in merged_of([first, second]).problem
-    assert "it is shard 1, counted from 0" in merged_of([second, first, first]).problem
+    first, second, _ = (Reading(path.stat().st_size, read(path.read_bytes())) for path in shards)
+    of_two = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
+    assert "m-00001-of-00002.gguf: it is file 1 of 3 by its header" in merged(of_two, [first, second]).problem
+    of_three = [path.name for path in shards]
+    assert "m-00001-of-00003.gguf: it is file 2 of 3 by its header" in merged(of_three, [second, first, first]).problem
+    assert "m-00003-of-00003.gguf: it is file 1 of 3 by its header" in merged(of_three, [first, second, first]).problem
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "advice"),
+    [
+        ("x.gguf", (0, 2, 9), "it is file 1 of 2 by its header; rename it to x-00001-of-00002.gguf"),
+        ("x-1-of-2.gguf", (1, 2, 9), "file 2 of 2 by its header; rename it to x-00002-of-00002.gguf"),
+        ("X-00001-OF-00002.GGUF", (0, 2, 9), "rename it to X-00001-of-00002.gguf"),
+        ("x-00002-of-00002.gguf", (0, 2, 9), "file 1 of 2 by its header; rename it to x-00001-of-00002.gguf"),
+        ("x.gguf", (0, 2, 9), "llama-gguf-split --merge x-00001-of-00002.gguf x.gguf"),
+        ("x.gguf", (0, 3, 5), "its header says 1 of 3; correct it: gguf-set-metadata x.gguf split.count 1"),
+        ("x-00001-of-00003.gguf", (0, 1, 5), "is whole by its header; rename it to x.gguf"),
+        ("x-00001-of-00003.gguf", (), "is whole by its header; rename it to x.gguf"),
+        ("x-00001-of-00002.gguf", (0, 2, 9), ""), ("x.gguf", (), ""), ("x.gguf", (0, 1, 5), ""),
+        ("x-00004-of-00003.gguf", (), ""), ("dir/x-00001-of-00002.gguf", (0, 2, 9), ""),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_shard_is_compared_with_its_header(name: str, split: tuple[int, ...], advice: str) -> None:
+    keys = ("split.no", "split.count", "split.tensors.count")
+    found = misnamed(name, dict(zip(keys, split, strict=False)), 5)
+    assert advice in found and bool(advice) == bool(found)
+
+
+@pytest.mark.parametrize("value", ["two", 2.5, (1, 2), True, -1])
+def test_a_split_that_is_no_number_is_none(value: Any) -> None:
+    assert misnamed("x.gguf", {"split.count": value, "split.no": value}, 5) == ""
 
 
 def test_a_model_in_one_file_is_its_only_shard(tiny: Path) -> None:

@@ -453,7 +453,23 @@ SWITCHES = Binary("/x", frozenset({"--mlock"}), help=HELP + "--mlock      lock\n
     [
         (("-t", "1", "--no-such", "2"), "UnsupportedField", "spec.extraArgs[2] '--no-such' is not known"),
         (("--tmp", "1"), "UnsupportedField", "'--tmp' is not known to llama-server (did you mean --temp?); remove it"),
-        (("--temp 0.2",), "InvalidSpec", "[0] '--temp 0.2' is one item; split it into two items: '--temp' and '0.2'"),
+        (
+            ("--temp 0.2",), "InvalidSpec",
+            """[0] '--temp 0.2' is one item; split it: spec.extraArgs: ["--temp", "0.2"]""",
+        ),
+        (
+            ("--mlock", "--jinja --flash-attn on --cache-type-k=q8_0", "-t 4"), "InvalidSpec",
+            """["--mlock", "--jinja", "--flash-attn", "on", "--cache-type-k", "q8_0", "-t", "4"]""",
+        ),
+        (
+            ("--jinja --chat-template-kwargs '{\"a\": 1}'",), "InvalidSpec",
+            """["--jinja", "--chat-template-kwargs", "{\\"a\\": 1}"]""",
+        ),
+        (
+            ("--chat-template-kwargs {\"a\": 1}", "-t", "4"), "InvalidSpec",
+            """["--chat-template-kwargs", "{\\"a\\": 1}", "-t", "4"]""",
+        ),
+        (("--jinja --temp '0.2",), "InvalidSpec", """["--jinja", "--temp", "'0.2"]"""),
         (("--threads=4",), "InvalidSpec", "write --threads and its value as two items"),
         (("-t", "1", "2"), "InvalidSpec", "spec.extraArgs[2] '2' is neither a flag nor the value of one"),
         (("--threads",), "InvalidSpec", "spec.extraArgs[0] '--threads' needs a value"),
@@ -540,7 +556,7 @@ def test_the_advice_on_a_refused_flag_can_be_copied_into_the_setting() -> None:
     found = refuse(service(extra=("--porthole 1",)))
     assert found is not None and found[1].endswith(" can allow it with its setting --allow-extra-args=--porthole")
     found = refuse(replace(service(extra=("--porthole 1",)), allowed_args=frozenset({"--porthole"})))
-    assert found is not None and "split it into two items: '--porthole' and '1'" in found[1]
+    assert found is not None and '''split it: spec.extraArgs: ["--porthole", "1"]''' in found[1]
 
 
 @pytest.mark.parametrize("flag", ["-", "--", "--a'b", "-1", "--" + "x" * 90])

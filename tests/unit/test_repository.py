@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metal_supervisor.models.listing import Unusable
-from metal_supervisor.models.repository import MOST_FILES, directory, gguf, is_safe
+from metal_supervisor.models.repository import MOST_FILES, Ambiguous, contents, directory, gguf, is_safe, usual
 
 MLX = ("config.json", "model.safetensors")
 
@@ -35,10 +35,70 @@ def refused(call: str, *given: object) -> tuple[str, str]:
         (["Q8_0/m-Q4_0.gguf", "m-Q8_0.gguf"], "Q8_0", "m-Q8_0.gguf"),
         (["m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf"], "Q4_K_M", "m-Q4_K_M-00001-of-00002.gguf"),
         ([".hidden/m.gguf", "m.gguf"], "", "m.gguf"),
+        (["g-UD-Q4_K_XL.gguf", "mtp-g.gguf", "MTP/g-Q8_0-MTP.gguf", "MTP/g-F16-MTP.gguf"], "", "g-UD-Q4_K_XL.gguf"),
+        (["Mtp-27B-Q6_K.gguf", "mtp-Mtp-27B-Q6_K.gguf"], "Q6_K", "Mtp-27B-Q6_K.gguf"),
+        (["mtp-9b-Q4_0.gguf", "mtp-9b-Q8_0.gguf", "mtp-mtp-9b-Q8_0.gguf"], "Q8_0", "mtp-9b-Q8_0.gguf"),
+        (["g-MTP-Q4_0.gguf", "g-MTP-Q8_0.gguf"], "Q8_0", "g-MTP-Q8_0.gguf"),
+        (["g-MTP-Q4_K_M.gguf", "MTP-g-Q8_0.gguf"], "", "g-MTP-Q4_K_M.gguf"),
+        (["One-Q4_K_M.gguf", "One-imatrix.gguf", "imatrix_unsloth.gguf"], "", "One-Q4_K_M.gguf"),
+        (["g-Q4_0-imatrix.gguf", "g-Q8_0-imatrix.gguf"], "Q8_0", "g-Q8_0-imatrix.gguf"),
+        (["g-Q8_0.gguf", "g-eagle3-Q8_0.gguf", "EAGLE-g.gguf"], "Q8_0", "g-Q8_0.gguf"),
+        (["g-Q8_0.gguf", "g-DFlash-b16-Q8_0.gguf", "g-dspark.gguf"], "Q8_0", "g-Q8_0.gguf"),
+        (["g-Q8_0.gguf", "g-assistant-Q8_0.gguf", "draft/g-Q8_0.gguf"], "Q8_0", "g-Q8_0.gguf"),
+        (["g-Q8_0.gguf", "g-lora-Q8_0.gguf"], "Q8_0", "g-Q8_0.gguf"),
+        (["Eagle-7B-Q4_0.gguf", "Eagle-7B-Q8_0.gguf", "Eagle-7B.imatrix.gguf"], "Q8_0", "Eagle-7B-Q8_0.gguf"),
+        (["m.i1-Q6_K.gguf", "m.i1-IQ3_XXS.gguf"], "i1-Q6_K", "m.i1-Q6_K.gguf"),
+        (["m-MXFP4_MOE.gguf", "m-Q8_0.gguf"], "MXFP4", "m-MXFP4_MOE.gguf"),
+        (["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "Q4_K_M", "m-Q4_K_M.gguf"),
+        (["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "UD-Q4_K_M", "m-UD-Q4_K_M.gguf"),
+        (["m-UD-IQ2_XXS.gguf", "m-UD-IQ2_M.gguf"], "IQ2_M", "m-UD-IQ2_M.gguf"),
+        (["Q4_K_M/model.gguf", "Q8_0/model.gguf"], "Q8_0", "Q8_0/model.gguf"),
     ],
 )  # fmt: skip
 def test_the_gguf_file_that_is_meant(names: list[str], quantization: str, wanted: str) -> None:
     assert gguf(names, quantization, "o/r") == wanted
+
+
+def test_a_file_in_pieces_is_said_to_be_in_pieces() -> None:
+    reason, text = refused("gguf", ["q/X.i1-Q6_K.gguf.part1of2", "q/X.i1-Q6_K.gguf.part2of2"], "Q6_K", "o/r")
+    assert reason == "InvalidModelFile" and "cat X.i1-Q6_K.gguf.part1of2 … > X.i1-Q6_K.gguf, and name" in text
+
+
+@pytest.mark.parametrize(("names", "says"), [
+    (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf)"),
+    (["pytorch_model.bin", "config.json"], "PyTorch"), (["README.md"], "it has README.md"), ([], "it is empty"),
+    ([".git"], "it is empty"),
+])  # fmt: skip
+def test_a_directory_without_weights_is_said_to_hold_what_it_holds(names: list[str], says: str) -> None:
+    assert says in contents(names)
+
+
+def test_the_quantization_of_a_draft_head_is_not_that_of_the_model() -> None:
+    reason, text = refused("gguf", ["g-UD-Q4_K_XL.gguf", "MTP/g-Q8_0-MTP.gguf"], "Q8_0", "o/r")
+    assert reason == "InvalidModel" and "'Q8_0'; it has g-UD-Q4_K_XL.gguf;" in text
+
+
+def test_a_header_tells_companions_apart_that_names_do_not() -> None:
+    names = ["g-Q8_0.gguf", "small/g-Q8_0.gguf"]
+    assert gguf(names, "Q8_0", "o/r", lambda name: name.startswith("small")) == "g-Q8_0.gguf"
+    with pytest.raises(Ambiguous, match="2 GGUF files") as caught:
+        gguf(names, "Q8_0", "o/r", lambda _: True)
+    assert caught.value.names == tuple(names)
+
+
+@pytest.mark.parametrize(("names", "order"), [
+    (["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf"], "Q4_K_M Q2_K Q8_0"),
+    (["m-UD-Q4_K_XL.gguf", "m-UD-IQ1_S.gguf", "m-UD-Q3_K_XL.gguf"], "UD-Q4_K_XL UD-Q3_K_XL UD-IQ1_S"),
+    (["m.i1-IQ4_XS.gguf", "m.i1-Q5_K_M.gguf", "m.i1-IQ2_M.gguf"], "i1-IQ4_XS i1-IQ2_M i1-Q5_K_M"),
+    (["Q3-4B-MXFP4_MOE.gguf", "Q3-4B-Q6_K.gguf", "Q3-4B-BF16.gguf"], "MXFP4_MOE Q6_K"),
+    (["m-NVFP4.gguf", "m-TQ1_0.gguf"], "NVFP4 TQ1_0"),
+    (["UD-Q4_K_XL/m-00001-of-00002.gguf", "Q8_0/m.gguf"], "UD-Q4_K_XL Q8_0"),
+    (["a.gguf", "b.gguf"], ""),
+])  # fmt: skip
+def test_the_usual_quantizations_come_first(names: list[str], order: str) -> None:
+    found = usual(names)
+    assert len(found) == len(order.split())
+    assert all(word in name for word, name in zip(order.split(), found, strict=True))
 
 
 def test_of_several_gguf_files_the_first_eight_are_named() -> None:

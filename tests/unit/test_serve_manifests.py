@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from metal_supervisor.cli import chat, fit, main, model_source, serve, services
-from metal_supervisor.cli.model_source import QUANTIZATIONS, ServedModel, examples
+from metal_supervisor.cli.model_source import ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.models.listing import Unusable
@@ -36,6 +36,9 @@ from metal_supervisor.state.own_processes import CannotBoot
     ("file:///models/Ünïcode €.gguf", "n-code"),
     ("file:///models/€€€.gguf", "model"),
     (f"file:///{'x' * 200}.gguf", "x" * 50),
+    (f"file:///hub/models--acme--M-GGUF/snapshots/{'0' * 40}", "m-gguf"),
+    (f"/hub/models--gpt2/snapshots/{'0' * 40}/", "gpt2"),
+    (f"file:///hub/models--acme--M/snapshots/{'0' * 40}/M-Q8_0.gguf", "m-q8-0"),
 ])  # fmt: skip
 def test_the_name_is_a_label_made_of_the_source(source: str, name: str) -> None:
     assert model_source.name_of(source) == name
@@ -61,7 +64,31 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     file, directory = (model_source.resolve(Settings(), str(tmp_path / name)) for name in ("m.gguf", "mlx"))
     assert file == ServedModel(f"file://{tmp_path / 'm.gguf'}", "gguf")
-    assert directory == ServedModel(str(tmp_path / "mlx"), "mlx")
+    assert directory == ServedModel(f"file://{tmp_path / 'mlx'}", "mlx")
+
+
+@pytest.mark.parametrize("typed", ["M-00001-of-00002.gguf", "linked/M-00001-of-00002.gguf", "mlx"])
+def test_a_link_keeps_the_name_that_the_user_typed(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "86198").write_bytes(b"GGUF")
+    (tmp_path / "M-00001-of-00002.gguf").symlink_to(blobs / "86198")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    (tmp_path / "mlx").symlink_to(blobs)
+    monkeypatch.chdir(tmp_path)
+    for spelled in (typed, f"./{typed}", str(tmp_path / typed)):
+        assert model_source.resolve(Settings(), spelled).source == f"file://{tmp_path / typed}"
+
+
+def test_two_dots_after_a_link_lead_where_the_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "m.gguf").symlink_to(tmp_path / "blob")
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    found = model_source.resolve(Settings(), str(tmp_path / "link" / ".." / "m.gguf"))
+    assert found.source == f"file://{tmp_path / 'real' / 'm.gguf'}"
 
 
 @pytest.mark.parametrize("name", ["my#1.gguf", "a%20b.gguf", "q?x.gguf", "Über uns.gguf"])
@@ -282,18 +309,25 @@ def test_a_mistyped_example_is_answered_with_the_nearest() -> None:
     (("Q4_K_M", "Q3_K_M", "Q2_K"), ("Q3_K_M", "Q2_K"), "Q3_K_M"),
     (("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), "Q6_K"),
     (("Q4_K_M", "Q2_K"), (), "Q4_K_M"),
-    (("F16",), ("F16",), ""),
+    (("UD-Q4_K_XL", "Q8_0"), ("UD-Q4_K_XL", "Q8_0"), "UD-Q4_K_XL"),
+    (("F16", "BF16"), ("F16",), ""),
 ])  # fmt: skip
 def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
-    there: tuple[str, ...], fitting: tuple[str, ...], chosen: str
+    there: tuple[str, ...], fitting: tuple[str, ...], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def file(quantization: str) -> str:
-        if quantization not in there:
-            raise Unusable("InvalidModel", "no such file")
-        return quantization
-
-    assert model_source._fitting(file, lambda found: found in fitting) == chosen
-    assert set(there) <= {*QUANTIZATIONS, "F16"}
+    (tmp_path / "o/r").mkdir(parents=True)
+    for quantization in (*there, "imatrix"):
+        (tmp_path / f"o/r/m-{quantization}.gguf").write_bytes(b"GGUF")
+    fits = {f"hf://o/r/m-{each}.gguf" for each in fitting}
+    monkeypatch.setattr(model_source, "_fits", lambda _, source, __: source in fits)
+    settings = Settings(hf_endpoint=str(tmp_path), state_dir=str(tmp_path))
+    if not chosen:
+        with pytest.raises(Unusable, match="has 2 GGUF files"):
+            model_source.resolve(settings, "o/r")
+        return
+    found = model_source.resolve(settings, "o/r")
+    assert found.source == f"hf://o/r/m-{chosen}.gguf"
+    assert found.note == f"of several files, m-{chosen}.gguf is taken; o/r:QUANT names another"
 
 
 def test_what_is_to_be_typed_next_is_what_the_model_can_answer(

@@ -78,6 +78,7 @@ EQUAL = [
     {"http://h/a/m.gguf", "http://H/a/m.gguf", "http://h:80/a/m.gguf", "HTTP://h:/a/m.gguf", "http://h/a/m.gguf#x"},
     {"http://[::1]/m.gguf", "http://[::1]:80/m.gguf"},
     {"/a/m.gguf", "file:///a/m.gguf", "file://localhost/a/m.gguf", "FILE:///a/%6d.gguf"},
+    {"/a/b #1?.gguf", "file:///a/b #1?.gguf", "file:///a/b%20%231%3f.gguf", "file://localhost/a/b #1?.gguf"},
     {"http://h/m-00001-of-00003.gguf", "http://h/m-00003-of-00003.gguf"},
     {"s3://bucket/m-00001-of-00002.gguf", "s3://bucket/m-00002-of-00002.gguf"},
     {"https://ollama.com/x", "https://ollama.com/library/x:latest", "https://www.ollama.com/library/x/"},
@@ -120,6 +121,32 @@ def test_what_cannot_be_fetched_is_refused_by_its_field(written: str, reason: st
         canonical(written, "spec.draft")
     assert caught.value.reason == reason
     assert "spec.draft" in caught.value.message and caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(("written", "says"), [
+    ("~/m.gguf", "begins with ~"), ("~user/m.gguf", "begins with ~"), ("C:\\models\\m.gguf", "Windows path"),
+    ("C:/models/m.gguf", "Windows path"), ("\\\\server\\share\\m.gguf", "Windows path"), ("models\\m.gguf", "Windows"),
+])  # fmt: skip
+def test_a_path_that_no_mac_has_is_named(written: str, says: str) -> None:
+    with pytest.raises(Bad) as caught:
+        canonical(written)
+    assert caught.value.reason == "UnsupportedSource" and says in caught.value.message
+
+
+@pytest.mark.parametrize("name", [
+    "X.gguf.part1of2", "X.gguf.part-a", "X.gguf.partaa", "X.gguf-split-a", "X.gguf.001", "X.gguf.part2", "X.GGUF.01",
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["/a b/", "file:///a/", "hf://O/R/", "https://h/", "s3://bucket/"])
+def test_the_pieces_of_a_file_are_to_be_joined(name: str, where: str) -> None:
+    with pytest.raises(Bad) as caught:
+        canonical(where + name)
+    whole = name[:len("X.gguf")]
+    assert f"is a piece of {whole}; join the pieces in their order: cat {name} … > {whole}" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["X.gguf.bak", "X.gguf.part", "X.Q4.gguf", "X.part1.gguf", "x-001", "X.gguf.partial"])
+def test_what_is_no_piece_is_not_taken_for_one(name: str) -> None:
+    assert canonical(f"/a/{name}") == f"/a/{name}"
 
 
 @pytest.mark.parametrize(("written", "expected"), [

@@ -202,6 +202,9 @@ class Prerequisites:
             reading = self.headers.library(service.model.source, self._settings.ollama_registry)
         else:
             reading = self.headers.look(file.path)
+            if reading is not None and reading.header is not None and reading.header.companion:
+                text = f"spec.source names {file.path}: {reading.header.companion}"
+                return Outlook(file, port, problem=("InvalidModelFile", text))
         parts = EngineParts(service, binary, file.path, port, reading, further, file.real)
         contexts = self._composer.contexts(context_choice.known(service, record), parts)
         compositions = self._composed.of(

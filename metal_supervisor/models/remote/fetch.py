@@ -285,8 +285,8 @@ def no_gguf(head: bytes) -> str:
         return ""
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         kind = "a web page (a login or error page?)"
-    elif start.startswith(b"version https://git-lfs"):
-        kind = "a Git LFS pointer"
+    elif start.startswith(repository.LFS_POINTER):
+        return "is a Git LFS pointer, not a GGUF file; run git lfs pull in its repository"
     return f"is {kind}, not a GGUF file; check spec.source"
 
 

@@ -7,6 +7,7 @@ commit, however often the download is interrupted and whatever is uploaded meanw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 from collections.abc import Mapping
@@ -16,7 +17,10 @@ from typing import TYPE_CHECKING
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.models.remote.fetch import Opened
+from metal_supervisor.models.remote.remote_headers import read_listing
 from metal_supervisor.models.remote.web import Client, bearer
+from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
 
@@ -51,13 +55,15 @@ def listing(
     hub = hub_client.Hub(endpoint, token, repo, client, timeout_s)
     if repository.COMMIT.fullmatch(pinned):
         try:
-            return _at(hub, artifact, pinned, path, headers)
+            return _at(hub, artifact, pinned, path, headers, client)
         except hub_client.RevisionGone:
             pass  # a force push, or a mirror that keeps only what is new
-    return _at(hub, artifact, revision, path, headers)
+    return _at(hub, artifact, revision, path, headers, client)
 
 
-def _at(hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping[str, str]) -> Listing:
+def _at(
+    hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping[str, str], client: Client
+) -> Listing:
     commit = ""
     if artifact.directory:
         commit = hub.commit(revision)
@@ -65,7 +71,13 @@ def _at(hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping
     else:
         if not path:
             revision = hub.commit(revision)
-            path = repository.chosen(hub.files(revision), artifact, hub.repo)[0]
+
+            def is_companion(name: str) -> bool:
+                named = Listing((Piece(name, hub.url(revision, name)),), headers=headers)
+                header = read_listing(named, client).header
+                return header is not None and bool(header.companion)
+
+            path = repository.chosen(hub.files(revision), artifact, hub.repo, is_companion)[0]
         commit, pieces = _shards(hub, revision, path)
     return Listing(pieces, commit, headers, chosen="" if artifact.directory else path)
 
@@ -169,10 +181,18 @@ def _looked_up(mirror: Path, place: Path, artifact: Artifact, path: str) -> Path
         place = place / path
         if not (held := _names_below(place)):
             return None
-        names = repository.chosen(held, artifact, str(place))
+        names = repository.chosen(held, artifact, str(place), lambda name: _is_companion(place / name))
     if not all(_is_in(mirror, place / name) for name in names):
         return None
     return place if artifact.directory else place / names[0]
+
+
+def _is_companion(path: Path) -> bool:
+    with contextlib.suppress(OSError, BadGguf):
+        if path.is_file():  # opening a pipe would wait for its other end
+            with path.open("rb", buffering=0) as file:
+                return bool(read_header(Opened(file.fileno())).companion)
+    return False
 
 
 def _names_below(place: Path) -> list[str]:

@@ -107,7 +107,7 @@ def read_listing(listing: Listing, client: Client) -> Reading:
     if config is not None:
         return _read_config(client, config, listing, until)
     readings = [_read_url(client, piece.url, listing.headers, until) for piece in listing.pieces]
-    return readings[0] if len(readings) == 1 else merged([piece.name for piece in listing.pieces], readings)
+    return merged([piece.name for piece in listing.pieces], readings)
 
 
 def _read_config(client: Client, config: Piece, listing: Listing, until: float) -> Reading:
