@@ -37,6 +37,8 @@ from metal_supervisor.supervisord.client import Supervisord
 
 OPTIONAL_PROGRAMS = ("caffeinate",)
 """Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
+DAEMON = "metal_supervisor.supervisord.daemon"
+"""The module that runs as supervisord."""
 TEMPLATES = Path(__file__).parent / "templates"
 """Parts of supervisord's own configuration."""
 SIDECAR_STOP_S = 10
@@ -68,8 +70,12 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.create()
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
+    if pid := processes.supervisord_of(directory.path, DAEMON):
+        text = f"supervisord (pid {pid}) runs on {directory.path} and does not answer: its socket or the directory"
+        raise CannotBoot(f"{text} was replaced while it ran. Stop it and its engines first: kill {pid}")
     directory.remove_unfinished()
     save_overrides(directory.path, overrides)
+    leftovers.rehome(directory, say)
     complete_specs(directory, settings.confinement)
     link_current(directory)
     leftovers.sweep(directory, say)
@@ -85,8 +91,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
 
 def command(directory: StateDir) -> list[str]:
     """The supervisord command line for a prepared state directory."""
-    module = "metal_supervisor.supervisord.daemon"
-    return [sys.executable, "-I", "-m", module, "-n", "-c", f"{directory.home}/supervisord.conf"]
+    return [sys.executable, "-I", "-m", DAEMON, "-n", "-c", f"{directory.home}/supervisord.conf"]
 
 
 def environment() -> dict[str, str]:

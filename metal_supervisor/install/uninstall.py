@@ -156,6 +156,9 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
     """Delete this Mac's endpoints and Lease, as far as the cluster answers; yield lines about it."""
     # Its own Lease is there without any service, in the namespace that it watches.
+    if other := directory.other_home():
+        yield f"left      the endpoints of {other}, which this directory is a copy of, or was moved from"
+        return
     watched = {settings.namespace} - {""}
     namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
     if settings.embedded or not namespaces:

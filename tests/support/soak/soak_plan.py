@@ -68,6 +68,7 @@ KINDS = (
     Kind("corrupt", 5, ANY, variants=("records", "observed")),
     Kind("lose", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
     Kind("corrupt", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
+    Kind("start-copy", 2, ("state",), (2.0, 5.0)),
     Kind("foreign-file", 2, ("models.d",), variants=("no-header", "binary", "sneaky")),
 )
 
