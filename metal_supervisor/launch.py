@@ -433,20 +433,36 @@ def note_path(spec_path: str) -> str:
     return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
 
 
+def set_aside(scratch: str) -> None:
+    """Move an engine's scratch into the trash, which the controller empties: what is in it may take long to remove.
+
+    Raises OSError.
+    """
+    try:
+        if stat.S_ISDIR(os.lstat(scratch).st_mode):
+            if hasattr(os, "chflags"):
+                os.chflags(scratch, 0)  # `chflags uchg` would keep it in place
+            os.chmod(scratch, 0o700)  # only who may write a directory may move it
+            os.rmdir(scratch)
+        else:
+            os.unlink(scratch)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        trash = os.path.join(os.path.dirname(os.path.dirname(scratch)), "trash")
+        os.makedirs(trash, 0o700, exist_ok=True)
+        os.rename(scratch, os.path.join(trash, f"{os.path.basename(scratch)}.{os.getpid()}.{time.time_ns()}"))
+
+
 def enter(directory: str, spec_path: str) -> None:
     """Change to a directory. An engine's own, in `scratch/` beside the specs, is made anew and empty."""
     parent, name = os.path.split(directory)
     if parent == os.path.join(os.path.dirname(os.path.dirname(spec_path)), "scratch") and name not in ("", ".", ".."):
         try:
-            if os.path.islink(directory):
-                os.unlink(directory)
-            for inside, folders, names in os.walk(directory, topdown=False):  # follows no link
-                for each in names:
-                    os.unlink(os.path.join(inside, each))
-                for each in folders:
-                    left = os.path.join(inside, each)
-                    (os.unlink if os.path.islink(left) else os.rmdir)(left)
-        except (OSError, RecursionError) as error:
+            set_aside(directory)
+        except OSError as error:
             say(f"cannot empty {directory}: {error}")
         os.makedirs(directory, 0o700, exist_ok=True)
         os.chmod(directory, 0o700)

@@ -15,7 +15,7 @@ from metal_supervisor.spec.user_error import UserError
 
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
-    "scratch",
+    "scratch", "trash",
 )  # fmt: skip
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
