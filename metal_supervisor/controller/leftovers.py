@@ -123,7 +123,7 @@ def _note_unknown(directory: StateDir) -> list[Noted]:
         if not own_processes.is_own(found, directory.path):
             known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
             known["directory"] = launch.identity(str(directory.path))
-            fine = {"refused": "", "refused_message": ""}
+            fine = {"refused": "", "refused_message": "", "restored": True}
             launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
         elif found["pid"] != pid:
             second.append((Path(note).stem, pid, started))

@@ -66,8 +66,8 @@ def clear(top: Path) -> None:
                     failed[name] = error
     finally:
         os.close(root)
-    for error in failed.values():
-        raise error
+    for problem in failed.values():
+        raise problem
 
 
 def _reduce(root: int, name: str) -> None:
