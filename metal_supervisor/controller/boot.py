@@ -37,8 +37,6 @@ from metal_supervisor.supervisord.client import Supervisord
 
 OPTIONAL_PROGRAMS = ("caffeinate",)
 """Programs of the system that not every Mac has; an upgrade takes over their sections, and nothing else of them."""
-DAEMON = "metal_supervisor.supervisord.daemon"
-"""The module that runs as supervisord."""
 TEMPLATES = Path(__file__).parent / "templates"
 """Parts of supervisord's own configuration."""
 SIDECAR_STOP_S = 10
@@ -70,7 +68,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.create()
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
-    if pid := processes.supervisord_of(directory.path, DAEMON):
+    if pid := processes.supervisord_of(directory.path):
         text = f"supervisord (pid {pid}) runs on {directory.path} and does not answer: its socket or the directory"
         raise CannotBoot(f"{text} was replaced while it ran. Stop it and its engines first: kill {pid}")
     directory.remove_unfinished()
@@ -91,7 +89,8 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
 
 def command(directory: StateDir) -> list[str]:
     """The supervisord command line for a prepared state directory."""
-    return [sys.executable, "-I", "-m", DAEMON, "-n", "-c", f"{directory.home}/supervisord.conf"]
+    module = "metal_supervisor.supervisord.daemon"
+    return [sys.executable, "-I", "-m", module, "-n", "-c", f"{directory.home}/supervisord.conf"]
 
 
 def environment() -> dict[str, str]:

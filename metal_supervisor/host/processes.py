@@ -39,13 +39,15 @@ def marked(state: Path) -> dict[int, str]:
     return found
 
 
-def supervisord_of(state: Path, module: str) -> int:
-    """Pid of a supervisord that was started with this module on this state directory, 0 without one."""
+def supervisord_of(state: Path) -> int:
+    """Pid of a supervisord of any release that was started on this state directory, 0 without one."""
     here = launch.identity(str(state))
     for process in _processes():
         with contextlib.suppress(Exception):  # as below
             argv = process.cmdline()
-            if module in argv and launch.identity(str(Path(argv[-1]).parent)) == here:
+            conf = Path(argv[-1])
+            is_ours = conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv)
+            if is_ours and launch.identity(str(conf.parent)) == here:
                 return process.pid
     return 0
 
