@@ -46,6 +46,7 @@ SIGCONT = 18
 """Number on Linux; the module `signal` is 5 ms of enums, for which each restart would wait."""
 SIGSTOP = 19
 """The same."""
+STATE_OF = rb"(?:^|\0)(?:%s=([^\0]+)/specs/[^/\0]+|--state-dir\0([^\0]+))(?=\0)" % MARK.encode()
 # What an engine may inherit. Everything else of supervisord's environment stays behind: LLAMA_ARG_* would
 # reconfigure every server, and SUPERVISOR_SERVER_URL would let a server stop its siblings.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ")
@@ -255,15 +256,15 @@ def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tup
     return starts, now + min(LONGEST_HOLD_S, FIRST_HOLD_S * 2 ** min(len(starts) - 2, 16))
 
 
-def survivor(note: dict[str, object]) -> int:
-    """Pid of the program's engine that outlived its supervisord, or 0.
+def survivor(note: dict[str, object], state: str) -> int:
+    """Pid of the program's engine that outlived its supervisord, or 0. `state`: the state directory of this launcher.
 
     One of another spec too: the controller sees which it is, and lets it finish before it is replaced.
     """
     pid, started = note.get("pid"), note.get("started")
     if not isinstance(pid, int) or pid in (0, os.getpid()) or not started:
         return 0
-    return pid if start_time(pid) == started else 0
+    return pid if start_time(pid) == started and belongs_to(note, state) else 0
 
 
 def kill_engine(pid: int, started: str) -> None:
@@ -294,8 +295,8 @@ def listed_pids(flavour: int, of: int) -> list[int]:
     return [pid for pid in pids[: max(0, size) // ctypes.sizeof(ctypes.c_int)] if pid]
 
 
-def _environment_of(pid: int) -> bytes:
-    """The environment a process was started with, and perhaps more; b"" if it cannot be read."""
+def _started_with(pid: int) -> bytes:
+    """The arguments and environment a process was started with, as far as they can be read, each ended by a NUL."""
     if sys.platform == "darwin":
         import ctypes
 
@@ -303,11 +304,41 @@ def _environment_of(pid: int) -> bytes:
         area = ctypes.create_string_buffer(size.value)
         done = _darwin("sysctl", query, len(query), area, ctypes.byref(size), None, 0)
         return area.raw[: size.value] if done == 0 else b""
+    found = b""
+    for name in ("cmdline", "environ"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                found += file.read()
+        except OSError:
+            pass
+    return found
+
+
+def identity(directory: str) -> list[int]:
+    """Device and inode of a directory: the same after a rename, others in a copy. [] if there is no such directory."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+        found = os.stat(directory)
+    except (OSError, ValueError):
+        return []
+    return [found.st_dev, found.st_ino]
+
+
+def states_of(pid: int) -> list[str]:
+    """The state directories that a process names in its arguments and MARK; [] if they cannot be read."""
+    found = re.findall(STATE_OF, _started_with(pid))
+    return [os.fsdecode(by_mark or by_flag) for by_mark, by_flag in found]
+
+
+def belongs_to(note: dict[str, object], state: str) -> bool:
+    """True if the process of a note runs from this very state directory.
+
+    A copy of a directory has the original's notes: they prove which process it is, and not whose. The note names the
+    directory in which it was written. Without that (an older release, a restored backup), the process itself decides.
+    """
+    here, pid = identity(state), note.get("pid")
+    if not here or not isinstance(pid, int):
+        return False
+    return note.get("directory") == here or any(identity(each) == here for each in states_of(pid))
 
 
 def session_of(note: dict[str, object]) -> int:
@@ -361,7 +392,7 @@ def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
     except PermissionError:
         members = _group_members(pid)  # as macOS reports for zombies
     mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
-    left = [each for each in members if mark.search(_environment_of(each)) or (session and _is_kept(each, session))]
+    left = [each for each in members if mark.search(_started_with(each)) or (session and _is_kept(each, session))]
     left += [each for each in _noted_family(pid, specs) if each not in left]
     for each in left:
         kill_engine(each, start_time(each))
@@ -444,10 +475,38 @@ def specs_of(spec_path: str) -> str:
     return spec_path.rpartition(".")[0].rpartition(".")[0]
 
 
+def this_process(state: str) -> dict[str, object]:
+    """What a note says of the process that writes it: which one it is, and of which state directory."""
+    return {"pid": os.getpid(), "started": start_time(os.getpid()), "directory": identity(state)}
+
+
 def note_path(spec_path: str) -> str:
     """Path of a program's note: beside the specs, under the program's name."""
     specs, program = os.path.split(specs_of(spec_path))
     return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
+
+
+def set_aside(scratch: str) -> None:
+    """Move an engine's scratch into the trash, which the controller empties: what is in it may take long to remove.
+
+    Raises OSError.
+    """
+    try:
+        if stat.S_ISDIR(os.lstat(scratch).st_mode):
+            if hasattr(os, "chflags"):
+                os.chflags(scratch, 0)  # `chflags uchg` would keep it in place
+            os.chmod(scratch, 0o700)  # only who may write a directory may move it
+            os.rmdir(scratch)
+        else:
+            os.unlink(scratch)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        trash = os.path.join(os.path.dirname(os.path.dirname(scratch)), "trash")
+        os.makedirs(trash, 0o700, exist_ok=True)
+        os.rename(scratch, os.path.join(trash, f"{os.path.basename(scratch)}.{os.getpid()}.{time.time_ns()}"))
 
 
 def enter(directory: str, spec_path: str) -> None:
@@ -455,15 +514,8 @@ def enter(directory: str, spec_path: str) -> None:
     parent, name = os.path.split(directory)
     if parent == os.path.join(os.path.dirname(os.path.dirname(spec_path)), "scratch") and name not in ("", ".", ".."):
         try:
-            if os.path.islink(directory):
-                os.unlink(directory)
-            for inside, folders, names in os.walk(directory, topdown=False):  # follows no link
-                for each in names:
-                    os.unlink(os.path.join(inside, each))
-                for each in folders:
-                    left = os.path.join(inside, each)
-                    (os.unlink if os.path.islink(left) else os.rmdir)(left)
-        except (OSError, RecursionError) as error:
+            set_aside(directory)
+        except OSError as error:
             say(f"cannot empty {directory}: {error}")
         os.makedirs(directory, 0o700, exist_ok=True)
         os.chmod(directory, 0o700)
@@ -479,9 +531,10 @@ def refuse(run: str, note: dict[str, object], reason: str, text: str, line: str)
 def main(path: str) -> int:
     """Exec the engine of the spec at `path`; returns an exit code only if it does not."""
     spec_file, run = os.path.basename(path), note_path(path)
+    state = os.path.dirname(os.path.dirname(path))
     note, now = read_note(run), time.time()
     idle = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid(), "pid": 0, "started": "", **UNHELD}
-    if pid := survivor(note):  # before the spec is read, which another release may have written
+    if pid := survivor(note, state):  # before the spec is read, which another release may have written
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
@@ -522,10 +575,9 @@ def main(path: str) -> int:
         text = f"it cannot be confined: {error}"
         refuse(run, idle, UNCONFINED, text, f"not started: {text}")
         return EXIT_UNCONFINED
-    me = {"pid": os.getpid(), "started": start_time(os.getpid()), "starts": [*starts, now][-20:]}
-    me["confined"] = bool(spec.get("confinement"))
+    me = {"starts": [*starts, now][-20:], "confined": bool(spec.get("confinement"))}
     me["session"] = os.getsid(0) if me["confined"] and sys.platform != "darwin" else 0
-    write_note(run, {**idle, **me, "refused": "", "refused_message": ""})
+    write_note(run, {**idle, **this_process(state), **me, "refused": "", "refused_message": ""})
     try:
         enter(str(spec["cwd"]), path)
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.

@@ -214,6 +214,8 @@ _STANDARD = (
     Group("Confined", (CONFINED,), (), (
         Reason("Confined", "True: the operating system leaves the engine its model, its scratch directory and its port",
                "nothing"),
+        Reason("NotNoted", "Unknown: the note of the engine's start was lost, or could not be kept",
+               "restart it at leisure"),
         Reason("NotYet", "False: the engine was started before confinement was on", "restart it at leisure"),
         Reason("Unconfined", "False: `--confinement` is off, a trial failed here, or a shared daemon serves it",
                "the message has the cause; `metal-supervisor doctor`"),

@@ -54,6 +54,7 @@ the words of a start, as text.
 
 supervisord rotates them by renaming: ours at 20 MB with two older files (`controller.log.1` …), its own with three,
 those of engines by the settings `log_size` and `log_files`. A long line may begin in one file and end in the next.
+A deleted file is made again within five seconds of output.
 
 ## Form
 

@@ -245,7 +245,7 @@ def _process(case: Case) -> Iterator[str]:
 def _confined(case: Case) -> Iterator[str]:
     if case.observed is not None and case.observed.pid:
         confined, _, text = confinement(case.record, case.observed)
-        yield f"{'yes' if confined else 'no'}; {text}"
+        yield f"{'unknown' if confined is None else 'yes' if confined else 'no'}; {text}"
 
 
 def _probe(case: Case) -> Iterator[str]:

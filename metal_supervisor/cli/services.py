@@ -69,6 +69,10 @@ class ServiceClient:
             where = settings.state_path
             text = f"no system has run in {where} (--state-dir); metal-supervisor serve SOURCE starts one"
             raise CommandError(text, NOT_RUNNING)
+        if settings.embedded and (other := StateDir(settings.state_path).other_home()):
+            where = settings.state_path
+            text = f"{where} is a copy of {other}, or was moved from there, and has not been started since"
+            raise CommandError(f"{text}; start it with: {start_command(where)}", NOT_RUNNING)
         self.api = Kube(settings.kubeconfig_path, settings.context)
         self._settings = settings
 

@@ -166,8 +166,10 @@ def holds_requests(record: Record, observed: Observed | None) -> bool:
     return _held(record, _standing(record, observed)[0])
 
 
-def confinement(record: Record, observed: Observed) -> tuple[bool, str, str]:
-    """(confined, reason, message) of a running engine."""
+def confinement(record: Record, observed: Observed) -> tuple[bool | None, str, str]:
+    """(confined, reason, message) of a running engine; None if that is not known."""
+    if observed.confined is None:
+        return None, "NotNoted", "the note of its start was lost or could not be kept; its next start makes another"
     if observed.confined:
         shared = record.daemon or record.is_daemon
         own = "daemon its services' models, its base path" if shared else "engine its model, its scratch directory"
@@ -213,7 +215,7 @@ def _conditions(
         found.append(Condition("MemoryPressure", "False" if level == "Normal" else "True", level, why))
     if observed and observed.pid:
         confined, word, text = confinement(record, observed)
-        found.append(Condition("Confined", "True" if confined else "False", word, text))
+        found.append(Condition("Confined", {True: "True", False: "False", None: "Unknown"}[confined], word, text))
     if record.warning and phase != "Failed":
         found.append(Condition("Degraded", "True", *record.warning))
     return tuple(sorted(found, key=lambda condition: condition.type))

@@ -156,7 +156,7 @@ def end_left(state: Path) -> None:
     for note in state.glob("trial-*.json"):
         told = read_object(note)
         pid, started = told.get("pid"), told.get("started")
-        if isinstance(pid, int) and isinstance(started, str):
+        if isinstance(pid, int) and isinstance(started, str) and told.get("directory") == launch.identity(str(state)):
             launch.kill_engine(pid, started)
         note.unlink(missing_ok=True)
 
@@ -175,7 +175,8 @@ def _ending(engine: subprocess.Popen[bytes], state: Path | None) -> Iterator[Non
     atexit.register(end)
     try:
         if note:
-            text = json.dumps({"pid": engine.pid, "started": launch.start_time(engine.pid)})
+            known = {"pid": engine.pid, "started": launch.start_time(engine.pid)}
+            text = json.dumps({**known, "directory": launch.identity(str(state))})
             with contextlib.suppress(OSError):  # a full disk
                 write_atomic(note, text, durable=False)
         yield

@@ -68,8 +68,12 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.create()
     if Supervisord(directory.socket).answers():
         raise CannotBoot(f"a supervisord runs on {directory.path} already; see: metal-supervisor status")
+    if pid := processes.supervisord_of(directory.path):
+        text = f"supervisord (pid {pid}) runs on {directory.path} and does not answer: its socket or the directory"
+        raise CannotBoot(f"{text} was replaced while it ran. Stop it and its engines first: kill {pid}")
     directory.remove_unfinished()
     save_overrides(directory.path, overrides)
+    leftovers.rehome(directory, say)
     complete_specs(directory, settings.confinement)
     link_current(directory)
     leftovers.sweep(directory, say)

@@ -65,8 +65,9 @@ class ControllerStatus:
         self.tell(name, reason)
 
     def tell(self, name: str, reason: str) -> None:
-        """Add a problem to /status."""
-        self._notices = [*self._notices[1 - MOST_NOTICES :], {"name": name, "reason": reason}]
+        """Show a problem in /status, in the place of an earlier one of that name; "" withdraws it."""
+        others = [each for each in self._notices if each["name"] != name]
+        self._notices = [*others[1 - MOST_NOTICES :], {"name": name, "reason": reason}] if reason else others
 
     def passed(self, seconds: float) -> None:
         """Note the duration of a pass, for the next report."""

@@ -21,6 +21,17 @@ from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.own_processes import Noted
 
 Say = Callable[[str], None]
+OTHERS_FILES = (
+    "attached/*.json",
+    "pending/*.conf",
+    "runs/*.family",
+    "trial-*.json",
+    "use/*.json",
+    "apiserver.json",
+    "asleep.json",
+    "gateway.json",
+)
+"""Files about the running processes of a state directory; in a copy, about the original's."""
 
 
 def sweep(directory: StateDir, say: Say) -> None:
@@ -28,8 +39,14 @@ def sweep(directory: StateDir, say: Say) -> None:
     doomed = [*own_processes.live(directory), *_note_unknown(directory)]
     for path in sorted((directory.path / "runs").glob("*.json")):
         program, found = path.name.removesuffix(".json"), launch.read_note(str(path))
-        if not own_processes.is_alive(found):
-            _end_left(directory, program, found, say)
+        if not own_processes.is_own(found, directory.path):
+            pid = found.get("pid")
+            if own_processes.is_alive(found):
+                whose = ", ".join(launch.states_of(int(str(pid)))) or "unknown"
+                text = f"pid {pid} does not belong to this state directory (its own: {whose})"
+                say(f"{program}: {text}; it is left alone")
+            else:
+                _end_left(directory, program, found, say)
             # An orderly stop looks like a crash to the launcher, and a loop that outlasts a boot is found anew.
             launch.write_note(str(path), {**found, **launch.UNHELD, "pid": 0})
             continue
@@ -79,12 +96,40 @@ def held_port(directory: StateDir, spec_file: str, engines: Collection[int]) -> 
 
 
 def _end_left(directory: StateDir, program: str, note: dict[str, object], say: Say) -> list[int]:
-    """End what a dead engine left behind; returns the pids."""
+    """End what a dead engine left behind; returns the pids. One of another state directory is not ours to end."""
     pid = note.get("pid")
+    if note.get("directory") not in (None, launch.identity(str(directory.path))):
+        return []
     left = isinstance(pid, int) and launch.sweep_group(pid, directory.specs_of(program), launch.session_of(note))
     if left:
         say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
     return left or []
+
+
+def rehome(directory: StateDir, say: Say) -> None:
+    """Take a copied or moved directory into use: its files lead to the other until then, and its notes are of that one.
+
+    The controller composes new specs and starts the engines. An engine that survived a move keeps its spec, and a
+    section for its stand-in.
+    """
+    other = directory.other_home()
+    if not other:
+        return
+    say(f"this directory is a copy of {other}, or was moved from there; its engines start with new specs")
+    kept = set[str]()
+    for path in (directory.path / "models.d").glob("*.conf"):
+        program = path.name.removesuffix(".conf")
+        if not (spec_file := directory.section_spec(program)):
+            continue
+        is_alive = own_processes.is_own(launch.read_note(str(directory.note_path(program))), directory.path)
+        kept |= {spec_file} if is_alive else set()
+        write_atomic(path, programs.section(program, spec_file, directory.home, is_alive))
+    for name in directory.specs_on_file():
+        if name not in kept:
+            directory.remove_spec(name)
+    for pattern in OTHERS_FILES:
+        for path in directory.path.glob(pattern):
+            path.unlink()
 
 
 def take_up_pending(directory: StateDir) -> None:
@@ -118,14 +163,15 @@ def _note_unknown(directory: StateDir) -> list[Noted]:
     Returns engines that are such duplicates already.
     """
     second = []
-    for pid, spec_path in sorted(processes.marked(launch.MARK, directory.specs_of("")).items()):
+    for pid, spec_path in sorted(processes.marked(directory.path).items()):
         if not _is_engine(pid, spec_path):
             continue  # a helper of one, in a session of its own
         note, started = launch.note_path(spec_path), launch.start_time(pid)
         found = launch.read_note(note)
-        if not own_processes.is_alive(found):
+        if not own_processes.is_own(found, directory.path):
             known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
-            fine = {"refused": "", "refused_message": ""}
+            known["directory"] = launch.identity(str(directory.path))
+            fine = {"refused": "", "refused_message": "", "restored": True}
             launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
         elif found["pid"] != pid:
             second.append((Path(note).stem, pid, started))
@@ -148,10 +194,8 @@ def _end_stand_in(directory: StateDir, program: str, note: dict[str, object], en
     pid = note.get("launcher_pid")
     if not isinstance(pid, int) or pid in (0, engine_pid):
         return
-    specs = f"{directory.home}/specs/"
-    if any(
-        each.startswith(specs) and programs.is_spec_of(program, each.removeprefix(specs))
-        for each in processes.command_line(pid) or ()
-    ):
+    words = [Path(each) for each in processes.command_line(pid) or ()]
+    here = launch.identity(f"{directory.path}/specs")
+    if any(programs.is_spec_of(program, each.name) and launch.identity(str(each.parent)) == here for each in words):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -53,6 +53,7 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
 from metal_supervisor.state.home import StateError
 from metal_supervisor.state.throttle import Throttle
+from metal_supervisor.state.trees import TrashCollector
 from metal_supervisor.supervisord.client import BrokenFile, Refused, Supervisord, Unavailable
 from metal_supervisor.supervisord.poker import Poker
 
@@ -119,6 +120,9 @@ class Controller:
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)
         self._unkept = ""
+        self._trash = TrashCollector(directory.path / "trash")
+        self._problems: dict[str, str] = {}
+        """Subject -> its problem, as shown in /status."""
         self._hurried = False
         """The next pass is not to wait for more news."""
         self._untold = False
@@ -145,6 +149,7 @@ class Controller:
         self.placement.start()
         self.memory.start()
         self.metal.start()
+        self._trash.start()
         if not self.settings.embedded:  # loopback outlasts every sleep and every network
             NetworkWatcher(self.kube).start()
         pause_s, throttle = 0.0, Throttle(SHARE, LONGEST_PAUSE_S)
@@ -194,6 +199,7 @@ class Controller:
         done = [step for step in steps if self._perform(step, snapshot)]
         self.applier.sweep(snapshot)  # before the spec that has an engine's port is removed
         self._settle(moving, snapshot, steps)
+        self._report("trash", self._trash.problem)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
@@ -302,10 +308,8 @@ class Controller:
                     changed.add(record.program)
             except OSError as error:  # stops must work on a full disk too
                 problem = f"records cannot be kept: {error.strerror}"
-        if problem and problem != self._unkept:
-            log.error("records cannot be kept", extra={"error": problem})
-            self.controller_status.tell("records", problem)
         self._unkept = problem or (self._unkept if len(records) < len(self.records) else "")
+        self._report("records", self._unkept)
         self._untold |= bool(changed)
         return changed
 
@@ -352,9 +356,9 @@ class Controller:
             state, note = snapshot.table.get(name), snapshot.notes.get(name)
             kept = plan.after_steps(record, state, note, name in busy, snapshot.now)
             if kept is None:
-                self.state.forget(name)
-                del self.records[key]
-                self._untold = True
+                if self._forgotten(name):
+                    del self.records[key]
+                    self._untold = True
             elif kept is not record:
                 self.records[key] = kept
                 self._keep_records((kept,))
@@ -362,6 +366,25 @@ class Controller:
             self.state.remove_left_logs({*snapshot.table, *(record.program for record in self.records.values())})
         self.applier.forget_all_but(busy)
         self.prerequisites.keep(self.records.values())
+
+    def _forgotten(self, program: str) -> bool:
+        """Remove a program's files; False if that failed, which is reported once and tried again in later passes."""
+        try:
+            self.state.forget(program)
+        except OSError as error:
+            self._report(f"files of {program}", f"they cannot be removed: {error}")
+            return False
+        self._report(f"files of {program}", "")
+        self._trash.wake()
+        return True
+
+    def _report(self, name: str, problem: str) -> None:
+        """Log a problem and show it in /status, once; "" withdraws it."""
+        if problem != self._problems.get(name, ""):
+            self._problems[name] = problem
+            self.controller_status.tell(name, problem)
+            if problem:
+                log.error("housekeeping failed", extra={"subject": name, "error": problem})
 
     @staticmethod
     def _pids(snapshot: Snapshot) -> set[int]:

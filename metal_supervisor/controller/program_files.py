@@ -166,7 +166,8 @@ class ProgramFiles:
         used |= {self._state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}
         for name in unused:
             if name not in used and name.rsplit(".", 2)[0] not in starting:
-                self._state.remove_spec(name)
+                with contextlib.suppress(OSError):  # tried again by the next pass
+                    self._state.remove_spec(name)
 
     def runnable_spec(self, program: str, spec_file: str, note: RunNote | None) -> str:
         """Spec to run: the wanted one, or that of the running engine while the wanted one is lost and not composed."""

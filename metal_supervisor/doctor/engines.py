@@ -228,7 +228,9 @@ def _confinement(around: Surroundings) -> Found:
     bad = []
     for record in up:
         confined, _, why = confinement(record, seen[record.program])
-        if not confined:
+        if confined is None:
+            bad.append(unknown(f"{record.namespace}/{record.name}: {why}"))
+        elif not confined:
             restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
             text = f"{record.namespace}/{record.name} is not confined: {why}"
             bad.append(warn(text, "see docs/security.md" if record.unconfined else restart))

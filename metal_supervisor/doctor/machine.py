@@ -14,6 +14,7 @@ from metal_supervisor.memory.machine_memory import device_mib
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.spec.sizes import MIB, amount
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import own_processes
 
 PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 NEVER_SLEEP = f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1 autorestart 1 powernap 0"
@@ -126,11 +127,11 @@ def _orphans(around: Surroundings) -> Found:
     """Engines without a supervisord."""
     directory = around.directory
     # In this order: an engine that starts meanwhile is noted before it is missed, and known before its note is doubted.
-    marked = {pid for pid in processes.marked(launch.MARK, directory.specs_of("")) if launch.start_time(pid)}
+    marked = {pid for pid in processes.marked(directory.path) if launch.start_time(pid)}
     alive = {
         name: note
         for name, note in directory.run_notes().items()
-        if note.pid and note.started and launch.start_time(note.pid) == note.started
+        if own_processes.is_own(launch.read_note(str(directory.note_path(name))), directory.path)
     }
     table = around.table()
     known = {row.pid for row in (table or {}).values()}  # an engine whose note was lost is no stranger

@@ -31,15 +31,28 @@ def command_line(pid: int) -> list[str] | None:
         return None
 
 
-def marked(name: str, prefix: str) -> dict[int, str]:
-    """pid -> value of a variable, for each leader of a process group whose value begins with `prefix`."""
-    found = {}
+def marked(state: Path) -> dict[int, str]:
+    """pid -> path of its spec, for each leader of a process group with the mark of an engine of this directory."""
+    found, here = {}, launch.identity(str(state))
     for process in _processes():
         with contextlib.suppress(Exception):  # as below
-            value = process.environ().get(name, "")
-            if value.startswith(prefix) and os.getpgid(process.pid) == process.pid:
-                found[process.pid] = value
+            spec = process.environ()[launch.MARK]
+            if launch.identity(str(Path(spec).parent.parent)) == here and os.getpgid(process.pid) == process.pid:
+                found[process.pid] = spec
     return found
+
+
+def supervisord_of(state: Path) -> int:
+    """Pid of a supervisord of any release that was started on this state directory, 0 without one."""
+    here = launch.identity(str(state))
+    for process in _processes():
+        with contextlib.suppress(Exception):  # as below
+            argv = process.cmdline()
+            conf = Path(argv[-1])
+            is_ours = conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv)
+            if is_ours and launch.identity(str(conf.parent)) == here:
+                return process.pid
+    return 0
 
 
 def abandoned() -> list[Process]:

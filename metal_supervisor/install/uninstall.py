@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from metal_supervisor.placement.leases import NODE
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.state import own_processes
+from metal_supervisor.state import own_processes, trees
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.home import DIRECTORIES
 from metal_supervisor.state.reports import CONTROLLER_REPORT
@@ -128,7 +127,7 @@ def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
         say(f"removed   {machine.shown(step.path)}")
     for path in _going(settings, purge):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            trees.remove(path)
         else:
             path.unlink()
     directory.remove_link()
@@ -156,6 +155,9 @@ def _going(settings: Settings, purge: bool) -> Iterator[Path]:
 def _leave_cluster(directory: StateDir, settings: Settings) -> Iterator[str]:
     """Delete this Mac's endpoints and Lease, as far as the cluster answers; yield lines about it."""
     # Its own Lease is there without any service, in the namespace that it watches.
+    if other := directory.other_home():
+        yield f"left      the endpoints of {other}, which this directory is a copy of, or was moved from"
+        return
     watched = {settings.namespace} - {""}
     namespaces = sorted({record.namespace for record in directory.records()[0].values()} | watched)
     if settings.embedded or not namespaces:

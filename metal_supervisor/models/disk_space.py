@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.sizes import amount
+from metal_supervisor.state import trees
 
 KEPT_FREE_BYTES = 2 << 30
 """Free space left to the machine: below that, macOS itself begins to fail."""
@@ -98,8 +98,7 @@ class Space:
             slot = ModelDirectory(self._directory, path.name)
             if path.name == but.name or slot.busy() or slot.fetched_for() != namespace:
                 continue
-            with contextlib.suppress(OSError):
-                used += sum(each.lstat().st_size for each in path.rglob("*"))
+            used += trees.size_bytes(path)
         return used
 
     def full(self, what: str, need_bytes: int) -> NoReturn:

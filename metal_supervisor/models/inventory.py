@@ -24,6 +24,7 @@ from metal_supervisor.models.places import SLOT
 from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.sources import canonical, shown, without_quantization
+from metal_supervisor.state import trees
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import downloads
 from metal_supervisor.state.reports import controller_report, read_object
@@ -152,7 +153,7 @@ def _entry(
 
 def files_of(path: Path) -> Iterable[StoredFile]:
     """Regular files below a directory, without following links."""
-    for directory, _, names in os.walk(path):
+    for directory, _, names in trees.walk(path):
         for name in names:
             each = Path(directory, name)
             with contextlib.suppress(OSError):
@@ -231,4 +232,4 @@ def remove(entry: StoredModel) -> None:
             if not ours:
                 raise Busy
             slot.path.rename(aside)
-    shutil.rmtree(aside)
+    trees.remove(aside)

@@ -21,6 +21,7 @@ from typing import Any
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.state import trees
 
 FORMAT = 1
 NOTE, USED, LOCK, FOR = "slot.json", ".used", ".lock", ".fetched-for"
@@ -127,7 +128,7 @@ class ModelDirectory:
         if status_below(self.store, f"{self.name}/{model}") is None:
             return
         kept = {_composed(f"{name}{suffix}") for name in names for suffix in ("", *SUFFIXES)}
-        for directory, _, files in os.walk(self.path / model):
+        for directory, _, files in trees.walk(self.path / model):
             for path in (Path(directory, file) for file in files):
                 if _composed(str(path.relative_to(self.path))) not in kept:
                     path.unlink(missing_ok=True)
@@ -148,9 +149,7 @@ class ModelDirectory:
 
     def partial_bytes(self) -> int:
         """Bytes on disk of files that are not complete yet."""
-        with contextlib.suppress(OSError):
-            return sum(each.lstat().st_size for each in self.path.rglob(f"*{PARTIAL}"))
-        return 0
+        return trees.size_bytes(self.path, PARTIAL)
 
     def touch(self) -> None:
         """Record that the slot is in use; writes at most once an hour."""

@@ -21,6 +21,7 @@ from metal_supervisor.models.remote.fetch import MAGIC, Opened, no_gguf
 from metal_supervisor.spec.gguf import BadGguf, CutShort, read_header
 from metal_supervisor.spec.shards import join, misnamed, shard_names
 from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.state import trees
 
 MOST_FOLDERS, MAGIC_BYTES = 256, 64
 OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
@@ -41,7 +42,7 @@ def check_places(path: Path, places: Places) -> None:
     for name in shard_names(path.name):
         places.check(path.with_name(name))
     with contextlib.suppress(OSError):  # the check of the directory that follows reports it
-        for count, (directory, folders, names) in enumerate(os.walk(path)):
+        for count, (directory, folders, names) in enumerate(trees.walk(path)):
             folders[:] = [each for each in folders if not each.startswith(".")]  # no engine reads those
             for each in (*folders, *names):
                 if (inside := Path(directory, each)).is_symlink():

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from metal_supervisor.runtimes.daemon_client import Daemon, DaemonRefused
 from metal_supervisor.runtimes.omlx import MODELS as SERVED
 from metal_supervisor.spec.types import Json
+from metal_supervisor.state import trees
 
 MODELS = "/metal-supervisor/models"
 IN_PLACE = (
@@ -72,7 +73,7 @@ class OmlxModel:
             _removed(self._served)
             made.rename(self._served)
             return True
-        except (OSError, shutil.Error):
+        except (OSError, shutil.Error, RecursionError):
             _removed(made)
             _removed(self._served)  # it may be of another path, and the daemon prefers what is here
             return False
@@ -93,11 +94,11 @@ def _left_out(directory: str, names: list[str]) -> list[str]:
 
 def _writable(place: Path) -> None:
     """Let its owner remove what is in a directory: a copy has the mode of what it was made from."""
-    for path, _, _ in os.walk(place):
+    for path, _, _ in trees.walk(place):
         with contextlib.suppress(OSError):
             Path(path).chmod(0o700)
 
 
 def _removed(place: Path) -> None:
-    _writable(place)
-    shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        trees.remove(place)

@@ -213,7 +213,7 @@ def _service(row: Row) -> Json:
         "lastExit": observed.last_exit,
         "wakes": observed.wakes,
         "confined": observed.confined if observed.pid else None,
-        "unconfinedWhy": confinement(record, observed)[2] if observed.pid and not observed.confined else "",
+        "unconfinedWhy": confinement(record, observed)[2] if observed.pid and observed.confined is False else "",
         "nextAttempt": record.retry_at,
         "rssBytes": row.rss_bytes or None,
         "memory": {

@@ -167,7 +167,7 @@ class Observer:
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
-            confined=self._confined(look),
+            confined=self._confined(look, records),
             published=told,
             memory_bytes=_charged(pid, held, before),
         )
@@ -212,13 +212,18 @@ class Observer:
         daemon = self._before.get(record.daemon) if ours else None
         return sharing.judged(record, finding, look.engine.attachment, look.engine.pid, daemon)
 
-    def _confined(self, look: ServiceView) -> bool:
-        """True if the process that holds the model runs confined; for a shared daemon's model, that is the daemon."""
+    def _confined(self, look: ServiceView, records: Mapping[str, Record]) -> bool | None:
+        """True if the process that holds the model runs confined; for a shared daemon's model, that is the daemon.
+
+        None if that is not known: on a full disk the launcher cannot keep its note.
+        """
         pid, note = look.engine.pid, look.note
         if look.record.daemon:
-            daemon = self._before.get(look.record.daemon)
-            return bool(pid and daemon is not None and daemon.confined)
-        return bool(pid and note and note.pid == pid and note.confined)
+            running, daemon = records.get(look.record.daemon), self._before.get(look.record.daemon)
+            if running is None or running.spec_file is None:
+                return False  # the user's own
+            return daemon.confined if pid and daemon is not None else None
+        return note.confined if note is not None and pid and note.pid == pid and not note.restored else None
 
     def _message(self, look: ServiceView, finding: ProbeFinding, word: str) -> str:
         """Reason why the service is not ready; meaningless if it is."""

@@ -78,6 +78,8 @@ class RunNote:
     """The operating system confines it to its policy."""
     session: int = 0
     """Session that its processes cannot leave, 0 where they can."""
+    restored: bool = False
+    """The note was lost and made again at a boot: whether the engine is confined is not known."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class Observed:
     """Reason why this process should be restarted, "" if it should not."""
     memory_bytes: int = 0
     """Measured memory footprint, with its children; 0 if it is not known."""
-    confined: bool = False
-    """The operating system confines this process to its policy."""
+    confined: bool | None = None
+    """The operating system confines this process to its policy; None if that is not known."""
     exits: dict[str, int] = field(default_factory=dict)
     """Exits of its engine, counted by reason: `stopped` if it was to stop, else `exit_1`, `SIGKILL` …"""
     wakes: dict[str, float] = field(default_factory=dict)

@@ -12,12 +12,12 @@ import itertools
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from metal_supervisor import launch
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.document import UnreadableRecord
 from metal_supervisor.spec.processes import Observed, RunNote
@@ -204,7 +204,7 @@ class StateDir(StateHome):
             return None
 
     def forget(self, program: str) -> None:
-        """Remove all files of a program except its logs."""
+        """Remove all files of a program except its logs; its scratch becomes trash. Raises OSError."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.remove_section(program)
         for path_of in (self.pending_path, self.note_path, self.attached_path):
@@ -212,7 +212,7 @@ class StateDir(StateHome):
         for name in self.specs_on_file():
             if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:
                 self.remove_spec(name)
-        shutil.rmtree(self.scratch_path(program), ignore_errors=True)
+        launch.set_aside(str(self.scratch_path(program)))
         self._files.remove(self.record_path(program))  # last: after an interruption it has all of this done again
 
     def remove_left_logs(self, programs_here: Collection[str]) -> None:

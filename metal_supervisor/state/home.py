@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from metal_supervisor.spec.user_error import UserError
 
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
-    "scratch",
+    "scratch", "trash",
 )  # fmt: skip
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
@@ -61,6 +62,20 @@ class StateHome:
             text = f"state directory {self.path}: {error.strerror} ({error.filename or self.path}); put that right, or"
             raise StateError(f"{text} choose another with --state-dir") from None
         self.refresh_link()
+
+    def other_home(self) -> str:
+        """Home of the directory that this one is a copy of, or was moved from, until the next boot; "" if neither.
+
+        Until then its sections, specs and kubeconfig lead to the other.
+        """
+        try:
+            text = (self.path / "supervisord.conf").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
+        found = re.search(r"(?m)^pidfile=(.*)/supervisord\.pid$", text)
+        if found is None or found[1] == self.home or launch.identity(found[1]) == launch.identity(str(self.path)):
+            return ""
+        return found[1]
 
     def remove_unfinished(self) -> None:
         """Remove what writers that were killed left unfinished: that of a spec holds its service's environment."""

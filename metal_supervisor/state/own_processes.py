@@ -71,7 +71,7 @@ def own(directory: StateHome, program: str) -> TextIO:
             time.sleep(0.05)
     lock.seek(0)
     lock.truncate()
-    lock.write(json.dumps(_this_process()))
+    lock.write(json.dumps(_this_process(directory)))
     lock.flush()
     return lock
 
@@ -79,7 +79,7 @@ def own(directory: StateHome, program: str) -> TextIO:
 def outlive(directory: StateHome, program: str) -> None:
     """Note this process, which goes on when its supervisord is killed, for the system's stop to end."""
     outliving(directory)
-    launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process())
+    launch.write_note(str(directory.path / "runs" / f"{program}.{os.getpid()}{OUTLIVING}"), _this_process(directory))
 
 
 def outliving(directory: StateHome) -> list[Noted]:
@@ -93,14 +93,14 @@ def outliving(directory: StateHome) -> list[Noted]:
     return found
 
 
-def _this_process() -> dict[str, object]:
-    return {"format": launch.FORMAT, "pid": os.getpid(), "started": launch.start_time(os.getpid())}
+def _this_process(directory: StateHome) -> dict[str, object]:
+    return {"format": launch.FORMAT, **launch.this_process(str(directory.path))}
 
 
 def _noted(program: str, path: Path) -> list[Noted]:
-    """The process of a note, if it lives."""
+    """The process of a note in `runs`, if it lives and belongs to this state directory."""
     found = launch.read_note(str(path))
-    return [(program, int(str(found["pid"])), str(found["started"]))] if is_alive(found) else []
+    return [(program, int(str(found["pid"])), str(found["started"]))] if is_own(found, path.parent.parent) else []
 
 
 def _holder(directory: StateHome, program: str) -> list[Noted]:
@@ -123,6 +123,11 @@ def is_alive(note: dict[str, object]) -> bool:
     """True if the process lives that a note with its `pid` and `started` is of."""
     pid, started = note.get("pid"), note.get("started")
     return isinstance(pid, int) and pid > 0 and bool(started) and launch.start_time(pid) == started
+
+
+def is_own(note: dict[str, object], state: Path) -> bool:
+    """True if the process of a note lives and belongs to this state directory, not to one that this is a copy of."""
+    return is_alive(note) and launch.belongs_to(note, str(state))
 
 
 def _alive(noted: list[Noted]) -> list[Noted]:

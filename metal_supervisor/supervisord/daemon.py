@@ -1,15 +1,18 @@
 """supervisord itself, patched: `python -m metal_supervisor.supervisord.daemon`, with its arguments.
 
-Three defects of supervisord are patched. Its logger reports a line it could not write on stderr, which is a file on
+Four defects of supervisord are patched. Its logger reports a line it could not write on stderr, which is a file on
 the same full disk: that second failure would end supervisord. Its loop takes the list of groups before it serves
 its callers, and starts the programs on the list afterwards: a group removed in between would leave an unsupervised
 process. At shutdown it takes a second for each group, even one without a process: with a hundred engines, which end
-at once, that is longer than launchd waits. And it has the wait of `poller` and the calls of `rpc_plugin`.
+at once, that is longer than launchd waits. A log file that was deleted stays deleted until its program starts again:
+it is made again as soon as there is output. And it has the wait of `poller` and the calls of `rpc_plugin`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from typing import Any
 
 from supervisor import loggers, options, supervisord
@@ -17,6 +20,27 @@ from supervisor.states import ProcessStates
 
 from metal_supervisor.supervisord import rpc_plugin
 from metal_supervisor.supervisord.poller import Poller
+
+LOOK_EVERY_S = 5.0
+"""Interval at which a log that is written to is checked for a deleted file."""
+
+
+def reopen_if_deleted(handler: Any) -> None:
+    """Make a handler's log file again if it was deleted or replaced; where that fails, the handler stays as it is.
+
+    Not with SIGUSR2: supervisord closes all its logs then, and ends if one cannot be opened, as on a full disk.
+    """
+    path, now = getattr(handler, "baseFilename", None), time.monotonic()
+    if path is None or now < getattr(handler, "looked_at", 0.0) + LOOK_EVERY_S:
+        return
+    handler.looked_at = now
+    with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(handler.stream.fileno())):
+                return
+        stream = open(path, "ab")  # noqa: SIM115 - as the handler itself has it
+        handler.stream.close()
+        handler.stream = stream
 
 
 def main() -> None:
@@ -35,6 +59,12 @@ def main() -> None:
             run(running)
         finally:
             poller.end()
+
+    emit = loggers.Handler.emit
+
+    def emit_to_file(handler: Any, record: Any) -> None:
+        reopen_if_deleted(handler)
+        emit(handler, record)
 
     tell, remove = loggers.Handler.handleError, supervisord.Supervisor.remove_process_group
     stop_next = supervisord.Supervisor.ordered_stop_groups_phase_2
@@ -65,6 +95,7 @@ def main() -> None:
     options.ServerOptions.openhttpservers = listen_with_ours
     supervisord.Supervisor.runforever = run_woken
     loggers.Handler.handleError = tell_if_possible
+    loggers.Handler.emit = emit_to_file
     supervisord.Supervisor.ordered_stop_groups_phase_2 = stop_next_that_runs
     supervisord.Supervisor.remove_process_group = remove_for_good
     supervisord.main()

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from metal_supervisor import launch
-from metal_supervisor.controller import controller_status, loop
+from metal_supervisor.controller import controller_status, loop, plan
 from metal_supervisor.controller.controller_status import ControllerStatus
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.loop import Controller
@@ -164,3 +164,48 @@ def test_an_engine_whose_stand_in_lasts_longer_does_not_wake_one_pass_after_anot
     ended: list[int] = []
     ExitWatch(ended.append).watch_only(loop.Controller._pids(replace(snapshot, notes={row.name: note})))
     assert not ended
+
+
+def test_files_that_cannot_be_removed_are_reported_once_and_fail_no_pass(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube, nothing = cast(Any, NoKube()), cast(Any, None)
+    controller = Controller(Settings(state_dir=str(state.path)), state, kube, nothing, lambda: True)
+    left, removable = record("left"), record("removable")
+    controller.records = {each.key: each for each in (left, removable)}
+    forget = state.forget
+
+    def refused(program: str) -> None:
+        if program == left.program:
+            raise PermissionError(errno.EPERM, "Operation not permitted", program)
+        forget(program)
+
+    monkeypatch.setattr(state, "forget", refused)
+    monkeypatch.setattr(plan, "after_steps", lambda *_: None)
+    snapshot = Snapshot(1.0, {}, True, {}, {}, {}, {})
+    for _ in range(3):
+        controller._settle(dict(controller.records), snapshot, [])
+    assert list(controller.records) == [left.key] and len(caplog.records) == 1
+    assert [each["name"] for each in controller.controller_status._notices] == [f"files of {left.program}"]
+    monkeypatch.setattr(state, "forget", forget)
+    controller._settle(dict(controller.records), snapshot, [])
+    assert not controller.records and not controller.controller_status._notices
+
+
+def test_a_notice_of_records_that_cannot_be_kept_goes_with_the_next_good_write(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube, nothing = cast(Any, NoKube()), cast(Any, None)
+    controller = Controller(Settings(state_dir=str(state.path)), state, kube, nothing, lambda: True)
+    made = record("s")
+    controller.records = {made.key: made}
+
+    def no_inode(*_: Any) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(state, "write_record", no_inode)
+        controller._keep_records([made])
+    assert [each["name"] for each in controller.controller_status._notices] == ["records"]
+    controller._keep_records([made])
+    assert not controller.controller_status._notices

@@ -199,7 +199,8 @@ def test_uninstall_ends_a_trial_of_a_killed_controller_and_leaves_no_half_writte
     state.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as engine:
         try:
-            note = {"pid": engine.pid, "started": launch.start_time(engine.pid)}
+            of = {"directory": launch.identity(str(state))}
+            note = {"pid": engine.pid, "started": launch.start_time(engine.pid), **of}
             (state / f"trial-{engine.pid}.json").write_text(json.dumps(note))
             (state / "overrides.json").write_text('{"config": "", "values": {}}')
             for name in (".controller.json.4711.tmp", ".metal-supervisor.toml.4711.tmp"):

@@ -251,3 +251,15 @@ def test_what_could_not_be_written_wakes_the_controller_once_it_can(
 
 def no_space(*_: object, **__: object) -> bool:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_whether_an_engine_is_confined_is_known_by_its_own_note_alone(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    for changes, known in (
+        ({"pid": 7, "confined": True}, True),
+        ({"pid": 7}, False),
+        ({"pid": 6, "confined": True}, None),  # the launcher could not replace the note of the engine before
+        ({"pid": 7, "confined": True, "restored": True}, None),
+    ):
+        life.note = replace(RunNote(0, 7, "", "", (), 0.0, "", ""), **changes)
+        assert life.look(State.RUNNING, 7, 7).confined is known

@@ -28,6 +28,7 @@ from supervisor.states import ProcessStates, SupervisorStates
 from metal_supervisor import launch
 from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, State
 from metal_supervisor.supervisord import client as supervisord_module
+from metal_supervisor.supervisord import daemon as daemon_module
 from metal_supervisor.supervisord import poller as poller_module
 from metal_supervisor.supervisord.client import BrokenFile, Refused, ShuttingDown, Supervisord, Unavailable
 from metal_supervisor.supervisord.exits import Exits
@@ -110,6 +111,9 @@ class Daemon:
 
     def becomes(self, name: str, *states: State | None) -> None:
         eventually(lambda: self.state(name) in states, what=f"{name} to be {states}")
+
+
+SPEAKS = "/bin/sh -c 'while :; do echo line; sleep 0.2; done'"
 
 
 @pytest.fixture(scope="module")
@@ -646,3 +650,23 @@ def test_a_group_that_is_replaced_in_the_moment_of_a_crash_is_one_process(daemon
         # A child that has just been forked is not yet what it becomes.
         eventually(lambda: {each.cmdline()[0] for each in supervisord.children()} == {"/bin/sleep"})
         assert len(supervisord.children()) == number + 1
+
+
+def test_a_deleted_log_is_made_again_while_its_program_runs(daemon: Daemon) -> None:
+    log, own = daemon.path / "logs" / "speaks.log", daemon.path / "log"
+    log.parent.mkdir()
+    daemon.run("speaks", SPEAKS, stdout_logfile=log, stdout_logfile_maxbytes="1MB")
+    eventually(log.read_bytes, what="a line")
+    log.unlink()
+    eventually(lambda: log.read_bytes().endswith(b"line\n"), 30, "a log that was deleted")
+    log.unlink()
+    log.touch()
+    eventually(lambda: log.read_bytes().endswith(b"line\n"), 30, "a log that was replaced")
+    own.unlink()
+    daemon.run("other", "/bin/sleep 0.5", autorestart="true")
+    eventually(lambda: b"other" in own.read_bytes(), 30, "supervisord's own log")
+    shutil.rmtree(log.parent)
+    time.sleep(daemon_module.LOOK_EVERY_S)  # until the file has been missed, and could not be made
+    assert daemon.state("speaks") is State.RUNNING
+    log.parent.mkdir()
+    eventually(log.read_bytes, 30, "a log whose directory was deleted")

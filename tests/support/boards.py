@@ -36,7 +36,7 @@ TOLD: dict[str, Any] = {
 def row(name: str = "tiny", **observed: Any) -> Row:
     """A service that serves."""
     program = "default.tiny"
-    seen = replace(Observed(program, 7, True, 1.0, "RUNNING", memory_bytes=9), **observed)
+    seen = replace(Observed(program, 7, True, 1.0, "RUNNING", memory_bytes=9, confined=False), **observed)
     record = a_record(
         name, program=program, port=18100, host=f"{program}.a.json", reserved_bytes=11, retry_at=5.0,
     )  # fmt: skip

@@ -133,7 +133,7 @@ RECORD = a_record(port=18100, host="default.tiny.a.json")
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 DOWN = replace(UP, pid=0, ready=False, state="FATAL")
 OBSERVED = (
-    None, UP, replace(UP, confined=True),
+    None, UP, replace(UP, confined=True), replace(UP, confined=False),
     DOWN, replace(DOWN, state="BACKOFF"), replace(UP, ready=False), replace(UP, ready=False, served=True),
     replace(UP, ready=False, hung="no answer"), replace(UP, ready=False, state="STOPPING"),
     replace(UP, published="the API said no"), replace(UP, published="NoRoutableAddress: x"),

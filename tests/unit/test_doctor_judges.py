@@ -36,6 +36,7 @@ from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, Sta
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Standing
+from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Unavailable
 from tests.support.records import a_record
@@ -176,10 +177,11 @@ def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bo
 
 
 def orphans(table: Any, alive: dict[str, RunNote], marked: Sequence[int]) -> Any:
-    directory = SimpleNamespace(run_notes=lambda: alive, specs_of=lambda _: "")
+    directory = SimpleNamespace(run_notes=lambda: alive, path=Path("state"), note_path=Path)
     with (
         mock.patch.object(processes, "marked", lambda *_: dict.fromkeys(marked, "")),
         mock.patch.object(launch, "start_time", lambda _: NOTE.started),
+        mock.patch.object(own_processes, "is_own", lambda *_: True),
     ):
         return asked("orphans", directory=directory, table=lambda: table)
 
@@ -261,7 +263,7 @@ APPS = """Total number of apps = 2
 ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled. (State = 0)\n")
 NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
 RECORD = a_record(model="tiny", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None)
-SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING")
+SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING", confined=False)
 EN0 = Interface("en0", "192.168.1.20", True)
 INCOMING = {"models": {"llm/big": {"source": "s", "file": {
     "phase": "Downloading", "got_bytes": 10 * GIB, "total_bytes": 60 * GIB}}}}
@@ -426,6 +428,7 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
      ("upgrade", "restart default.tiny")),
     ("builds", "fail", build(None, NOW), ("there no more",)),
     ("confinement", "ok", confined(RECORD, replace(SEEN, confined=True)), ("1 confined",)),
+    ("confinement", "warn", confined(RECORD, replace(SEEN, confined=None)), ("could not be kept",)),
     ("confinement", "warn", confined(RECORD, SEEN), ("next start", "supervisorctl restart")),
     ("confinement", "warn", confined(replace(RECORD, unconfined="it is off"), SEEN),
      ("it is off", "security.md")),
@@ -531,10 +534,12 @@ def test_an_engine_that_starts_during_the_check_is_no_stranger(during: str) -> N
         return found
 
     table = {"default.tiny": row("default.tiny", pid=NOTE.pid)}
-    directory = SimpleNamespace(run_notes=lambda: look("notes", {"default.tiny": NOTE}), specs_of=lambda _: "")
+    notes = {"default.tiny": NOTE}
+    directory = SimpleNamespace(run_notes=lambda: look("notes", notes), path=Path("state"), note_path=Path)
     with (
         mock.patch.object(processes, "marked", lambda *_: look("processes", {NOTE.pid: ""})),
         mock.patch.object(launch, "start_time", lambda _: NOTE.started),
+        mock.patch.object(own_processes, "is_own", lambda *_: True),
     ):
         (finding,) = only(asked("orphans", directory=directory, table=lambda: look("table", table)))
     assert finding.status == "ok", finding.text

@@ -29,7 +29,9 @@ RECORD = a_record(
     reserved_bytes=3 * GIB, memory="3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
 )  # fmt: skip
 ENDED = "exit status 1"
-UP = Observed("default.tiny", 41, True, NOW - 50, "RUNNING", memory_bytes=2 * GIB, restarts=2, last_exit=ENDED)
+UP = Observed(
+    "default.tiny", 41, True, NOW - 50, "RUNNING", memory_bytes=2 * GIB, restarts=2, last_exit=ENDED, confined=False
+)
 NOTE = RunNote(41, 41, "x", SPEC, (NOW - 55,), 0.0, "", "")
 FILE = {"phase": "Ready", "path": "/m/phi.gguf", "size_bytes": 2 * GIB, "message": "", "got_bytes": 0, "total_bytes": 0}
 TOLD: dict[str, Any] = {

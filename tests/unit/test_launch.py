@@ -124,7 +124,7 @@ def test_a_damaged_note_never_keeps_an_engine_from_starting(damage: dict[str, ob
     damaged = {**note(NOW - 5, NOW - 3), **damage}
     _, not_before = launch.hold(damaged, SPEC, "exited", NOW)
     assert not not_before > NOW + launch.LONGEST_HOLD_S
-    assert launch.survivor(damaged) == 0
+    assert launch.survivor(damaged, "/") == 0
 
 
 # ── what supervisord said last ───────────────────────────────────────────────────────────────────
@@ -230,16 +230,17 @@ def test_a_port_is_free_or_the_reason_it_is_not_is_told(listener: int) -> None:
     assert launch.holder_of(free_port(), "192.0.2.1"), "an address that is not of this machine"
 
 
-def test_a_survivor_is_the_very_process_that_was_noted_whatever_its_spec() -> None:
-    parent = os.getppid()
-    alive = {"pid": parent, "started": launch.start_time(parent), "spec": SPEC}
-    assert launch.survivor(alive) == parent
-    assert launch.survivor({**alive, "spec": "other.json"}) == parent
+def test_a_survivor_is_the_very_process_that_was_noted_whatever_its_spec(tmp_path: Path) -> None:
+    parent, state = os.getppid(), str(tmp_path)
+    alive = {"pid": parent, "started": launch.start_time(parent), "spec": SPEC, "directory": launch.identity(state)}
+    assert launch.survivor(alive, state) == parent
+    assert launch.survivor({**alive, "spec": "other.json"}, state) == parent
     for difference in ({"started": "ticks 1"}, {"started": ""}, {"pid": 0}, {"pid": None}):
-        assert launch.survivor({**alive, **difference}) == 0
-    me = {"pid": os.getpid(), "started": launch.start_time(os.getpid()), "spec": SPEC}
-    assert launch.survivor(me) == 0, "a pid that was given anew, to the launcher itself"
-    assert launch.survivor({}) == 0
+        assert launch.survivor({**alive, **difference}, state) == 0
+    for difference in ({"directory": None}, {"directory": launch.identity("/")}):
+        assert launch.survivor({**alive, **difference}, state) == 0
+    assert launch.survivor(launch.this_process(state), state) == 0, "a pid that was given anew, to the launcher itself"
+    assert launch.survivor({}, state) == 0
 
 
 def test_a_process_that_is_gone_or_only_waits_to_be_reaped_has_no_start() -> None:

@@ -7,9 +7,9 @@ must not restart the daemon under the others. A user's own Ollama is used where 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ from metal_supervisor.spec.processes import LIVE, ProgramState
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
-from metal_supervisor.state import programs
+from metal_supervisor.state import programs, trees
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 
@@ -266,8 +266,9 @@ class Daemons:
 
     def _unneeded(self, result: dict[Key, Record], known: Record, now: float) -> None:
         if _is_own(known):
-            del result[known.key]
-            self._state.forget(known.program)
+            with contextlib.suppress(OSError):  # tried again by the next pass
+                self._state.forget(known.program)
+                del result[known.key]
             return
         since = self._unused_since.setdefault(known.program, time.monotonic())
         left_s = since + UNUSED_S - time.monotonic()
@@ -276,7 +277,8 @@ class Daemons:
             return
         result[known.key] = reconcile.dismiss(known, now, ("Unused", "no service uses it"))
         left = self._state.path / "served" / known.program / "models"  # by an attacher that was killed
-        shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            trees.remove(left)
 
     def _uses_own(self, program: str) -> bool:
         """True if the user's own daemon is used. A choice once made is kept as long as possible."""

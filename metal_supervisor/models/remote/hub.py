@@ -8,7 +8,6 @@ commit, however often the download is interrupted and whatever is uploaded meanw
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from metal_supervisor.models.remote.web import Client, bearer
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
+from metal_supervisor.state import trees
 
 if TYPE_CHECKING:
     from metal_supervisor.models.remote.hub_client import Hub
@@ -198,7 +198,7 @@ def _is_companion(path: Path) -> bool:
 def _names_below(place: Path) -> list[str]:
     """Names of the files below a directory, without those in hidden ones. Raises Unusable for too many."""
     found: list[str] = []
-    for where, folders, names in os.walk(place):
+    for where, folders, names in trees.walk(place):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(where, name).relative_to(place).as_posix() for name in names]
         if len(found) > repository.MOST_FILES:

@@ -137,7 +137,7 @@ SERVED = (
         GAUGE,
         "1 if the operating system confines the engine, 0 if it does not.",
         SERVICE,
-        "not there without a process",
+        "not there without a process, or while that is unknown",
     ),
     MetricEntry(
         OURS + "service_revoked",

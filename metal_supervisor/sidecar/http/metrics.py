@@ -92,7 +92,7 @@ def _service(page: _Page, row: Row, probes: Histogram | None, starts: Histogram 
         page.add(INCUMBENT + "process_healthy", int(row.report.ready), **service)
         page.add(INCUMBENT + "process_rss_bytes", row.rss_bytes or None, **service)
         page.add(OURS + "service_memory_bytes", observed.memory_bytes or None, **service)
-        page.add(OURS + "service_confined", int(observed.confined), **service)
+        page.add(OURS + "service_confined", observed.confined, **service)
     for phase in PHASES:
         page.add(OURS + "service_phase", int(row.report.phase == phase), **service, phase=phase)
     page.add(OURS + "service_reason", 1, **service, reason=row.report.reason)

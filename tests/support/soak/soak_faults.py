@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from tests.support.soak.soak_check import Checker, Excuses
 from tests.support.soak.soak_memory import Sizes, Want, first_wants
 from tests.support.soak.soak_plan import CALM, EXTRAS, PREY, Fault
 from tests.support.soak.soak_watch import Api, ApiError, Scan, Watcher, engines, role_of
-from tests.support.system import ISVC, MODELS, System, eventually, model, service
+from tests.support.system import ISVC, MODELS, System, eventually, free_ports, model, service
 
 CALM_RATE = 20
 HOLDING = {"sidecar", "apiserver"}
@@ -461,6 +462,27 @@ class Hand:
 
     def _corrupt(self, fault: Fault) -> None:
         self._file(fault).write_bytes(b"{ half a f\xff\x00")
+
+    def _start_copy(self, _fault: Fault) -> Callable[[], None]:
+        """Start a second system from a copy of the state directory; without an engine's program it starts none."""
+        base = Path(tempfile.mkdtemp(prefix="soak-copy-"))
+        subprocess.run(["cp", "-a", self.system.state, base / "run"], check=False, stderr=subprocess.DEVNULL)
+        http_port, engine_port = free_ports(2)
+        flags = {"--state-dir": base / "run", "--port": http_port, "--ports": f"{engine_port}-{engine_port}",
+                 "--gateway": "off", "--llama-server": base / "none"}  # fmt: skip
+        words = [str(word) for pair in flags.items() for word in pair]
+        with (base / "run.log").open("wb") as log:
+            copy = subprocess.Popen(
+                [sys.executable, "-I", "-m", "metal_supervisor", "run", *words], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+        def end() -> None:
+            copy.terminate()
+            copy.wait(60)
+            shutil.rmtree(base)
+
+        return end
 
     def _foreign_file(self, fault: Fault) -> None:
         name = f"foreign-{next(self._number)}.conf"

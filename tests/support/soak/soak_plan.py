@@ -72,6 +72,7 @@ KINDS = (
     Kind("lose", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
     Kind("corrupt", 4, PREY, hurts=True, variants=("models.d", "runs", "specs")),
     Kind("restore-api", 2, ("apiserver",), (2.0, 6.0)),
+    Kind("start-copy", 2, ("state",), (2.0, 5.0)),
     Kind("foreign-file", 2, ("models.d",), variants=("no-header", "binary", "sneaky")),
 )
 
