@@ -17,6 +17,7 @@ import re
 import ssl
 import tempfile
 import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
-from metal_supervisor.host import authorities
+from metal_supervisor.host import authorities, proxies
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
@@ -63,8 +64,7 @@ class Chosen:
     @property
     def server_name(self) -> str:
         """URL of the server without its path, which may be the embedded API's secret, and without a password."""
-        parts = urllib.parse.urlsplit(self.server)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        return proxies.without_login(self.server)
 
     @property
     def token_file(self) -> Path | None:
@@ -79,8 +79,20 @@ class Chosen:
 
     @property
     def local(self) -> bool:
-        """True if the server is on this machine's loopback."""
-        return is_loopback(urllib.parse.urlsplit(self.server).hostname or "")
+        """True if the server is on this machine's loopback. One behind a `proxy-url` is on the proxy's own."""
+        return not self.cluster.get("proxy-url") and is_loopback(urllib.parse.urlsplit(self.server).hostname or "")
+
+    @property
+    def proxy(self) -> str:
+        """URL of the proxy to the server, "" for none: `proxy-url`, else the environment's unless it is on loopback."""
+        if written := self.cluster.get("proxy-url"):
+            return str(written)
+        return "" if self.local else proxies.proxy_for(self.server, urllib.request.getproxies())
+
+    @property
+    def first_hop(self) -> str:
+        """URL of the host that connections are made to: the proxy, or the server."""
+        return self.proxy or self.server
 
 
 @dataclass(frozen=True)
@@ -132,6 +144,8 @@ def choose(file: Path, context: str = "") -> Chosen:
         raise BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
     if not isinstance(cluster.get("insecure-skip-tls-verify", False), bool):
         raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
+    if (proxy := cluster.get("proxy-url")) and not (isinstance(proxy, str) and proxies.is_proxy(proxy)):
+        raise BadKubeconfig(f"kubeconfig {file}: proxy-url must be a URL such as http://HOST:PORT or socks5://HOST:PORT")
     return Chosen(file, name, server.rstrip("/"), cluster, str(user_name), user)
 
 
@@ -330,6 +344,14 @@ class Login:
         if not file():
             raise self._chosen.bad(f"names {path}, which is not PEM")
         return file
+
+
+def proxy_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:
+    """Create a TLS context for an https proxy, whose certificate is public or from the cluster's authority."""
+    context = tls_context(ClusterAccess(), verify)
+    if access.authority:
+        context.load_verify_locations(cadata=access.authority.decode("ascii", "ignore"))
+    return context
 
 
 def tls_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:

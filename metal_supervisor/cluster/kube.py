@@ -30,6 +30,7 @@ from metal_supervisor.cluster.answers import KubeError, forbidden, http_date, re
 from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, ClusterAccess, Login
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
+from metal_supervisor.host import proxies
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import Edition, edition_of
 
@@ -109,6 +110,7 @@ class Kube:
             self._login, self._built, self._chosen, self._manager = login, access, chosen, pool
             self.server: str = chosen.server
             self.server_name = chosen.server_name
+            self.first_hop = chosen.first_hop
             self.context_name = chosen.context
         before.clear()
         if chosen.server.startswith("https:") and not chosen.verified:
@@ -121,15 +123,17 @@ class Kube:
 
         For an http server on loopback it is a plain one, without the official client.
         """
-        made = urllib3.PoolManager()
+        made, proxy = urllib3.PoolManager(), chosen.proxy
         if not (chosen.local and chosen.server.startswith("http:")):
             from kubernetes import client
 
             options = client.Configuration()
             options.host, options.verify_ssl, options.retries = chosen.server, chosen.verified, False
             options.tls_server_name = chosen.cluster.get("tls-server-name") or None
-            # A proxy from the environment, which the client has found already, is not for loopback.
-            options.proxy = None if chosen.local else chosen.cluster.get("proxy-url") or options.proxy
+            options.proxy, options.no_proxy = proxies.reached(proxy) or None, ""
+            options.proxy_headers = proxies.login_headers(proxy)
+            if proxy.startswith("https:"):
+                options.proxy_ssl_context = credentials.proxy_context(access, chosen.verified)
             made = client.ApiClient(options).rest_client.pool_manager
             for name in TLS_OF_THE_CLIENT:
                 made.connection_pool_kw.pop(name, None)
