@@ -16,7 +16,7 @@ from functools import partial
 
 from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
-from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen, Login
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.software import FOR_GOOD
@@ -31,6 +31,7 @@ ANSWER_S = 4.0
 """Time limit for login and answer together: below that of the check, which can still report which of them failed."""
 NO_ROUTE_ON_A_MAC = 65
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+LOGIN_BY_HAND = "run the kubeconfig's exec plugin by hand: is it logged in, does it wait for a browser or the network?"
 LOCAL_NETWORK = (
     "best first: install as a LaunchDaemon, which is exempt; use the API server's tailnet address; put the API server "
     "behind the gateway; tunnel with /usr/bin/ssh -N -L 6443:HOST:6443 and the server https://127.0.0.1:6443; allow it "
@@ -75,7 +76,7 @@ def judge_expiry(what: str, expires: float | None, now: float) -> Finding:
 
 
 def _credential(around: Surroundings) -> Found:
-    """The credential of the context's user, from the files it names; runs no plugin. Raises OSError."""
+    """The credential of the context's user, from its plugin or the files it names. Raises OSError."""
     if around.settings.embedded:
         return []
     try:
@@ -90,7 +91,14 @@ def _credential(around: Surroundings) -> Found:
     if user.get("token"):
         return judge_expiry("a token", expiry.of_token(str(user["token"])), now)
     if isinstance(user.get("exec"), dict):
-        return ok(f"given by {user['exec'].get('command')!s:.100}, which is run again when it is over")
+        command = f"{user['exec'].get('command')!s:.100}"
+        try:
+            answers([partial(Login, chosen)], ANSWER_S)
+        except TimeoutError:
+            return warn(f"{command} took longer than {ANSWER_S:g} s", LOGIN_BY_HAND)
+        except BadKubeconfig as error:
+            return fail(str(error), LOGIN_BY_HAND)
+        return ok(f"from {command}, which runs again when it expires")
     if user.get("client-certificate-data") or user.get("client-certificate"):
         return judge_expiry("a client certificate", expiry.of_certificate(_certificate(chosen)), now)
     return ok("a user name and password" if user.get("username") else "none")
@@ -171,7 +179,7 @@ def _api(around: Surroundings) -> Found:
         (kube,) = answers([partial(around.login, around.settings.kubeconfig_path, around.settings.context)], ANSWER_S)
     except TimeoutError:
         text = f"the login took longer than {ANSWER_S:g} s, so the server was not asked"
-        return warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")
+        return warn(text, LOGIN_BY_HAND)
     except BadKubeconfig as error:
         link.problem = "there is no login"
         return fail(f"not asked: {error}", "correct the user of that context, or what it names")

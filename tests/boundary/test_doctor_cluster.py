@@ -248,6 +248,15 @@ def test_a_user_without_a_credential_is_named(tmp_path: Path) -> None:
     assert told["rights"][0].text == "could not be asked: there is no login"
 
 
+def test_a_plugin_that_fails_gives_no_credential(tmp_path: Path) -> None:
+    plugin = tmp_path / "plug"
+    plugin.write_text("#!/bin/sh\necho 'no active account' >&2\necho ')' >&2\nexit 1\n")
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}}
+    told = found(around(tmp_path, kubeconfig(tmp_path / "k", "https://127.0.0.1:1", user)), "credential")["credential"]
+    assert "fail" in shown(told) and "failed (1): no active account |" in shown(told)
+
+
 def test_no_route_is_macos_hiding_the_network_and_says_all_the_ways_out(tmp_path: Path) -> None:
     def blocked(_host: str, _port: int) -> None:
         raise OSError(65, "No route to host")
@@ -314,7 +323,7 @@ def test_until_when_a_credential_holds_is_told_and_nothing_of_it_shown(tmp_path:
         ({"token": "opaque-s3cr3t"}, "ok", "does not say"),
         ({"client-certificate-data": data(pem(MAC)), "client-key-data": "eA=="}, "ok", "2124-01-01T00:00:00Z"),
         ({"client-certificate-data": data(pem(EXPIRED)), "client-key-data": "eA=="}, "fail", "2024-02-01T00:00:00Z"),
-        ({"exec": {"command": "cloud-login"}}, "ok", "cloud-login"),
+        ({"exec": {"command": "cloud-login"}}, "fail", "cloud-login must speak"),
         ({"username": "u", "password": "opaque-s3cr3t"}, "ok", "a user name and password"),
     ]
     for user, status, word in users:
