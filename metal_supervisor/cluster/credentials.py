@@ -18,7 +18,7 @@ import ssl
 import tempfile
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
 from metal_supervisor.host import authorities, proxies
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
@@ -34,6 +35,8 @@ from metal_supervisor.state.kept_files import Edition, edition_of
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MOST_BYTES = 1 << 20
+FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+"""Fields of a cluster or a user that name a file."""
 IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ class Chosen:
     """A context of a kubeconfig, with its cluster and user."""
 
     file: Path
+    """The kubeconfig, or several separated by colons."""
+    directory: Path
+    """Directory of the kubeconfig that has the user."""
     context: str
     server: str
     cluster: Json = field(repr=False)
@@ -58,8 +64,8 @@ class Chosen:
         return BadKubeconfig(f"kubeconfig {self.file} {text}")
 
     def path(self, name: str) -> Path:
-        """Resolve a path in the kubeconfig, which is relative to its directory."""
-        return Path(os.path.normpath(self.file.absolute().parent / name))
+        """Resolve a path in the user's kubeconfig, which is relative to its directory."""
+        return Path(os.path.normpath(self.directory / name))
 
     @property
     def server_name(self) -> str:
@@ -119,21 +125,28 @@ class ClusterAccess:
 
 
 def choose(file: Path, context: str = "") -> Chosen:
-    """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig."""
-    if not _is_file(file):
+    """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig.
+
+    Several files are merged as kubectl merges $KUBECONFIG: missing files are skipped, and the first file that has an
+    entry, or a current-context, has the whole of it.
+    """
+    contents: dict[Path, Json] = {}
+    for each in filter(_is_file, kubeconfigs(str(file))):
+        content, problem = _content(each)
+        if problem or not isinstance(content, dict):
+            raise BadKubeconfig(f"kubeconfig {each} cannot be used: {problem or 'it holds no settings'}")
+        contents[each] = content
+    if not contents:
         raise BadKubeconfig(f"kubeconfig {file} does not exist; check --kubeconfig")
-    content, problem = _content(file)
-    if problem or not isinstance(content, dict):
-        raise BadKubeconfig(f"kubeconfig {file} cannot be used: {problem or 'it holds no settings'}")
-    name = context or content.get("current-context")
+    name = context or next(filter(None, (each.get("current-context") for each in contents.values())), None)
     if not isinstance(name, str) or not name:
         raise BadKubeconfig(f"kubeconfig {file} has no current-context; set --context")
-    chosen = _named(content, "context", name)
+    chosen, _ = _named(contents, "context", name)
     if chosen is None:
         raise BadKubeconfig(f'kubeconfig {file} has no context "{name}"; check --context')
     cluster_name, user_name = chosen.get("cluster"), chosen.get("user") or ""
-    cluster = _named(content, "cluster", cluster_name)
-    user = _named(content, "user", user_name) if user_name else {}
+    cluster, _ = _named(contents, "cluster", cluster_name)
+    user, directory = _named(contents, "user", user_name) if user_name else ({}, next(iter(contents)).parent)
     for found, kind, wanted in ((cluster, "cluster", cluster_name), (user, "user", user_name)):
         if found is None:
             text = f'context "{name}" names {kind} "{wanted}", which does not exist'
@@ -146,7 +159,7 @@ def choose(file: Path, context: str = "") -> Chosen:
         raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
     if (proxy := cluster.get("proxy-url")) and not (isinstance(proxy, str) and proxies.is_proxy(proxy)):
         raise BadKubeconfig(f"kubeconfig {file}: proxy-url must be a URL such as http://HOST:PORT or socks5://HOST:PORT")
-    return Chosen(file, name, server.rstrip("/"), cluster, str(user_name), user)
+    return Chosen(file, directory.absolute(), name, server.rstrip("/"), cluster, str(user_name), user)
 
 
 def _content(file: Path) -> tuple[Any, str]:
@@ -168,14 +181,31 @@ def _content(file: Path) -> tuple[Any, str]:
         return None, f"it is no YAML ({type(error).__name__}{f' in line {mark.line + 1}' if mark else ''})"
 
 
-def _named(content: Json, kind: str, name: object) -> Json | None:
-    """Entry of that name in a kubeconfig's list of a kind, None if there is none."""
-    listed = content.get(kind + "s")
-    for each in listed if isinstance(listed, list) else []:
-        if isinstance(each, dict) and each.get("name") == name:
-            found = each.get(kind) or {}
-            return found if isinstance(found, dict) else None
-    return None
+def _named(contents: Mapping[Path, Json], kind: str, name: object) -> tuple[Json | None, Path]:
+    """(entry of a kind in the first kubeconfig that has the name, with absolute paths; that file's directory).
+
+    The entry is None if no file has it. Raises BadKubeconfig for a file that it names and that does not exist.
+    """
+    for file, content in contents.items():
+        listed = content.get(kind + "s")
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and each.get("name") == name:
+                found = each.get(kind) or {}
+                return (_placed(found, file) if isinstance(found, dict) else None), file.parent
+    return None, Path()
+
+
+def _placed(entry: Json, file: Path) -> Json:
+    """An entry of a kubeconfig with absolute paths of the files it uses. Raises BadKubeconfig if one is missing."""
+    found = dict(entry)
+    for name in FILES:
+        if entry.get(name) and not entry.get(f"{name}-data"):
+            path = os.path.normpath(file.absolute().parent / str(entry[name]))
+            if not _is_file(Path(path)):
+                text = f"names {path} ({name}), which does not exist, or is closed to this user"
+                raise BadKubeconfig(f"kubeconfig {file} {text}")
+            found[name] = path
+    return found
 
 
 class _File:
@@ -275,8 +305,6 @@ class Login:
         """
         bad = self._chosen.bad
         if path := self._chosen.token_file:
-            if not _is_file(path):
-                raise bad(f"names {path}, which does not exist, or is closed to this user")
             file = _File(path, _is_token)
             if not file():
                 raise bad(f"names {path}, which holds no token: it is empty, or no header can hold it")
@@ -300,7 +328,7 @@ class Login:
     def _run_plugin(self, spec: Json, previous: Login | None) -> Plugin:
         problem = ""
         try:
-            plugin = Plugin(spec, self._chosen.file.absolute().parent, self._cluster_info(spec))
+            plugin = Plugin(spec, self._chosen.directory, self._cluster_info(spec))
             before = previous._plugin if previous else None
             if before is not None and before.same_as(plugin):
                 before.renew()
@@ -337,9 +365,7 @@ class Login:
             return lambda: found
         if not named:
             return lambda: b""
-        path = self._chosen.path(str(named))
-        if not _is_file(path):
-            raise self._chosen.bad(f"names {path}, which does not exist, or is closed to this user")
+        path = Path(named)
         file = _File(path, _is_pem)
         if not file():
             raise self._chosen.bad(f"names {path}, which is not PEM")

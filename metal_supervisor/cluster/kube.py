@@ -31,6 +31,7 @@ from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, Cl
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
 from metal_supervisor.host import proxies
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import Edition, edition_of
 
@@ -74,7 +75,7 @@ class Kube:
         self._kubeconfig, self._context = kubeconfig, context
         self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._renewed_at = -math.inf
-        self._edition: Edition | None = None
+        self._editions: list[Edition | None] = []
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._on_kick: list[Callable[[], None]] = []
         self._login: Login | None = None
@@ -92,7 +93,7 @@ class Kube:
 
     def load(self) -> None:
         """Read kubeconfig and credentials (again). Raises BadKubeconfig, and then keeps the previous ones."""
-        self._edition = edition_of(self._kubeconfig)
+        self._editions = self._current_editions()
         chosen = credentials.choose(self._kubeconfig, self._context)
         login = Login(chosen, self._login)
         access = login.current()
@@ -183,8 +184,11 @@ class Kube:
     def _follow(self) -> None:
         """Read the kubeconfig if it was changed: a local cluster may have been started on another port."""
         with self._renewing:
-            if edition_of(self._kubeconfig) != self._edition:
+            if self._current_editions() != self._editions:
                 self._reload()
+
+    def _current_editions(self) -> list[Edition | None]:
+        return [edition_of(each) for each in kubeconfigs(str(self._kubeconfig))]
 
     def _reload(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -126,6 +127,14 @@ mirror = web(f"({_URL}/?)?", "look like https://registry.example.com")
 hub = web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
 amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
 directory_list = each_of(like("[/~].*", "be absolute directories, separated by commas"))
+
+
+def kubeconfigs(value: str) -> list[Path]:
+    """Files of a list such as $KUBECONFIG, separated by colons; one file if that is what the whole text names."""
+    whole = Path(value).expanduser()
+    if os.pathsep not in value or os.access(whole, os.F_OK):
+        return [whole]
+    return [Path(each).expanduser() for each in value.split(os.pathsep) if each]
 
 
 def listed(value: str) -> tuple[str, ...]:

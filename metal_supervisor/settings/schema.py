@@ -45,7 +45,10 @@ class Settings:
     namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.", checks.namespace)
     state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
     model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
-    kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
+    kubeconfig: str = _setting(
+        "", "Kubeconfig of the cluster, or several separated by colons, merged as kubectl does; empty: the embedded "
+        "Kubernetes API.",
+    )
     context: str = _setting("", "Context within the kubeconfig; empty: the one that is current at the start.")
     host_ip: str = _setting(
         "", "Address to advertise in the cluster; empty: the one that routes to it.",

@@ -243,9 +243,10 @@ def test_a_login_that_takes_too_long_is_not_the_servers_fault(
 def test_a_user_without_a_credential_is_named(tmp_path: Path) -> None:
     with web(Cluster()) as url:
         file = kubeconfig(tmp_path / "k", url, {"tokenFile": "none"})
-        told = found(around(tmp_path, file), "api", "rights")
-    assert told["api"][0].status == "fail" and "none, which does not exist" in told["api"][0].text
-    assert told["rights"][0].text == "could not be asked: there is no login"
+        told = found(around(tmp_path, file), "kubeconfig", "credential", "api", "rights")
+    assert told["kubeconfig"][0].status == "fail" and "none (tokenFile), which does not" in told["kubeconfig"][0].text
+    assert told["api"][0].text == "not asked: the kubeconfig cannot be used" and "credential" not in told
+    assert told["rights"][0].text == "could not be asked: the kubeconfig cannot be used"
 
 
 def test_a_plugin_that_fails_gives_no_credential(tmp_path: Path) -> None:
