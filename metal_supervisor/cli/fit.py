@@ -26,8 +26,8 @@ from metal_supervisor.models.listing import Listing, Unusable
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
-from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store_context import lax_rules
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.runtime import Binary, Place
 from metal_supervisor.settings.loader import Settings
@@ -230,7 +230,7 @@ def _remote(settings: Settings, question: Question) -> _Subject:
     place = canonical(written, "SOURCE")
     if library_model(place):
         raise CannotTell(f"{place}: a model of Ollama's library is judged when a service asks for it")
-    with contextlib.closing(Client(SourcePolicy(lax=True), READ_S)) as client:
+    with contextlib.closing(Client(lax_rules(settings), READ_S)) as client:
         listing = _listed(settings, place, quantization, client)
         if listing.path:
             return _subject(settings, replace(question, source=listing.path))

@@ -14,8 +14,8 @@ import yaml
 from metal_supervisor.cli import fit
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.remote.origins import locate
-from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store_context import lax_rules
 from metal_supervisor.settings import checks
 from metal_supervisor.settings.loader import Settings, conf_dir
 from metal_supervisor.spec.document import mapping, string
@@ -77,7 +77,7 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
 def _of_repository(settings: Settings, name: str, quantization: str, context: int | None) -> ServedModel:
     """A GGUF file of a repository of the Hub, else the whole of it for MLX. Raises Unusable."""
     place = f"hf://{name}"
-    with contextlib.closing(Client(SourcePolicy(lax=True))) as client:
+    with contextlib.closing(Client(lax_rules(settings))) as client:
 
         def source(wanted: str) -> str:
             found = locate(Artifact(place, quantization=wanted), {}, client, settings.hub)

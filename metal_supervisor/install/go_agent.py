@@ -129,7 +129,7 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("tensorfold-startup-timeout", DURATION, "10m", "", NOT_RUN, newer=True),
     GoFlag("kube-context", TEXT, "", "context", newer=True),
 )}  # fmt: skip
-PROXY = "put `proxy-url` into the kubeconfig for the API; models are fetched without one, if need be from `hf_endpoint`"
+PROXY = "put `proxy-url` into the kubeconfig for the API, and set `download_proxy` for models"
 ENVIRONMENT: Mapping[str, str] = {
     "KUBECONFIG": "becomes `kubeconfig`, unless the flag is given",
     "PATH": "engines are looked for in Homebrew's prefixes too; the job of `metal-supervisor install` has its own PATH",

@@ -123,6 +123,11 @@ daemon_url = web(
     r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
     "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
 )
+proxy = like(
+    r"(off|[/~].*|(https?|socks5h?)://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?",
+    "be off, look like http://proxy.example.com:3128, or be the absolute path of a file with the proxy's URL, "
+    "where a password belongs",
+)
 mirror = web(f"({_URL}/?)?", "look like https://registry.example.com")
 hub = web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
 amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))

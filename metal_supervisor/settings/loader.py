@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
 import sys
 import types
@@ -124,7 +125,8 @@ def checked(name: str, value: Any, origin: str) -> Any:
     if name == "state_dir" and not result:  # as a path, that is the current directory
         problem = "must not be empty; leave it out for the default"
     if problem:
-        raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
+        plain = re.sub("//[^/]*@", "//…@", repr(value))
+        raise ConfigError(f"{origin}: {name} {problem}, not {plain:.200}")
     return result
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client, bearer
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, hub_parts, shown
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from metal_supervisor.models.remote.hub_client import Hub
 
 
-def own_token() -> str:
+def own_token(rules: SourcePolicy) -> str:
     """The token of this Mac's user: HF_TOKEN in the environment, else the file that `hf auth login` wrote; else ""."""
     from metal_supervisor.models.remote import hub_client
 
-    return hub_client.own_token()
+    return hub_client.own_token(rules)
 
 
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────
