@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.host.proxies import is_proxy
 from metal_supervisor.models.disk_space import Space
 from metal_supervisor.models.download_turns import DownloadTurns
 from metal_supervisor.models.model_directory import ModelDirectory
@@ -22,8 +21,6 @@ from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import Artifact
 
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
-UNREADABLE = "unreadable://"
-"""A proxy that fails each download, so that none connects directly because a file is missing."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,10 @@ def _proxies(settings: Settings) -> Mapping[str, str]:
         return {}
     if proxy := settings.download_proxy:
         if proxy.startswith(("/", "~")):
+            proxy = str(Path(proxy).expanduser())
+            # While the file is missing or empty, its path stands in: no URL, so downloads fail and do not go direct.
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                proxy = Path(proxy).expanduser().read_text("utf-8").strip()
-        if not is_proxy(proxy):
-            proxy = UNREADABLE
+                proxy = Path(proxy).read_text("utf-8").strip() or proxy
         return {"all": proxy, "no": settings.download_no_proxy}
     found = urllib.request.getproxies_environment()
     return found | {"no": ",".join((settings.download_no_proxy or found.get("no", ""), *LOOPBACK))}

@@ -119,7 +119,10 @@ def test_each_redirect_is_checked_and_a_token_needs_connect(tmp_path: Path, web:
 
 def test_a_file_of_the_proxy_or_of_authorities_that_is_missing_is_named(tmp_path: Path) -> None:
     refused(client(download_ca_file=str(tmp_path / "none")), "https://hf.co/x", "DownloadFailed", "download_ca_file")
-    refused(client(download_proxy=str(tmp_path / "none")), "https://hf.co/x", "DownloadFailed", "check download_proxy")
+    (tmp_path / "empty").touch()
+    for name in ("none", "empty"):
+        through = client(download_proxy=str(tmp_path / name))
+        refused(through, "https://hf.co/x", "DownloadFailed", "check download_proxy")
 
 
 def test_a_password_belongs_into_a_file_and_is_not_repeated() -> None:
