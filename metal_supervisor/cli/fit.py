@@ -27,8 +27,8 @@ from metal_supervisor.models.listing import Listing, Unusable
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
-from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store_context import lax_rules
 from metal_supervisor.runtimes import llama_memory, llama_server, mlx_memory
 from metal_supervisor.runtimes.runtime import Binary, Place
 from metal_supervisor.settings.loader import Settings
@@ -227,8 +227,8 @@ def _subject(settings: Settings, question: Question) -> _Subject:
 def _remote(settings: Settings, question: Question, place: str, quantization: str) -> _Subject:
     """A model on a server; only its header is read. Raises CannotTell, Bad, Unusable."""
     if library := library_model(place):
-        return _gguf(settings, question, library, headers.read_library(place, settings.ollama_registry))
-    with contextlib.closing(Client(SourcePolicy(lax=True), READ_S)) as client:
+        return _gguf(settings, question, library, headers.read_library(place, settings))
+    with contextlib.closing(Client(lax_rules(settings), READ_S)) as client:
         listing = _listed(settings, place, quantization, client)
         if listing.path:
             return _subject(settings, replace(question, source=listing.path))

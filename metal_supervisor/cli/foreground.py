@@ -26,6 +26,7 @@ from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot, leftovers
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
@@ -320,7 +321,7 @@ class Foreground:
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
     """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
-    if not settings.embedded and not settings.kubeconfig_path.is_file():
+    if not settings.embedded and not any(map(Path.is_file, kubeconfigs(settings.kubeconfig))):
         text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
         raise BadKubeconfig(text)
     return Foreground(settings, overrides, example, sys.stdout).run()

@@ -14,9 +14,9 @@ from metal_supervisor.cli import fit
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.models.model_files import ESCAPED
 from metal_supervisor.models.remote.origins import locate
-from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.repository import Ambiguous, usual
+from metal_supervisor.models.store_context import lax_rules
 from metal_supervisor.settings import checks
 from metal_supervisor.settings.loader import Settings, conf_dir
 from metal_supervisor.spec import fields
@@ -120,7 +120,7 @@ def _absolute(path: Path) -> Path:
 def _of_repository(settings: Settings, source: str, context: int | None) -> ServedModel:
     """A GGUF file of a repository of the Hub, else the whole of it for MLX. Raises Unusable."""
     place, quantization = without_quantization(source)
-    with contextlib.closing(Client(SourcePolicy(lax=True))) as client:
+    with contextlib.closing(Client(lax_rules(settings))) as client:
         try:
             found = locate(Artifact(canonical(place), quantization=quantization), {}, client, settings.hub)
             # Of a mirror on this Mac, the files may change.

@@ -24,6 +24,7 @@ from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
 from metal_supervisor.cluster.manifests import api_path
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.types import Json
@@ -179,7 +180,7 @@ def _check(order: TokenOrder) -> None:
         plain = parts is not None and parts.scheme == "http" and not is_loopback(parts.hostname or "")
         if parts is None or plain or "@" in order.server:
             raise AccountError("--server must be the https URL of the API server, as the Mac reaches it")
-    if not order.source.is_file():
+    if not any(map(Path.is_file, kubeconfigs(str(order.source)))):
         raise AccountError(f"--from: {order.source} does not exist; name the kubeconfig of an administrator")
     if not order.output.parent.is_dir():
         raise AccountError(f"--output: {order.output.parent} is not a directory; create it first")

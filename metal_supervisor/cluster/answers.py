@@ -96,9 +96,22 @@ def without_secrets(error: BaseException) -> tuple[str, str]:
         return "Untrusted", text
     if isinstance(error, ssl.SSLError):
         return "Unreachable", f"no TLS: {error.reason or type(error).__name__}"
+    if refusal := proxy_refusal(error):
+        return "Unreachable", refusal
     if isinstance(error, (urllib3.exceptions.NewConnectionError, ConnectionError, socket.gaierror)):
         return "Unreachable", str(error).rpartition(": ")[2][:200]
     return "Unreachable", type(error).__name__
+
+
+def proxy_refusal(error: BaseException) -> str:
+    """Reason why a proxy did not connect to a server, "" for any other error. Quotes only the status of its answer."""
+    if not isinstance(error, urllib3.exceptions.ProxyError):
+        return ""
+    status = re.search(r"failed: (407|\d{3})\b", str(error.original_error))
+    if status is None:
+        return f"the proxy cannot be used: {without_secrets(error.original_error)[1]}"
+    login = "; put its user and password into its URL: http://USER:PASSWORD@HOST:PORT" if status[1] == "407" else ""
+    return f"the proxy answered {status[1]} to CONNECT{login}"
 
 
 def line_trouble(error: BaseException) -> tuple[str, str]:

@@ -17,7 +17,8 @@ import re
 import ssl
 import tempfile
 import urllib.parse
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from typing import Any
 from urllib3.util.ssl_ import create_urllib3_context
 
 from metal_supervisor.cluster.exec_plugin import Plugin, PluginCredential, PluginFailed
-from metal_supervisor.host import authorities
+from metal_supervisor.host import authorities, proxies
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.hosts import is_loopback, web_url
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
@@ -33,6 +35,8 @@ from metal_supervisor.state.kept_files import Edition, edition_of
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MOST_BYTES = 1 << 20
+FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+"""Fields of a cluster or a user that name a file."""
 IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,9 @@ class Chosen:
     """A context of a kubeconfig, with its cluster and user."""
 
     file: Path
+    """The kubeconfig, or several separated by colons."""
+    directory: Path
+    """Directory of the kubeconfig that has the user."""
     context: str
     server: str
     cluster: Json = field(repr=False)
@@ -57,14 +64,13 @@ class Chosen:
         return BadKubeconfig(f"kubeconfig {self.file} {text}")
 
     def path(self, name: str) -> Path:
-        """Resolve a path in the kubeconfig, which is relative to its directory."""
-        return Path(os.path.normpath(self.file.absolute().parent / name))
+        """Resolve a path in the user's kubeconfig, which is relative to its directory."""
+        return Path(os.path.normpath(self.directory / name))
 
     @property
     def server_name(self) -> str:
         """URL of the server without its path, which may be the embedded API's secret, and without a password."""
-        parts = urllib.parse.urlsplit(self.server)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        return proxies.without_login(self.server)
 
     @property
     def token_file(self) -> Path | None:
@@ -79,8 +85,20 @@ class Chosen:
 
     @property
     def local(self) -> bool:
-        """True if the server is on this machine's loopback."""
-        return is_loopback(urllib.parse.urlsplit(self.server).hostname or "")
+        """True if the server is on this machine's loopback. One behind a `proxy-url` is on the proxy's own."""
+        return not self.cluster.get("proxy-url") and is_loopback(urllib.parse.urlsplit(self.server).hostname or "")
+
+    @property
+    def proxy(self) -> str:
+        """URL of the proxy to the server, "" for none: `proxy-url`, else the environment's unless it is on loopback."""
+        if written := self.cluster.get("proxy-url"):
+            return str(written)
+        return "" if self.local else proxies.proxy_for(self.server, urllib.request.getproxies())
+
+    @property
+    def first_hop(self) -> str:
+        """URL of the host that connections are made to: the proxy, or the server."""
+        return self.proxy or self.server
 
 
 @dataclass(frozen=True)
@@ -107,21 +125,28 @@ class ClusterAccess:
 
 
 def choose(file: Path, context: str = "") -> Chosen:
-    """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig."""
-    if not _is_file(file):
+    """Read a context from a kubeconfig, the current one by default. Raises BadKubeconfig.
+
+    Several files are merged as kubectl merges $KUBECONFIG: missing files are skipped, and the first file that has an
+    entry, or a current-context, has the whole of it.
+    """
+    contents: dict[Path, Json] = {}
+    for each in filter(_is_file, kubeconfigs(str(file))):
+        content, problem = _content(each)
+        if problem or not isinstance(content, dict):
+            raise BadKubeconfig(f"kubeconfig {each} cannot be used: {problem or 'it holds no settings'}")
+        contents[each] = content
+    if not contents:
         raise BadKubeconfig(f"kubeconfig {file} does not exist; check --kubeconfig")
-    content, problem = _content(file)
-    if problem or not isinstance(content, dict):
-        raise BadKubeconfig(f"kubeconfig {file} cannot be used: {problem or 'it holds no settings'}")
-    name = context or content.get("current-context")
+    name = context or next(filter(None, (each.get("current-context") for each in contents.values())), None)
     if not isinstance(name, str) or not name:
         raise BadKubeconfig(f"kubeconfig {file} has no current-context; set --context")
-    chosen = _named(content, "context", name)
+    chosen, _ = _named(contents, "context", name)
     if chosen is None:
         raise BadKubeconfig(f'kubeconfig {file} has no context "{name}"; check --context')
     cluster_name, user_name = chosen.get("cluster"), chosen.get("user") or ""
-    cluster = _named(content, "cluster", cluster_name)
-    user = _named(content, "user", user_name) if user_name else {}
+    cluster, _ = _named(contents, "cluster", cluster_name)
+    user, directory = _named(contents, "user", user_name) if user_name else ({}, next(iter(contents)).parent)
     for found, kind, wanted in ((cluster, "cluster", cluster_name), (user, "user", user_name)):
         if found is None:
             text = f'context "{name}" names {kind} "{wanted}", which does not exist'
@@ -132,7 +157,9 @@ def choose(file: Path, context: str = "") -> Chosen:
         raise BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
     if not isinstance(cluster.get("insecure-skip-tls-verify", False), bool):
         raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
-    return Chosen(file, name, server.rstrip("/"), cluster, str(user_name), user)
+    if (proxy := cluster.get("proxy-url")) and not (isinstance(proxy, str) and proxies.is_proxy(proxy)):
+        raise BadKubeconfig(f"kubeconfig {file}: proxy-url must be a URL such as http://HOST:PORT or socks5://HOST:PORT")
+    return Chosen(file, directory.absolute(), name, server.rstrip("/"), cluster, str(user_name), user)
 
 
 def _content(file: Path) -> tuple[Any, str]:
@@ -154,14 +181,31 @@ def _content(file: Path) -> tuple[Any, str]:
         return None, f"it is no YAML ({type(error).__name__}{f' in line {mark.line + 1}' if mark else ''})"
 
 
-def _named(content: Json, kind: str, name: object) -> Json | None:
-    """Entry of that name in a kubeconfig's list of a kind, None if there is none."""
-    listed = content.get(kind + "s")
-    for each in listed if isinstance(listed, list) else []:
-        if isinstance(each, dict) and each.get("name") == name:
-            found = each.get(kind) or {}
-            return found if isinstance(found, dict) else None
-    return None
+def _named(contents: Mapping[Path, Json], kind: str, name: object) -> tuple[Json | None, Path]:
+    """(entry of a kind in the first kubeconfig that has the name, with absolute paths; that file's directory).
+
+    The entry is None if no file has it. Raises BadKubeconfig for a file that it names and that does not exist.
+    """
+    for file, content in contents.items():
+        listed = content.get(kind + "s")
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and each.get("name") == name:
+                found = each.get(kind) or {}
+                return (_placed(found, file) if isinstance(found, dict) else None), file.parent
+    return None, Path()
+
+
+def _placed(entry: Json, file: Path) -> Json:
+    """An entry of a kubeconfig with absolute paths of the files it uses. Raises BadKubeconfig if one is missing."""
+    found = dict(entry)
+    for name in FILES:
+        if entry.get(name) and not entry.get(f"{name}-data"):
+            path = os.path.normpath(file.absolute().parent / str(entry[name]))
+            if not _is_file(Path(path)):
+                text = f"names {path} ({name}), which does not exist, or is closed to this user"
+                raise BadKubeconfig(f"kubeconfig {file} {text}")
+            found[name] = path
+    return found
 
 
 class _File:
@@ -261,8 +305,6 @@ class Login:
         """
         bad = self._chosen.bad
         if path := self._chosen.token_file:
-            if not _is_file(path):
-                raise bad(f"names {path}, which does not exist, or is closed to this user")
             file = _File(path, _is_token)
             if not file():
                 raise bad(f"names {path}, which holds no token: it is empty, or no header can hold it")
@@ -286,7 +328,7 @@ class Login:
     def _run_plugin(self, spec: Json, previous: Login | None) -> Plugin:
         problem = ""
         try:
-            plugin = Plugin(spec, self._chosen.file.absolute().parent, self._cluster_info(spec))
+            plugin = Plugin(spec, self._chosen.directory, self._cluster_info(spec))
             before = previous._plugin if previous else None
             if before is not None and before.same_as(plugin):
                 before.renew()
@@ -323,13 +365,19 @@ class Login:
             return lambda: found
         if not named:
             return lambda: b""
-        path = self._chosen.path(str(named))
-        if not _is_file(path):
-            raise self._chosen.bad(f"names {path}, which does not exist, or is closed to this user")
+        path = Path(named)
         file = _File(path, _is_pem)
         if not file():
             raise self._chosen.bad(f"names {path}, which is not PEM")
         return file
+
+
+def proxy_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:
+    """Create a TLS context for an https proxy, whose certificate is public or from the cluster's authority."""
+    context = tls_context(ClusterAccess(), verify)
+    if access.authority:
+        context.load_verify_locations(cadata=access.authority.decode("ascii", "ignore"))
+    return context
 
 
 def tls_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:

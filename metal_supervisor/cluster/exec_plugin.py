@@ -24,11 +24,12 @@ from typing import Any
 
 from metal_supervisor.host.machine import HOMEBREW
 from metal_supervisor.spec.instants import unix
+from metal_supervisor.spec.terminal_text import shortened
 from metal_supervisor.spec.types import Json
 
 GROUP = "client.authentication.k8s.io"
 API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
-LONGEST_TEXT = 200
+LONGEST_TEXT = 240
 POLL_S = 0.05
 """Longest time until the end of a command is noticed whose child holds its pipes open."""
 log = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ _SECRETS = (
     re.compile(r"(?i)((?:token|passw(?:or)?d|secret|authorization|key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;]+"),
 )
 """Patterns: a JWT; the text after a word such as `bearer` or `password`."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_FAILURE = re.compile(
+    r"(?i)error|fail|fatal|panic|expired|invalid|denied|refused|unable|unauthori[sz]ed|not found|no such|no active"
+    r"|(?:can|could|did|do|does|is|are|was|were) ?(?:not|n't)\b"
+)
 _LONG = re.compile(r"(?<![\w/.-])[\w+=-]{32,}")
 """A long text that is no path or host."""
 
@@ -51,6 +57,22 @@ def scrub(text: str, *secrets: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(lambda found: (found[1] if found.re.groups else "") + "…", text)
     return _LONG.sub(lambda found: found[0] if _is_word(found[0]) else "…", text)
+
+
+def _reason(output: str) -> str:
+    """Find the reason in the error output of a command: all lines if they are short, else from the first with a reason.
+
+    A stack is left out; the lines below it have its error.
+    """
+    lines: list[str] = []
+    stack = False
+    for line in _ESCAPES.sub("", output).splitlines():
+        stack = line.startswith("Traceback ") or (stack and line[:1].isspace())
+        if not stack and re.search(r"\w", line):
+            lines.append(line.strip())
+    if len(" ".join(lines)) > LONGEST_TEXT:
+        lines = lines[next((at for at, line in enumerate(lines) if _FAILURE.search(line)), -1) :]
+    return " ".join(lines)
 
 
 def _is_word(text: str) -> bool:
@@ -173,15 +195,14 @@ class Plugin:
 
     def _failed(self, text: str, *secrets: str) -> PluginFailed:
         hidden = [value for name, value in self._extra.items() if re.search("(?i)secret|token|key|pass", name)]
-        return PluginFailed(f"{self.name} {scrub(text, *secrets, *hidden)[:LONGEST_TEXT]}")
+        return PluginFailed(f"{self.name} {shortened(scrub(text, *secrets, *hidden), LONGEST_TEXT)}")
 
     def _run(self) -> PluginCredential:
         """Run the plugin once, and return its credential. Raises PluginFailed."""
         code, out, err = self._output()
         named = [found.decode("utf-8", "replace") for found in re.findall(rb'"[\w-]*"\s*:\s*"([^"]{6,})"', out)]
         if code != 0:
-            lines = [line.strip() for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
-            raise self._failed(f"failed ({code}): {lines[-1] if lines else 'it says nothing'}", *named)
+            raise self._failed(f"failed ({code}): {_reason(err.decode('utf-8', 'replace')) or 'no output'}", *named)
         return self._parsed(out)
 
     def _parsed(self, out: bytes) -> PluginCredential:

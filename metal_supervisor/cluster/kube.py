@@ -30,6 +30,8 @@ from metal_supervisor.cluster.answers import KubeError, forbidden, http_date, re
 from metal_supervisor.cluster.credentials import PARSE_ERRORS, BadKubeconfig, ClusterAccess, Login
 from metal_supervisor.cluster.decoding import decode
 from metal_supervisor.cluster.exec_plugin import scrub
+from metal_supervisor.host import proxies
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import Edition, edition_of
 
@@ -73,7 +75,7 @@ class Kube:
         self._kubeconfig, self._context = kubeconfig, context
         self._lock, self._renewing = threading.Lock(), threading.Lock()
         self._renewed_at = -math.inf
-        self._edition: Edition | None = None
+        self._editions: list[Edition | None] = []
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._on_kick: list[Callable[[], None]] = []
         self._login: Login | None = None
@@ -91,7 +93,7 @@ class Kube:
 
     def load(self) -> None:
         """Read kubeconfig and credentials (again). Raises BadKubeconfig, and then keeps the previous ones."""
-        self._edition = edition_of(self._kubeconfig)
+        self._editions = self._current_editions()
         chosen = credentials.choose(self._kubeconfig, self._context)
         login = Login(chosen, self._login)
         access = login.current()
@@ -109,6 +111,7 @@ class Kube:
             self._login, self._built, self._chosen, self._manager = login, access, chosen, pool
             self.server: str = chosen.server
             self.server_name = chosen.server_name
+            self.first_hop = chosen.first_hop
             self.context_name = chosen.context
         before.clear()
         if chosen.server.startswith("https:") and not chosen.verified:
@@ -121,15 +124,17 @@ class Kube:
 
         For an http server on loopback it is a plain one, without the official client.
         """
-        made = urllib3.PoolManager()
+        made, proxy = urllib3.PoolManager(), chosen.proxy
         if not (chosen.local and chosen.server.startswith("http:")):
             from kubernetes import client
 
             options = client.Configuration()
             options.host, options.verify_ssl, options.retries = chosen.server, chosen.verified, False
             options.tls_server_name = chosen.cluster.get("tls-server-name") or None
-            # A proxy from the environment, which the client has found already, is not for loopback.
-            options.proxy = None if chosen.local else chosen.cluster.get("proxy-url") or options.proxy
+            options.proxy, options.no_proxy = proxies.reached(proxy) or None, ""
+            options.proxy_headers = proxies.login_headers(proxy)
+            if proxy.startswith("https:"):
+                options.proxy_ssl_context = credentials.proxy_context(access, chosen.verified)
             made = client.ApiClient(options).rest_client.pool_manager
             for name in TLS_OF_THE_CLIENT:
                 made.connection_pool_kw.pop(name, None)
@@ -179,8 +184,11 @@ class Kube:
     def _follow(self) -> None:
         """Read the kubeconfig if it was changed: a local cluster may have been started on another port."""
         with self._renewing:
-            if edition_of(self._kubeconfig) != self._edition:
+            if self._current_editions() != self._editions:
                 self._reload()
+
+    def _current_editions(self) -> list[Edition | None]:
+        return [edition_of(each) for each in kubeconfigs(str(self._kubeconfig))]
 
     def _reload(self) -> None:
         try:

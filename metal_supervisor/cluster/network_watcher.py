@@ -95,7 +95,7 @@ class AddressBook(NetworkWatcher):
         """As of a NetworkWatcher; calls `on_change` if connections were dropped, or the address changed."""
         dropped = super().look()
         try:
-            found = addresses.advertised(self._asked, self._kube.server, self._embedded)
+            found = addresses.advertised(self._asked, self._kube.first_hop, self._embedded)
         except OSError:  # the interfaces cannot be read, as with too many open files
             found = self.choice
         if found.problem and self.choice.address and not self._asked:

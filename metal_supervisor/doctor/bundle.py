@@ -70,6 +70,8 @@ def secrets_of(around: Surroundings) -> Iterator[str]:
     for name, value in os.environ.items():
         if re.search(r"(?i)token|secret|passw|api_?key", name):
             yield value
+        elif name.lower().endswith("_proxy") and "@" in value:
+            yield value.rpartition("@")[0].rpartition("//")[2]
 
 
 def secrets_of_spec(spec: Json) -> Iterator[str]:

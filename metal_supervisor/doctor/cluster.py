@@ -162,7 +162,7 @@ def why_not(each: Interface) -> str:
 def _address(around: Surroundings) -> Found:
     embedded = around.settings.embedded
     try:
-        server = "" if embedded else around.chosen().server
+        server = "" if embedded else around.chosen().first_hop
     except BadKubeconfig:
         return unknown("the kubeconfig cannot be used")
     choice = around.advertised(around.settings.host_ip, server, embedded)

@@ -16,12 +16,13 @@ from functools import partial
 
 from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
-from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen
+from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen, Login
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.software import FOR_GOOD
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.doctor.together import answers
+from metal_supervisor.host.proxies import without_login
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.instants import utc
 
@@ -29,7 +30,8 @@ SOON_S = 3 * 86400.0
 ANSWER_S = 4.0
 """Time limit for login and answer together: below that of the check, which can still report which of them failed."""
 NO_ROUTE_ON_A_MAC = 65
-PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+LOGIN_BY_HAND = "run the kubeconfig's exec plugin by hand: is it logged in, does it wait for a browser or the network?"
 LOCAL_NETWORK = (
     "best first: install as a LaunchDaemon, which is exempt; use the API server's tailnet address; put the API server "
     "behind the gateway; tunnel with /usr/bin/ssh -N -L 6443:HOST:6443 and the server https://127.0.0.1:6443; allow it "
@@ -74,7 +76,7 @@ def judge_expiry(what: str, expires: float | None, now: float) -> Finding:
 
 
 def _credential(around: Surroundings) -> Found:
-    """The credential of the context's user, from the files it names; runs no plugin. Raises OSError."""
+    """The credential of the context's user, from its plugin or the files it names. Raises OSError."""
     if around.settings.embedded:
         return []
     try:
@@ -89,7 +91,14 @@ def _credential(around: Surroundings) -> Found:
     if user.get("token"):
         return judge_expiry("a token", expiry.of_token(str(user["token"])), now)
     if isinstance(user.get("exec"), dict):
-        return ok(f"given by {user['exec'].get('command')!s:.100}, which is run again when it is over")
+        command = f"{user['exec'].get('command')!s:.100}"
+        try:
+            answers([partial(Login, chosen)], ANSWER_S)
+        except TimeoutError:
+            return warn(f"{command} took longer than {ANSWER_S:g} s", LOGIN_BY_HAND)
+        except BadKubeconfig as error:
+            return fail(str(error), LOGIN_BY_HAND)
+        return ok(f"from {command}, which runs again when it expires")
     if user.get("client-certificate-data") or user.get("client-certificate"):
         return judge_expiry("a client certificate", expiry.of_certificate(_certificate(chosen)), now)
     return ok("a user name and password" if user.get("username") else "none")
@@ -114,7 +123,8 @@ def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:
         return fail(f"{server}: its name is not known here ({error.strerror})", "check the name, the DNS, the VPN")
     if isinstance(error, ConnectionRefusedError):
         text = f"{server}: connection refused: the machine is there, and nothing listens on that port"
-        return fail(text, "start the cluster (minikube start, colima start …), or correct the server in the kubeconfig")
+        fix = "start the cluster (minikube start, colima start …), or correct server and proxy-url in the kubeconfig"
+        return fail(text, fix)
     if isinstance(error, TimeoutError):
         text = f"{server} does not answer in time: something between drops the packets, or the machine is off"
         return fail(text, "check VPN, firewall and the cluster's allowed networks")
@@ -155,20 +165,21 @@ def _api(around: Surroundings) -> Found:
     try:
         chosen = around.chosen()
         server = chosen.server_name
-        parts = urllib.parse.urlsplit(chosen.server)
-        if not chosen.cluster.get("proxy-url"):
-            around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
+        hop, parts = server, urllib.parse.urlsplit(chosen.first_hop)
+        if chosen.proxy:
+            hop = f"{without_login(chosen.proxy)}, the proxy to {server}"
+        around.connect(str(parts.hostname), parts.port or PORTS[parts.scheme])
     except BadKubeconfig:
         link.problem = "the kubeconfig cannot be used"
         return fail("not asked: the kubeconfig cannot be used", "see kubeconfig")
     except OSError as error:
-        return _embedded(around) if embedded else judge_connection(server, error, around.on_mac)
+        return _embedded(around) if embedded else judge_connection(hop, error, around.on_mac)
     until = time.monotonic() + ANSWER_S
     try:
         (kube,) = answers([partial(around.login, around.settings.kubeconfig_path, around.settings.context)], ANSWER_S)
     except TimeoutError:
         text = f"the login took longer than {ANSWER_S:g} s, so the server was not asked"
-        return warn(text, "run the kubeconfig's exec plugin by hand: does it wait for a browser, or for the network?")
+        return warn(text, LOGIN_BY_HAND)
     except BadKubeconfig as error:
         link.problem = "there is no login"
         return fail(f"not asked: {error}", "correct the user of that context, or what it names")

@@ -181,6 +181,7 @@ def look_up(name: str) -> Sequence[str]:
 def advertised(asked: str, server: str, embedded: bool) -> AddressChoice:
     """The address to advertise to the cluster of that URL. Raises nothing; may wait for a name to be looked up.
 
+    `server`: the API server, or the proxy that leads to it.
     `embedded`: the API server is our own, whose clients are all on this machine; then it is loopback.
     """
     if not embedded:

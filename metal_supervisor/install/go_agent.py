@@ -59,15 +59,6 @@ def _ollama(value: int) -> str:
     return f"http://127.0.0.1:{value}" if value else "off"
 
 
-def _first_file(value: str) -> str:
-    """The file of $KUBECONFIG, which may name several."""
-    files = [each for each in value.split(":") if each]
-    if len(files) > 1:
-        text = "names several files: merge them with `kubectl config view --flatten > FILE`, and set kubeconfig to that"
-        raise ValueError(text)
-    return files[0] if files else ""
-
-
 LONGEST = "one setting for all engines: the longest of theirs that is given"
 FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("namespace", TEXT, "default", "namespace", "empty means all namespaces in both"),
@@ -138,7 +129,7 @@ FLAGS: Mapping[str, GoFlag] = {flag.name: flag for flag in (
     GoFlag("tensorfold-startup-timeout", DURATION, "10m", "", NOT_RUN, newer=True),
     GoFlag("kube-context", TEXT, "", "context", newer=True),
 )}  # fmt: skip
-PROXY = "put `proxy-url` into the kubeconfig for the API; models are fetched without one, if need be from `hf_endpoint`"
+PROXY = "put `proxy-url` into the kubeconfig for the API, and set `download_proxy` for models"
 ENVIRONMENT: Mapping[str, str] = {
     "KUBECONFIG": "becomes `kubeconfig`, unless the flag is given",
     "PATH": "engines are looked for in Homebrew's prefixes too; the job of `metal-supervisor install` has its own PATH",
@@ -272,8 +263,8 @@ def _variable(found: Import, name: str, job: GoAgentJob) -> None:
     if name == "KUBECONFIG":
         if not (said := found.settings.get("kubeconfig")) or not said.value:
             found.settings.pop("kubeconfig", None)
-            flag = replace(FLAGS["kubeconfig"], convert=_first_file)
-            _set(found, flag, subject, job.environment[name], job)
+            files = (_absolute(each, job.directory) for each in job.environment[name].split(":") if each)
+            _set(found, replace(FLAGS["kubeconfig"], kind=TEXT), subject, ":".join(files), job)
         return
     known = "GGML_*" if name.startswith("GGML_") else name.upper() if name.lower().endswith("_proxy") else name
     text = ENVIRONMENT.get(known, ENVIRONMENT["other"])

@@ -21,6 +21,7 @@ from metal_supervisor.host.launchctl import Launchctl, LoadedJob
 from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.install.steps import SUDO, Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
 from metal_supervisor.settings import loader as config
+from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.document import string
 from metal_supervisor.state.reports import read_object
@@ -201,7 +202,7 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
         _refuse_context(values, "")
         return config.edited(text, {**values, "kubeconfig": "", "context": ""}, name), None
     named = str(order.kubeconfig or values.get("kubeconfig") or found.get("kubeconfig", ""))
-    source = Path(named).expanduser().absolute()
+    source = Path(os.pathsep.join(str(each.absolute()) for each in kubeconfigs(named)))
     # Uninstall removes our copy, and leaves the settings that name it.
     gone = bool(named) and source == where.kubeconfig and not source.exists()
     if gone or (not named and "kubeconfig" not in found):
@@ -210,7 +211,7 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
     if not named or source == where.kubeconfig:
         _refuse_context(values, _kept_context(where) if named else "")
         return config.edited(text, values, name), None
-    if order.kubeconfig and not source.is_file():
+    if order.kubeconfig and not any(map(Path.is_file, kubeconfigs(named))):
         raise InstallError(f"--cluster {source}: there is no such file; name the kubeconfig of the cluster")
     context = str(values.get("context") or found.get("context", ""))
     if not context and _taken(where)[1] == str(source):

@@ -18,9 +18,10 @@ from metal_supervisor.models.metadata import Reading, merged, read_config, unrea
 from metal_supervisor.models.remote.fetch import Opened
 from metal_supervisor.models.remote.ollama_library import blob_url
 from metal_supervisor.models.remote.remote_headers import READ_S, read_listing
-from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHTS, contents
+from metal_supervisor.models.store_context import lax_rules
+from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 
@@ -130,13 +131,13 @@ class Headers:
 
         return _reading(self._looks.look(name, ask, LOOK_WAIT_S, LOCAL_AGAIN_S))
 
-    def library(self, source: str, registry: str) -> Reading | None:
+    def library(self, source: str, settings: Settings) -> Reading | None:
         """Return the latest reading of a model in Ollama's library; None until it has been read."""
 
         def ask(known: _KnownHeader | None) -> _KnownHeader:
             if known is not None and not known.reading.problem:
                 return known
-            return _KnownHeader(read_library(source, registry))
+            return _KnownHeader(read_library(source, settings))
 
         return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
 
@@ -161,11 +162,11 @@ def _reading(known: _KnownHeader | None) -> Reading | None:
     return None if known is None else known.reading
 
 
-def read_library(source: str, registry: str) -> Reading:
+def read_library(source: str, settings: Settings) -> Reading:
     """Read the header of a model in Ollama's library. Never raises: an error is the reading's problem."""
-    client = Client(SourcePolicy(lax=True), READ_S)
+    client = Client(lax_rules(settings), READ_S)
     try:
-        return read_listing(Listing((Piece("model", blob_url(source, registry, client)),)), client)
+        return read_listing(Listing((Piece("model", blob_url(source, settings.ollama_registry, client)),)), client)
     except Unusable as error:
         return Reading(None, problem=str(error))
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,8 @@ from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import HUB, Settings
 from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import Artifact
+
+LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,42 @@ def terms_of(settings: Settings) -> Terms:
     # A mirror that is configured is trusted, whatever its address.
     _, host, port = origin(settings.hub)
     own = (host, port) if host and settings.hub != HUB else None
-    rules = SourcePolicy(listed(settings.allowed_hosts), listed(settings.private_hosts), own)
+    rules = SourcePolicy(
+        hosts=listed(settings.allowed_hosts),
+        private=listed(settings.private_hosts),
+        mirror=own,
+        proxies=_proxies(settings),
+        proxied=tuple(filter(None, (host, origin(settings.ollama_registry)[1]))),
+        ca_file=_authorities(settings),
+    )
     disk = settings.limits.disk
     return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
+
+
+def lax_rules(settings: Settings) -> SourcePolicy:
+    """Policy for requests of a user at this Mac: any host, by the same proxy."""
+    return SourcePolicy(lax=True, proxies=_proxies(settings), ca_file=_authorities(settings))
+
+
+def _proxies(settings: Settings) -> Mapping[str, str]:
+    """The proxies for downloads: the setting's, else those of the environment, which are not for loopback."""
+    if settings.download_proxy == "off":
+        return {}
+    if proxy := settings.download_proxy:
+        if proxy.startswith(("/", "~")):
+            proxy = str(Path(proxy).expanduser())
+            # While the file is missing or empty, its path stands in: no URL, so downloads fail and do not go direct.
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                proxy = Path(proxy).read_text("utf-8").strip() or proxy
+        return {"all": proxy, "no": settings.download_no_proxy}
+    found = urllib.request.getproxies_environment()
+    return found | {"no": ",".join((settings.download_no_proxy or found.get("no", ""), *LOOPBACK))}
+
+
+def _authorities(settings: Settings) -> str:
+    names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+    written = settings.download_ca_file or next(filter(None, map(os.environ.get, names)), "")
+    return str(Path(written).expanduser()) if written else ""
 
 
 class StoreContext:

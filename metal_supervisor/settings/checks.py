@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -130,10 +131,23 @@ daemon_url = web(
     r"off|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?/?",
     "be off, or look like http://127.0.0.1:11434: only a daemon of this machine",
 )
+proxy = like(
+    r"(off|[/~].*|(https?|socks5h?)://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?",
+    "be off, look like http://proxy.example.com:3128, or be the absolute path of a file with the proxy's URL, "
+    "where a password belongs",
+)
 mirror = web(f"({_URL}/?)?", "look like https://registry.example.com")
 hub = web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
 amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
 directory_list = each_of(like("[/~].*", "be absolute directories, separated by commas"))
+
+
+def kubeconfigs(value: str) -> list[Path]:
+    """Files of a list such as $KUBECONFIG, separated by colons; one file if that is what the whole text names."""
+    whole = Path(value).expanduser()
+    if os.pathsep not in value or os.access(whole, os.F_OK):
+        return [whole]
+    return [Path(each).expanduser() for each in value.split(os.pathsep) if each]
 
 
 def listed(value: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
 import sys
 import types
@@ -124,7 +125,8 @@ def checked(name: str, value: Any, origin: str) -> Any:
     if name == "state_dir" and not result:  # as a path, that is the current directory
         problem = "must not be empty; leave it out for the default"
     if problem:
-        raise ConfigError(f"{origin}: {name} {problem}, not {value!r:.200}")
+        plain = re.sub("//[^/]*@", "//…@", repr(value))
+        raise ConfigError(f"{origin}: {name} {problem}, not {plain:.200}")
     return result
 
 
@@ -143,7 +145,13 @@ def placed(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """The settings of a TOML file in that directory, with its relative paths resolved against the directory."""
     # supervisord, launchd and a shell start our programs in different directories, so the current one is no base.
     named = (name for name in PATHS & values.keys() if values[name] and not values[name].startswith("~"))
-    return {**values, **{name: str(directory / values[name]) for name in named}}
+    return {**values, **{name: _resolved(name, values[name], directory) for name in named}}
+
+
+def _resolved(name: str, value: str, directory: Path) -> str:
+    """The absolute form of a path, or of a list of kubeconfigs."""
+    paths = checks.kubeconfigs(value) if name == "kubeconfig" else [Path(value).expanduser()]
+    return os.pathsep.join(str((directory / each).absolute()) for each in paths)
 
 
 def parsed(text: str, where: str) -> dict[str, Any]:
@@ -260,7 +268,7 @@ def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
             values[name] = checked(name, given, flag_of(name))
     for name in PATHS & values.keys():
         if values[name]:  # supervisord runs our programs in another directory
-            values[name] = str(Path(values[name]).expanduser().absolute())
+            values[name] = _resolved(name, values[name], Path())
     config = arguments.config or environ.get(ENV_PREFIX + "CONFIG", "")
     if problem := checks.path(config):
         raise ConfigError(f"--config: {problem}, not {config!r:.200}")

@@ -45,7 +45,10 @@ class Settings:
     namespace: str = _setting("default", "Namespace to watch; empty for all namespaces.", checks.namespace)
     state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
     model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
-    kubeconfig: str = _setting("", "Kubeconfig of the cluster; empty: the embedded Kubernetes API.")
+    kubeconfig: str = _setting(
+        "", "Kubeconfig of the cluster, or several separated by colons, merged as kubectl does; empty: the embedded "
+        "Kubernetes API.",
+    )
     context: str = _setting("", "Context within the kubeconfig; empty: the one that is current at the start.")
     host_ip: str = _setting(
         "", "Address to advertise in the cluster; empty: the one that routes to it.",
@@ -130,6 +133,19 @@ class Settings:
     allowed_hosts: str = _setting(
         "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
         checks.each_of(checks.host),
+    )
+    download_proxy: str = _setting(
+        "", "Forward proxy for downloads, as http(s)://HOST:PORT or socks5://HOST:PORT, or an absolute path of a file "
+        "with its URL, which may have USER:PASSWORD@; off: none; empty: HTTPS_PROXY and HTTP_PROXY of the environment.",
+        checks.proxy,
+    )
+    download_no_proxy: str = _setting(
+        "", "Hosts, domains and networks that downloads reach without the proxy, separated by commas; empty: NO_PROXY "
+        "of the environment, or none with download_proxy.",
+    )
+    download_ca_file: str = _setting(
+        "", "PEM file of the authorities that downloads trust, in place of this Mac's; empty: REQUESTS_CA_BUNDLE or "
+        "SSL_CERT_FILE of the environment.",
     )
     private_hosts: str = _setting(
         "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
@@ -405,5 +421,6 @@ class Settings:
 PATHS = frozenset({
     "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
     "ollama", "ollama_models", "procfs", "caffeinate", "gateway_keys", "gateway_tls_cert", "gateway_tls_key",
+    "download_ca_file",
 })  # fmt: skip
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}

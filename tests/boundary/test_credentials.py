@@ -289,6 +289,33 @@ def test_a_bare_name_is_looked_for_on_path_and_where_homebrew_installs(
         Plugin({**bare, "command": "other/plug"}, tmp_path, None).start()
 
 
+NOISE = "\n".join(f"debug: step {each} of many steps that take long" for each in range(20))
+STACK = '  File "x.py", line 3, in fail_on_error\n    raise TokenError(message)\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("print credential failed: no active account is selected.\nPlease run:\n  $ example auth login\nto obtain new "
+         "credentials.\n)", "print credential failed: no active account is selected. Please run: $ example auth login"),
+        (f"{NOISE}\nFATAL: session has expired\nrun: login\n)\n", ": FATAL: session has expired run: login"),
+        (f"error: no such profile\n{NOISE}", ": error: no such profile debug: step 0"),
+        (f"Traceback (most recent call last):\n{STACK * 9}botocore.SSOError: the session has expired\n",
+         ": botocore.SSOError: the session has expired"),
+        (f"{NOISE}\nthe last line", ": the last line"),
+        ("\x1b[31mno\x1b[0m login\x07", ": no login?"),
+        ("}\n)\n", ": no output"), ("", ": no output"),
+    ],
+)  # fmt: skip
+def test_of_a_plugin_that_fails_the_lines_with_the_reason_are_shown(tmp_path: Path, output: str, reason: str) -> None:
+    (tmp_path / "said").write_text(output)
+    plugin = script(tmp_path, "cat said >&2; exit 1")
+    with pytest.raises(BadKubeconfig) as caught:
+        Kube(config(tmp_path / "k", NOWHERE, {"exec": plugin}))
+    assert f"./plug failed (1){reason if reason[0] == ':' else f': {reason}'}" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_plugin_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) -> None:
     reply(tmp_path, token="t")
     plugin = Plugin(script(tmp_path, "sleep 20 & echo $! > child; cat reply.json"), tmp_path, None)
@@ -470,8 +497,8 @@ def printing(text: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("echo 'first line' >&2; echo 'please log in' >&2; exit 3", r"\./plug failed \(3\): please log in"),
-        ("exit 1", r"failed \(1\): it says nothing"), ("kill -9 $$", r"failed \(-9\)"),
+        ("echo 'first line' >&2; echo 'please log in' >&2; exit 3", r"\./plug failed \(3\): first line please log in"),
+        ("exit 1", r"failed \(1\): no output"), ("kill -9 $$", r"failed \(-9\)"),
         (f"echo 'cannot renew token={TOKEN}' >&2; exit 1", "cannot renew token=…"),
         (f"echo 'sent Authorization: Bearer {TOKEN}, refused' >&2; exit 1", "refused"),
         (f"echo 'token {TOKEN} has expired' >&2; exit 1", "token … has expired"),

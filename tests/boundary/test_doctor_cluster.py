@@ -243,9 +243,19 @@ def test_a_login_that_takes_too_long_is_not_the_servers_fault(
 def test_a_user_without_a_credential_is_named(tmp_path: Path) -> None:
     with web(Cluster()) as url:
         file = kubeconfig(tmp_path / "k", url, {"tokenFile": "none"})
-        told = found(around(tmp_path, file), "api", "rights")
-    assert told["api"][0].status == "fail" and "none, which does not exist" in told["api"][0].text
-    assert told["rights"][0].text == "could not be asked: there is no login"
+        told = found(around(tmp_path, file), "kubeconfig", "credential", "api", "rights")
+    assert told["kubeconfig"][0].status == "fail" and "none (tokenFile), which does not" in told["kubeconfig"][0].text
+    assert told["api"][0].text == "not asked: the kubeconfig cannot be used" and "credential" not in told
+    assert told["rights"][0].text == "could not be asked: the kubeconfig cannot be used"
+
+
+def test_a_plugin_that_fails_gives_no_credential(tmp_path: Path) -> None:
+    plugin = tmp_path / "plug"
+    plugin.write_text("#!/bin/sh\necho 'no active account' >&2\necho ')' >&2\nexit 1\n")
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}}
+    told = found(around(tmp_path, kubeconfig(tmp_path / "k", "https://127.0.0.1:1", user)), "credential")["credential"]
+    assert "fail" in shown(told) and "failed (1): no active account |" in shown(told)
 
 
 def test_no_route_is_macos_hiding_the_network_and_says_all_the_ways_out(tmp_path: Path) -> None:
@@ -314,7 +324,7 @@ def test_until_when_a_credential_holds_is_told_and_nothing_of_it_shown(tmp_path:
         ({"token": "opaque-s3cr3t"}, "ok", "does not say"),
         ({"client-certificate-data": data(pem(MAC)), "client-key-data": "eA=="}, "ok", "2124-01-01T00:00:00Z"),
         ({"client-certificate-data": data(pem(EXPIRED)), "client-key-data": "eA=="}, "fail", "2024-02-01T00:00:00Z"),
-        ({"exec": {"command": "cloud-login"}}, "ok", "cloud-login"),
+        ({"exec": {"command": "cloud-login"}}, "fail", "cloud-login must speak"),
         ({"username": "u", "password": "opaque-s3cr3t"}, "ok", "a user name and password"),
     ]
     for user, status, word in users:

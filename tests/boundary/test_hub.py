@@ -247,7 +247,7 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(server: Hub) -> None:
 
 def test_without_a_token_the_library_does_not_find_one(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub.own_token() == TOKEN
+    assert hub.own_token(SourcePolicy()) == TOKEN
     asked(server, "hf://o/gguf/m-Q4_K_M.gguf")
     asked(server, "o/mlx", directory=True)
     assert {each.authorization for each in server.log} == {""}
@@ -494,7 +494,8 @@ def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path
 
 
 def test_the_token_of_this_macs_user(tmp_path: Path) -> None:
-    program = "from metal_supervisor.models.remote import hub; print(repr(hub.own_token()))"
+    program = "from metal_supervisor.models.remote import hub, source_policy; "
+    program += "print(repr(hub.own_token(source_policy.SourcePolicy())))"
     assert run(program, tmp_path).stdout == "''\n"
     (tmp_path / "token").write_text("hf_file\n")
     assert run(program, tmp_path).stdout == "'hf_file'\n"

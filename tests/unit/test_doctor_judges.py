@@ -172,7 +172,7 @@ def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bo
     facts = {"advertised": lambda *_: choice, "interfaces": lambda: interfaces}
     if embedded:
         return asked("address", **facts)
-    chosen = SimpleNamespace(server="https://a")
+    chosen = SimpleNamespace(first_hop="https://a")
     return asked("address", **facts, chosen=lambda: chosen, settings={"kubeconfig": "/kubeconfig"})
 
 

@@ -199,7 +199,7 @@ class Prerequisites:
         file, further = files[None][1], {role: each.path for role, (_, each) in files.items() if role is not None}
         library = library_model(service.model.source)
         if library:
-            reading = self.headers.library(service.model.source, self._settings.ollama_registry)
+            reading = self.headers.library(service.model.source, self._settings)
         else:
             reading = self.headers.look(file.path)
             if reading is not None and reading.header is not None and reading.header.companion:

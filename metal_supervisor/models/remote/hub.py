@@ -18,6 +18,7 @@ from metal_supervisor.models import repository
 from metal_supervisor.models.listing import Listing, Piece, Retry, Unusable
 from metal_supervisor.models.remote.fetch import Opened
 from metal_supervisor.models.remote.remote_headers import read_listing
+from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import Client, bearer
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from metal_supervisor.models.remote.hub_client import Hub
 
 
-def own_token() -> str:
+def own_token(rules: SourcePolicy) -> str:
     """The token of this Mac's user: HF_TOKEN in the environment, else the file that `hf auth login` wrote; else ""."""
     from metal_supervisor.models.remote import hub_client
 
-    return hub_client.own_token()
+    return hub_client.own_token(rules)
 
 
 # ── on a server ──────────────────────────────────────────────────────────────────────────────────

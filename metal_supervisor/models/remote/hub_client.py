@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx2
 import huggingface_hub
@@ -224,9 +224,9 @@ def _size(said: object) -> int | None:
     return said if isinstance(said, int) and not isinstance(said, bool) and said >= 0 else None
 
 
-def own_token() -> str:
+def own_token(rules: SourcePolicy) -> str:
     """The token of this Mac's user, "" if none can be read. The library may renew a browser login for it."""
-    client = web.Client(SourcePolicy(lax=True))
+    client = web.Client(replace(rules, lax=True, hosts=()))
     call = _call.set(_Call(client, constants.ENDPOINT, OWN_TOKEN_S, time.monotonic() + OWN_TOKEN_S))
     try:
         return huggingface_hub.get_token() or ""

@@ -33,7 +33,7 @@ def _on_hub(artifact: Artifact, keys: Mapping[str, str], client: web.Client, whe
     if where.startswith("/"):
         return Listing((), path=str(hub.local(artifact, Path(where))))
     token = keys.get("HF_TOKEN", "")
-    if not token and not artifact.secret and (own := hub.own_token()):
+    if not token and not artifact.secret and (own := hub.own_token(client.rules)):
         try:
             return hub.listing(artifact, where.rstrip("/"), own, client, pinned)
         except Unusable as error:

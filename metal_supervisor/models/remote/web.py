@@ -12,25 +12,29 @@ import contextlib
 import ipaddress
 import logging
 import math
+import os
 import socket
 import ssl
 import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from metal_supervisor.cluster.answers import line_trouble
+from metal_supervisor.cluster.answers import line_trouble, proxy_refusal
 from metal_supervisor.host import authorities
 from metal_supervisor.host.addresses import networks_near
 from metal_supervisor.host.machine import interfaces
+from metal_supervisor.host.proxies import is_proxy, login_headers, proxy_for, reached
 from metal_supervisor.models.listing import Retry, Unusable
 from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web_answers import Answer, WholeAnswer, is_encoded, refusal
+from metal_supervisor.spec.hosts import Address, in_url
 from metal_supervisor.spec.sources import shown
 
 CONNECT_S, STALL_S = 10.0, 60.0
@@ -50,7 +54,7 @@ class Client:
     """HTTP client for one model, for one thread at a time; `stop` may be called from any."""
 
     def __init__(self, rules: SourcePolicy, stall_s: float = STALL_S) -> None:
-        self._rules, self.stall_s = rules, stall_s
+        self.rules, self.stall_s = rules, stall_s
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.stopped = False
@@ -60,8 +64,12 @@ class Client:
         """Monotonic time until which the present wait may last."""
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
-        self._http = urllib3.PoolManager(retries=False, ca_certs=authorities.file_instead())
+        trusted = rules.ca_file or authorities.file_instead()
+        kind = "ca_cert_dir" if trusted and Path(trusted).is_dir() else "ca_certs"
+        self._options: dict[str, Any] = {"retries": False, kind: trusted}
+        self._http = urllib3.PoolManager(**self._options)
         self._http.pool_classes_by_scheme = _pools(self)
+        self._proxied: dict[str, urllib3.PoolManager] = {}
 
     def stop(self) -> None:
         """Abort the current request, and refuse new ones."""
@@ -80,7 +88,8 @@ class Client:
         """Close the idle connections."""
         self._closed.set()
         self._watch = None
-        self._http.clear()
+        for each in (self._http, *self._proxied.values()):
+            each.clear()
 
     @contextlib.contextmanager
     def in_time(self) -> Iterator[None]:
@@ -132,16 +141,21 @@ class Client:
         if scheme != "http":
             return
         self._check_name(url)
-        try:
-            found = self.addresses(host, port)
-        except (_Forbidden, OSError, UnicodeError) as error:
-            raise self.trouble(url, error) from None
-        if not all(self._rules.is_named(host, ipaddress.ip_address(each), port) for each in found):
+        through = self._proxy(url)
+        if not (self.rules.is_named(host, literal(host), port) if through else self._is_near(url, host, port)):
             risk = "and can be changed on the way; use https, or set spec.sha256 (one file)"
             if token:
                 risk = "and the token of spec.sourceSecretRef can be read on the way; use https"
             text = f"{shown(url)} is plain http, {risk}, or name its host in --private-hosts of this Mac"
             raise Unusable("SourceNotAllowed", text)
+
+    def _is_near(self, url: str, host: str, port: int) -> bool:
+        """Return True if settings name a host, or all addresses that it resolves to. Raises Unusable, Stopped."""
+        try:
+            found = self.addresses(host, port)
+        except (_Forbidden, OSError, UnicodeError) as error:
+            raise self.trouble(url, error) from None
+        return all(self.rules.is_named(host, ipaddress.ip_address(each), port) for each in found)
 
     def page(
         self,
@@ -173,9 +187,10 @@ class Client:
 
     def _once(self, method: str, url: str, headers: Mapping[str, str], wait_s: float | None = None) -> Answer:
         self._check_name(url)
+        pool = self._pool(url, headers)
         try:
             with self.in_time():
-                answer = self._http.request(
+                answer = pool.request(
                     method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False,
                     timeout=urllib3.Timeout(connect=min(CONNECT_S, wait_s or CONNECT_S), read=wait_s or self.stall_s),
                 )  # fmt: skip
@@ -185,13 +200,42 @@ class Client:
         except Exception as error:  # noqa: BLE001 - whatever a URL or a server makes a library raise
             raise self.trouble(url, error) from None
 
+    def _proxy(self, url: str) -> str:
+        """Return the proxy for a URL, "" for none. Reads the URL as urllib3 does, which connects."""
+        scheme, host, port = origin(url)
+        return proxy_for(f"{scheme}://{in_url(host)}:{port}", self.rules.proxies)
+
+    def _pool(self, url: str, headers: Mapping[str, str]) -> urllib3.PoolManager:
+        """Return the connections for a request. Raises Unusable if it must not go through the proxy."""
+        if (trusted := self.rules.ca_file) and not os.access(trusted, os.R_OK):
+            text = f"{trusted} cannot be read; check download_ca_file, REQUESTS_CA_BUNDLE and SSL_CERT_FILE"
+            raise Unusable("DownloadFailed", text, Retry.SOON)
+        proxy = self._proxy(url)
+        if not proxy:
+            return self._http
+        scheme, host, port = origin(url)
+        near = networks_near(interfaces())
+        if not self.rules.lax and not self.rules.allows_through_proxy(host, literal(host), port, near):
+            text = f"{shown(url)}: {host:.253} may not be requested through the proxy; name it in --allowed-hosts"
+            raise Unusable("SourceNotAllowed", f"{text}, or in --private-hosts if its address is not public")
+        if scheme == "http" and ("?" in url or any(each.lower() == "authorization" for each in headers)):
+            text = f"{shown(url)} is plain http, and the proxy could read its token or signature; use https"
+            raise Unusable("SourceNotAllowed", f"{text}, or name its host in --download-no-proxy")
+        if proxy not in self._proxied:
+            try:
+                self._proxied[proxy] = _through(proxy, self, self._options)
+            except ValueError:
+                text = "the proxy for downloads is no http, https or socks5 URL; check download_proxy and HTTPS_PROXY"
+                raise Unusable("DownloadFailed", text, Retry.SOON) from None
+        return self._proxied[proxy]
+
     def _check_name(self, url: str) -> None:
         if self.stopped:
             raise Stopped
         host = origin(url)[1]
         if not host:
             raise Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
-        if not self._rules.allows_host(host):
+        if not self.rules.allows_host(host):
             text = f"{shown(url)}: {host:.253} is not one of --allowed-hosts of this Mac"
             raise Unusable("SourceNotAllowed", text)
 
@@ -210,13 +254,14 @@ class Client:
         if refused is not None:
             return Unusable("SourceNotAllowed", f"{shown(url)}: {refused}")
         if any(isinstance(each, ssl.SSLCertVerificationError) for each in known):
-            return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts")
+            own = "; --download-ca-file can name the authority of a company's proxy" if self._proxy(url) else ""
+            return Unusable("DownloadFailed", f"{shown(url)}: its certificate is not one that this Mac trusts{own}")
         if isinstance(error, urllib3.exceptions.LocationParseError | UnicodeError | ValueError):
             return Unusable("InvalidModel", f"{shown(url)} is no URL; check spec.source")
         if self.cut:
             slow = f"it sends next to nothing in {2 * self.stall_s:.0f} s"
             return Unusable("DownloadFailed", f"{shown(url)}: {slow}", Retry.SOON)
-        text = "the line was cut" if underway else "; ".join(line_trouble(cause))
+        text = "the line was cut" if underway else proxy_refusal(error) or "; ".join(line_trouble(cause))
         return Unusable("DownloadFailed", f"{shown(url)}: {text}", Retry.SOON)
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────
@@ -225,7 +270,7 @@ class Client:
         """Addresses of a host that may be connected to. Raises _Forbidden, socket.gaierror."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         known = dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found)
-        near, rules = networks_near(interfaces()), self._rules
+        near, rules = networks_near(interfaces()), self.rules
         allowed = [each for each in known if rules.allows_address(host, ipaddress.ip_address(each), port, near)]
         if known and not allowed:
             first = next(iter(known))
@@ -282,6 +327,47 @@ def _pools(client: Client) -> dict[str, type[HTTPConnectionPool]]:
         return type("Pool", (pool,), {"ConnectionCls": CheckedConnection})
 
     return {"http": checked(HTTPConnectionPool), "https": checked(HTTPSConnectionPool)}
+
+
+def _through(proxy: str, client: Client, options: Mapping[str, Any]) -> urllib3.PoolManager:
+    """Connections by way of a proxy, which `client` can end. Raises ValueError for the URL of none."""
+    if not is_proxy(proxy):
+        raise ValueError
+    if proxy.startswith("socks"):
+        from urllib3.contrib.socks import SOCKSProxyManager  # rarely needed
+
+        made: urllib3.PoolManager = SOCKSProxyManager(reached(proxy), **options)
+    else:
+        made = urllib3.ProxyManager(proxy, proxy_headers=login_headers(proxy), **options)
+
+    def held(pool: Any) -> Any:
+        class HeldConnection(pool.ConnectionCls):  # type: ignore[misc]
+            def _new_conn(self) -> socket.socket:
+                opened: socket.socket = super()._new_conn()
+                client.hold(opened)  # the proxy's answer to CONNECT is waited for, too
+                return opened
+
+            def connect(self) -> None:
+                super().connect()
+                sock: Any = self.sock
+                client.hold(getattr(sock, "socket", sock))  # TLS through a TLS proxy wraps it
+
+        return type("Pool", (pool,), {"ConnectionCls": HeldConnection})
+
+    made.pool_classes_by_scheme = {scheme: held(each) for scheme, each in made.pool_classes_by_scheme.items()}
+    return made
+
+
+def literal(host: str) -> Address | None:
+    """Return the address that a host spells in any form (127.1, 0x7f000001, 2130706433), None for a name."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        return None
 
 
 def origin(url: str) -> tuple[str, str, int]:
