@@ -15,7 +15,21 @@ from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.references import OBJECT_NAME
 from metal_supervisor.spec.sizes import fraction, quantity
 from metal_supervisor.spec.sources import Artifact, library_model
-from metal_supervisor.spec.types import DIRECTORY_FORMATS, Companion, Json, Key, Model, ModelLimit, Role
+from metal_supervisor.spec.types import (
+    DIRECTORY_FORMATS,
+    MODEL_REFUSED,
+    Companion,
+    Json,
+    Key,
+    Model,
+    ModelLimit,
+    Role,
+)
+
+NOT_OBTAINED = frozenset({"DownloadFailed", "InvalidFileSet"})
+"""Reasons of the operator's phase Failed that concern its own download, which no Mac uses."""
+LONGEST_TEXT = 500
+"""Characters of the operator's message that are quoted."""
 
 
 def read_model(resource: Json, draft: str = "") -> Model:
@@ -24,6 +38,7 @@ def read_model(resource: Json, draft: str = "") -> Model:
     `draft`: name of the draft model that the service has beside it, "" without one.
     """
     metadata, artifact = resource.get("metadata", {}), read_artifact(resource)
+    failed = _operator_failure(metadata.get("operatorFailed"), artifact)
     named = fields.get(resource, "spec.mmproj", str, "").strip()
     projector = sources.beside(artifact.source, named, "spec.mmproj") if named else ""
     if not artifact.directory or artifact.local:
@@ -43,7 +58,23 @@ def read_model(resource: Json, draft: str = "") -> Model:
         limit=read_limit(resource),
         projector=projector,
         artifact=artifact,
+        failed=failed,
     )
+
+
+def _operator_failure(found: Json | None, artifact: Artifact) -> str:
+    """As `Model.failed`. Raises Bad for a Model that LLMKube's operator has rejected.
+
+    Only failures that are known to concern the operator's own access to the files are passed over: under
+    `--model-attestation=enforce`, and for source policies, its phase Failed is the only gate.
+    """
+    if found is None:
+        return ""
+    reason, text = found["reason"], f"{found['reason'] or 'no reason'}: {found['message'] or 'no message'}"
+    if reason in NOT_OBTAINED or (reason == "SourceNotAllowed" and artifact.local):
+        return text
+    advice = "fix what it names; a Model that it accepts is served again"
+    raise Bad(MODEL_REFUSED, f"LLMKube's operator reports phase Failed ({text[:LONGEST_TEXT]}); {advice}")
 
 
 def _readable(written: Json, draft: str = "") -> Model:

@@ -24,7 +24,7 @@ from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy, unloading
 from metal_supervisor.spec.references import OBJECT_NAME, read_environment
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import Endpoint, Json, Key, Model, Rejected, Service
+from metal_supervisor.spec.types import MODEL_FAILED, Endpoint, Json, Key, Model, Rejected, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -305,7 +305,7 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         companions=further,
         references=references,
         idle_s=unload.idle_s,
-        not_granted=unload.not_granted,
+        not_granted=(*unload.not_granted, *_failed_in_cluster(model)),
         created=_created(resource),
         ignored=(
             *misspelled.misspelled(resource, misspelled.SERVICE),
@@ -314,6 +314,14 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
             *ignored,
         ),
     )
+
+
+def _failed_in_cluster(model: Model) -> tuple[tuple[str, str], ...]:
+    """The warning about a Model that LLMKube's operator cannot obtain."""
+    if not model.failed:
+        return ()
+    text = f'LLMKube\'s operator reports Model "{model.name}" as Failed, because it cannot obtain the files itself'
+    return ((MODEL_FAILED, f"{text} ({model.failed:.500}); this Mac reads its source without the operator"),)
 
 
 def rejected(resource: Json, reason: str, message: str, keeps_running: bool = True) -> Rejected:

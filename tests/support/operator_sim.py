@@ -80,6 +80,8 @@ class Operator(threading.Thread):
         self.writes = 0
         self.others: list[dict[str, Any]] = []
         """Statuses as somebody else had made them."""
+        self.failures: dict[str, tuple[str, str] | None] = {}
+        """Model -> (reason, message) with which it is reported as Failed, None for Ready; others are left alone."""
 
     def end(self) -> None:
         self._over.set()
@@ -88,9 +90,24 @@ class Operator(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(0.05):
             with contextlib.suppress(KubeError):
+                for name, failure in self.failures.copy().items():
+                    self._judge(name, failure)
                 slices = self._kube.request("GET", SLICES)["items"]
                 for item in self._kube.request("GET", ISVC)["items"]:
                     self._reconcile(item, slices)
+
+    def _judge(self, name: str, failure: tuple[str, str] | None) -> None:
+        item = self._kube.request("GET", f"{MODELS}/{name}")
+        status = item.get("status") or {}
+        reason, message = failure or ("RuntimeResolved", "the runtime fetches it")
+        kind, phase = ("Degraded", "Failed") if failure else ("Available", "Ready")
+        condition = {"type": kind, "status": "True", "reason": reason, "message": message}
+        known = [{name: each.get(name) for name in condition} for each in status.get("conditions") or []]
+        if (status.get("phase"), known) == (phase, [condition]):
+            return
+        condition["lastTransitionTime"] = _stamp()
+        item["status"] = {"phase": phase, "conditions": [condition], "lastUpdated": _stamp()}
+        self._kube.request("PUT", f"{MODELS}/{name}/status", {"fieldManager": self._manager}, item)
 
     def _reconcile(self, item: dict[str, Any], slices: list[dict[str, Any]]) -> None:
         name = item["metadata"]["name"]

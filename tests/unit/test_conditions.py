@@ -35,7 +35,7 @@ OTHER_WORDS = frozenset({
     "ConfinementFailed", "Cellar", "Klear",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
-    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "Connection",
+    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "StartBarred", "InvalidFileSet", "Connection",
     "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
     "ExecCredential", "Config",
@@ -149,7 +149,10 @@ def refused_by(group: Group) -> Iterator[Record]:
         yield replace(RECORD, warning=(reason.name, "x"))
 
 
-IGNORED = "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored"
+IGNORED = (
+    "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored",
+    "ModelFailedInCluster",
+)  # fmt: skip
 ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 
 

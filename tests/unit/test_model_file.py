@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_decide import running
-from test_resources import model, refused, service
+from test_resources import accepted, model, refused, service
 
 from metal_supervisor.controller.controller_status import ModelFiles
 from metal_supervisor.models.metadata import Reading
@@ -57,6 +57,28 @@ def test_a_model_that_its_services_refuse_says_why_in_the_same_words(spec: dict[
     found, by_service = told(written), refused(service(), written)
     assert (found.phase, found.reason) == ("Failed", by_service.reason)
     assert by_service.message == f'Model "tiny": {found.message}'
+
+
+@pytest.mark.parametrize("reason", ["ModelAttestationRejected", "SourceNotAllowed", "AReasonOfTomorrow", ""])
+def test_a_model_that_the_operator_rejected_is_refused_with_its_services(reason: str) -> None:
+    written = model(source="https://example.com/x.gguf")
+    written["metadata"]["operatorFailed"] = {"reason": reason, "message": "unsigned"}
+    found, by_service = told(written), refused(service(), written)
+    assert (found.phase, found.reason) == ("Failed", "ModelSourceNotAllowed") and "unsigned" in found.message
+    assert (by_service.reason, by_service.message) == (found.reason, f'Model "tiny": {found.message}')
+    draft = model("draft", source="/d.gguf")
+    draft["metadata"]["operatorFailed"] = written["metadata"]["operatorFailed"]
+    resource = service(speculativeDecoding={"type": "draft", "draftModelRef": "draft"})
+    if reason != "SourceNotAllowed":
+        assert "draftModelRef" in refused(resource, model(), draft).message
+
+
+@pytest.mark.parametrize("reason", ["SourceNotAllowed", "DownloadFailed", "InvalidFileSet"])
+def test_a_model_that_only_the_operator_cannot_obtain_is_served_with_a_warning(reason: str) -> None:
+    written = model()
+    written["metadata"]["operatorFailed"] = {"reason": reason, "message": "not here"}
+    ((word, text),) = accepted(service(), written).not_granted
+    assert word == "ModelFailedInCluster" and f"{reason}: not here" in text
 
 
 def test_a_model_is_used_by_services_of_its_own_namespace() -> None:
