@@ -165,7 +165,7 @@ _FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED
            "a file that is cut short, or not yet copied whole",
            "fetch it again, or correct `spec.source` or `spec.format`"),
     Reason("ModelDigestMismatch", "its sha256 is another one",
-           "correct `spec.sha256`, or `metal-supervisor models rm`"),
+           "correct `spec.sha256` or `spec.fileSha256`, or `metal-supervisor models rm`"),
     Reason("ModelFileMissing", "the file on this Mac does not exist", "put it there"),
     Reason("ModelFileUnreadable", "it exists, and cannot be read",
            "the message has why: mostly its owner or mode, or a place that macOS keeps from launchd's jobs"),

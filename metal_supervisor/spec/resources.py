@@ -81,6 +81,13 @@ UNSUPPORTED = {
     "bindAddress": "what engines listen on is this Mac's setting --bind",
 }
 """Fields that would mean something on a Mac but are not honoured: refused by name, never dropped."""
+MEANINGLESS = {"multiNode": "pods on named nodes; a Mac is no node"}
+"""Fields that LLMKube added for pods alone, and why they mean nothing here: named in a condition."""
+MEANINGLESS_OF_MODEL = {
+    "attestation": "verified by LLMKube's operator alone, if it runs with --model-attestation",
+    "prefetchNodeSelector": "for Jobs of LLMKube's operator",
+}
+"""The same fields of a Model."""
 OMLX_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize", "turboQuantBits")
 
 
@@ -308,12 +315,19 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         not_granted=(*unload.not_granted, *_failed_in_cluster(model)),
         created=_created(resource),
         ignored=(
+            *_without_meaning(spec, MEANINGLESS),
+            *_without_meaning(found["spec"], MEANINGLESS_OF_MODEL, f'Model "{model.name}" '),
             *misspelled.misspelled(resource, misspelled.SERVICE),
             *misspelled.misspelled(found, misspelled.MODEL, f'Model "{model.name}" '),
             *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.items if each.ignored),
             *ignored,
         ),
     )
+
+
+def _without_meaning(spec: Json, names: Mapping[str, str], of: str = "") -> list[str]:
+    """Those of the fields that are set, each with the reason. `of`: put before each."""
+    return [f"{of}spec.{name} ({why})" for name, why in names.items() if spec.get(name) not in (None, "", [], {})]
 
 
 def _failed_in_cluster(model: Model) -> tuple[tuple[str, str], ...]:

@@ -216,6 +216,7 @@ class Service:
         model, limit = self.model, self.model.limit
         said += [model.name, model.source, model.format, model.gpu_layers, model.sha256, limit.bytes, limit.fraction]
         files = ((each.artifact, each.role.value, each.gpu_layers) for each in self.companions)
+        said += [list(model.artifact.digests)] if model.artifact.digests else []
         said += [model.artifact.slot, *([artifact.slot, artifact.sha256, *more] for artifact, *more in files)]
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation

@@ -6,11 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.agent import AgentFleet, AgentMac, OwnKube, agents
-from tests.cluster.server import KubeCluster
+from tests.cluster.server import OURS, KubeCluster, crd_directory
 from tests.support.operator_sim import Operator
 from tests.support.system import MODELS, eventually, model, service
 
@@ -78,3 +79,35 @@ def test_a_model_that_only_the_operator_cannot_obtain_is_served_and_the_failure_
     mac.apply(mac.tiny_model(), service("tiny"))
     mac.ready("tiny", 60)
     eventually(lambda: f"{reason}: not below allowedHostPathRoots" in mac.told("tiny"), what="the failure to be named")
+
+
+@pytest.fixture
+def our_schemas(cluster: KubeCluster) -> Iterator[None]:
+    """Our definitions, whichever the rest of the run has."""
+    cluster.apply_crds(OURS)
+    wrong = model("tiny", "hf://o/r", fileSha256={"m.gguf": "a"})
+    eventually(lambda: cluster.request("POST", f"{MODELS}?dryRun=All", wrong)[0] == 422, what="our rules to count")
+    yield
+    cluster.apply_crds(crd_directory())
+
+
+@pytest.mark.usefixtures("our_schemas")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"sha256": "a" * 64, "files": ["m.gguf"]}, "with files or mmproj, give fileSha256"),
+        ({"sha256": "a" * 64, "mmproj": "p.gguf"}, "with files or mmproj, give fileSha256"),
+        ({"fileSha256": {"m.gguf": "a" * 64}}, "fileSha256 needs files"),
+        ({"files": ["m.gguf"], "fileSha256": {"n.gguf": "a" * 64}}, "has to be one of files, or mmproj"),
+        ({"files": ["m.gguf"], "fileSha256": {"m.gguf": "a" * 63}}, "64 hexadecimal digits"),
+        ({"files": ["m.gguf"], "mmproj": "p.gguf", "fileSha256": {"m.gguf": "a" * 64, "p.gguf": "A" * 64}}, ""),
+    ],
+    ids=str,
+)
+def test_our_schema_rejects_the_digests_that_llmkubes_rejects(
+    cluster: KubeCluster, namespace: str, spec: dict[str, Any], message: str
+) -> None:
+    body = model("tiny", "hf://o/r", **spec)
+    body["metadata"]["namespace"] = namespace
+    code, answer = cluster.request("POST", MODELS.replace("default", namespace), body)
+    assert code == (422 if message else 201) and message in str(answer), answer
