@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.agent import AgentFleet, AgentMac, OwnKube, agents
+from metal_supervisor.cluster.kube import MERGE
+from tests.cluster.agent import AgentFleet, AgentMac, Object, OwnKube, agents
 from tests.cluster.server import OURS, KubeCluster, crd_directory
-from tests.support.operator_sim import Operator
-from tests.support.system import MODELS, eventually, model, service
+from tests.support.incumbent import WRITER, ingress_of_theirs, own_address
+from tests.support.operator_sim import DEPLOYMENTS, RELAY_ADDRESS, Operator
+from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
 
 REJECTED = "ModelAttestationRejected", "no trusted signature covers spec.sha256"
 
@@ -79,6 +83,118 @@ def test_a_model_that_only_the_operator_cannot_obtain_is_served_and_the_failure_
     mac.apply(mac.tiny_model(), service("tiny"))
     mac.ready("tiny", 60)
     eventually(lambda: f"{reason}: not below allowedHostPathRoots" in mac.told("tiny"), what="the failure to be named")
+
+
+# ── the relay of 0.10 ────────────────────────────────────────────────────────────────────────────
+
+
+class DeadEndpoints(threading.Thread):
+    """Samples how long a ready endpoint of a service leads nowhere, by what the test knows to answer."""
+
+    def __init__(self, fleet: AgentFleet, answers: Callable[[], set[str]]) -> None:
+        """`answers`: addresses behind which something answers."""
+        super().__init__(daemon=True)
+        self._kube, self._answers, self._over = OwnKube(fleet.kubeconfig, fleet.namespace), answers, threading.Event()
+        self.longest_s = 0.0
+
+    def run(self) -> None:
+        since: dict[str, float] = {}
+        query = {"labelSelector": "kubernetes.io/service-name=tiny"}
+        while not self._over.wait(0.05):
+            slices = self._kube.request("GET", SLICES, query)["items"]
+            answers, now = self._answers(), time.monotonic()
+            dead = {
+                address for item in slices for each in item["endpoints"] or []
+                for address in each["addresses"] if each["conditions"]["ready"] and address not in answers
+            }  # fmt: skip
+            since = {address: since.get(address, now) for address in dead}
+            self.longest_s = max([self.longest_s, *(now - at for at in since.values())])
+
+    def end(self) -> float:
+        self._over.set()
+        self.join(30)
+        return self.longest_s
+
+
+def go_agent_serves(fleet: AgentFleet, operator: Operator, address: str) -> Object:
+    """An agent of 0.10 serves through a relay; returns the Service that the operator has adopted."""
+    made, found = ingress_of_theirs(address)
+    operator.alive.add("tiny")
+    fleet.kube.request("POST", SERVICES, WRITER, made)
+    fleet.kube.request("POST", SLICES, WRITER, found)
+    eventually(lambda: RELAY_ADDRESS in ready(fleet), 30, "the relay to serve")
+    return fleet.kube.request("GET", f"{SERVICES}/tiny")
+
+
+def ready(fleet: AgentFleet) -> set[str]:
+    items = fleet.kube.request("GET", SLICES, {"labelSelector": "kubernetes.io/service-name=tiny"})["items"]
+    return {
+        address for item in items for each in item["endpoints"] or [] if each["conditions"]["ready"]
+        for address in each["addresses"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["once", "killed in the middle"])
+def test_changing_over_from_a_go_agent_and_back_keeps_the_service(
+    cluster: KubeCluster, namespace: str, tmp_path: Path, killed: bool
+) -> None:
+    address = own_address()
+    with agents(tmp_path, cluster, namespace) as fleet:
+        operator = started(fleet)
+        operator.relays = True
+        fleet.kube.request("POST", MODELS, None, model("tiny", "hf://o/r"))
+        fleet.kube.request("POST", ISVC, None, service("tiny"))
+        before = go_agent_serves(fleet, operator, address)
+        answers: set[str] = {RELAY_ADDRESS}
+        samples = DeadEndpoints(fleet, lambda: answers)
+        samples.start()
+        # The Go agent ends without a word, and this Mac takes its place at the same address.
+        operator.alive.clear()
+        answers = {address}
+        mac = fleet.add("mac-a", "--host-ip", address)
+        mac.apply(mac.tiny_model())
+        if killed:
+            eventually(lambda: mac.maybe(f"{SLICES}/tiny-mac-a"), 60, "the slice, before the Service is claimed")
+            kill(mac.rpc.table()["sidecar"].pid)
+        eventually(lambda: ready(fleet) == {address}, 60, "the only endpoint to be ours")
+        eventually(lambda: not mac.get(f"{SERVICES}/tiny")["spec"].get("selector"), 60, "the selector to be cleared")
+        mac.ready("tiny", 60)
+        for left in (f"{DEPLOYMENTS}/tiny-relay", f"{SLICES}/tiny-agent", f"{SLICES}/tiny-relay0"):
+            eventually(lambda left=left: mac.maybe(left) is None, 30, f"{left} to be gone")
+        after = mac.get(f"{SERVICES}/tiny")
+        # And back: ours ends, a Go agent starts, and its operator adopts the Service again.
+        mac.stop()
+        answers = {RELAY_ADDRESS}
+        fleet.kube.request("DELETE", f"{SERVICES}/tiny-agent")
+        again = go_agent_serves(fleet, operator, address)
+        eventually(lambda: ready(fleet) == {RELAY_ADDRESS}, 30, "the relay alone to serve")
+        longest_s = samples.end()
+        operator.end()
+        for each in (after, again):
+            assert each["metadata"]["uid"] == before["metadata"]["uid"]
+            assert each["spec"]["clusterIP"] == before["spec"]["clusterIP"]
+        assert longest_s < 10
+
+
+def test_a_relay_of_an_agent_on_another_mac_is_left_alone_until_that_falls_silent(
+    cluster: KubeCluster, namespace: str, tmp_path: Path
+) -> None:
+    with agents(tmp_path, cluster, namespace) as fleet:
+        operator = started(fleet)
+        operator.relays = True
+        mac = fleet.add("mac-a")
+        fleet.kube.request("POST", ISVC, None, service("tiny"))
+        go_agent_serves(fleet, operator, "192.0.2.99")
+        mac.apply(mac.tiny_model())
+        eventually(lambda: "tiny" in str(mac.report()["controller"]["elsewhere"]), 30, "the other Mac to be noticed")
+        assert ready(fleet) == {RELAY_ADDRESS} and mac.get(f"{SERVICES}/tiny")["spec"]["selector"]
+        operator.alive.clear()
+        silent = {"metadata": {"annotations": {"llmkube.ai/agent-heartbeat": "2026-01-01T00:00:00Z"}}}
+        fleet.kube.request("PATCH", f"{SLICES}/tiny-agent", None, silent, MERGE)
+        mac.ready("tiny", 90)
+        eventually(lambda: not mac.get(f"{SERVICES}/tiny")["spec"].get("selector"), 30, "the selector to be cleared")
+        eventually(lambda: mac.maybe(f"{SLICES}/tiny-agent") is None, 30, "the stale slice to be gone")
+        operator.end()
 
 
 @pytest.fixture

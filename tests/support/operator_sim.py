@@ -21,6 +21,7 @@ and of Kubernetes the endpoints of the relay's pods (`_endpoints`), as kube-cont
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from datetime import datetime, timezone
@@ -155,7 +156,7 @@ class Operator(threading.Thread):
     def _adopt(self, item: dict[str, Any]) -> None:
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
         found = find(self._kube, f"{SERVICES}/{name}")
-        body = found or {"metadata": {"name": name}, "spec": {}}
+        body = copy.deepcopy(found) or {"metadata": {"name": name}, "spec": {}}
         labels = {**(body["metadata"].get("labels") or {}), "llmkube.ai/managed-by": "llmkube-controller"}
         owner = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "name": name, "uid": uid}
         body["metadata"].update(
