@@ -298,9 +298,15 @@ class Publisher:
         change = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"selector": None}}
         cleared = self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, change, MERGE)
         namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
-        for item in self._slices_in(namespace, manifests.of_selector(name)):
-            self._delete(api_path("endpointslices", namespace, item["metadata"]["name"]))
-        self._delete(f"/api/v1/namespaces/{namespace}/endpoints/{name}")
+        slices = [item["metadata"]["name"] for item in self._slices_in(namespace, manifests.of_selector(name))]
+        left = [f"/api/v1/namespaces/{namespace}/endpoints/{name}"]
+        for each in (*left, *(api_path("endpointslices", namespace, each) for each in slices)):
+            try:
+                self._delete(each)
+            except KubeError as error:
+                if error.code != 403:
+                    raise
+                log.warning("what another agent may have left stays", extra={"error": str(error)})
         log.info("the Service of a relay leads to this Mac", extra={"object": path})
         return cleared
 
