@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 REVOKED, UNCONFINED = "Revoked", "ConfinementFailed"
+BARRED = "StartBarred"
+"""Reason of a refused start: the controller has written a bar for the program."""
 SAYS, CRASHED, ADOPTS = "metal-supervisor: ", "crashed ", "outlived supervisord; standing in for it"
 EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_UNSEEN, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 99, 126, 127
 FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
@@ -509,6 +511,17 @@ def set_aside(scratch: str) -> None:
         os.rename(scratch, os.path.join(trash, f"{os.path.basename(scratch)}.{os.getpid()}.{time.time_ns()}"))
 
 
+def bar(run: str) -> str:
+    """Reason why a program must not be started, which the controller writes next to its note; "" if it may be."""
+    try:
+        with open(f"{run.removesuffix('.json')}.bar", encoding="utf-8") as file:
+            return file.read() or "its bar is empty"
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        return f"its bar cannot be read: {error}"
+
+
 def enter(directory: str, spec_path: str) -> None:
     """Change to a directory. An engine's own, in `scratch/` beside the specs, is made anew and empty."""
     parent, name = os.path.split(directory)
@@ -543,10 +556,11 @@ def main(path: str) -> int:
         return EXIT_UNSEEN  # only its parent, which is gone, would be told how it ended
     try:
         spec = read_spec(path)
-        refused = REVOKED if spec.get("revoked") else ""
-        text = str(spec.get("revoked"))
+        refused, text = (REVOKED, str(spec["revoked"])) if spec.get("revoked") else ("", "")
     except BadSpec as error:
         refused, text = "BadSpec", str(error)
+    if barred := bar(run):
+        refused, text = BARRED, barred
     if refused:
         refuse(run, idle, refused, text, f"not started: {text}")
         return EXIT_BAD_SPEC

@@ -158,12 +158,14 @@ _FILE = Group("The model file cannot be had", (METAL, DEGRADED, MODEL + DEGRADED
     Reason("GatedModel", "its terms have to be accepted first", "accept them on the page that the message names"),
     Reason("SourceNotAllowed", "this Mac may not open that place",
            "`--allowed-roots`, `--allowed-hosts` or `--private-hosts`"),
+    Reason("ModelSourceNotAllowed", "LLMKube's operator has rejected the Model: its attestation, or a source policy; a "
+           "running engine is left running, and its next start is refused", "fix what the message names"),
     Reason("DownloadFailed", "no server, no answer, a line that is cut again and again", "nothing: it is tried again"),
     Reason("InvalidModelFile", "what came, or lies there, is no model: a login page, an LFS pointer, "
            "a file that is cut short, or not yet copied whole",
            "fetch it again, or correct `spec.source` or `spec.format`"),
     Reason("ModelDigestMismatch", "its sha256 is another one",
-           "correct `spec.sha256`, or `metal-supervisor models rm`"),
+           "correct `spec.sha256` or `spec.fileSha256`, or `metal-supervisor models rm`"),
     Reason("ModelFileMissing", "the file on this Mac does not exist", "put it there"),
     Reason("ModelFileUnreadable", "it exists, and cannot be read",
            "the message has why: mostly its owner or mode, or a place that macOS keeps from launchd's jobs"),
@@ -174,6 +176,8 @@ _RUNS_ON = Group("It serves, and something is to be known", (DEGRADED,), (), (
            "nothing; or `supervisorctl restart omlx`, which cuts off what it answers"),
     Reason("PortIgnored", "`spec.containerPort` is not within this Mac's `--ports`; the engine has a port of these",
            "remove it, or choose one of these"),
+    Reason("ModelFailedInCluster", "LLMKube's operator reports the Model as Failed, because it cannot obtain the files "
+           "itself; this Mac can", "nothing; or allow the operator that place"),
     Reason("ServiceTypeIgnored", "`spec.endpoint.type` is not among this Mac's `--service-types`: it is ClusterIP",
            "remove it, or have the administrator allow the type"),
     Reason("PriorityCapped", "`spec.priority` is above the namespace's highest (`--namespace-priority`), which counts",

@@ -34,6 +34,8 @@ HEARTBEAT_LIMIT_S = 180.0
 LONGEST_MESSAGE = 32768
 """Characters of a condition's message that the API takes."""
 """Characters of a condition's message: the API refuses a status as a whole that has a longer one."""
+RELAY_LABEL = "inference.llmkube.dev/metal-relay"
+"""Label of the relay's pods, in the selector of the Service that LLMKube's operator has adopted."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 ACCELERATOR_LABEL = "llmkube.dev/accelerator"
 OTHER_APIS = {"endpointslices": "discovery.k8s.io/v1", "leases": "coordination.k8s.io/v1"}
@@ -212,6 +214,28 @@ def left_by_agent(found: Json, name: str, now: float, own_addresses: Collection[
     return not fresh_elsewhere(found, now, own_addresses)
 
 
+def agent_name(service: str) -> str:
+    """Name of the Service and slice by which LLMKube's agent tells the operator's relay where its Mac is."""
+    return f"{service}-agent"
+
+
+def of_selector(service: str) -> str:
+    """Label selector of the slices that Kubernetes makes for the selector of a Service."""
+    return f"kubernetes.io/service-name={service},{SLICE_MANAGER}=endpointslice-controller.k8s.io"
+
+
+def is_relayed(found: Json, record: Record) -> bool:
+    """True if LLMKube's operator has adopted a Service of this InferenceService, with its relay's selector or without.
+
+    Any other selector is of somebody who routes the Service elsewhere.
+    """
+    owners = objects(found["metadata"], "ownerReferences")
+    selector = found.get("spec", {}).get("selector") or {}
+    relays = {f"{record.name}-relay", f"{found['metadata']['name']}-relay"}
+    known = not selector or (selector.keys() == {"app", RELAY_LABEL} and selector["app"] in relays)
+    return known and any(each.get("controller") and each.get("uid") == record.uid for each in owners)
+
+
 def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> bool:
     """True if a slice of LLMKube's agent has a fresh heartbeat, and an address that is not this Mac's."""
     beat = (found["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
@@ -261,9 +285,9 @@ def service_object(record: Record, endpoint: Endpoint) -> Json:
 
 def slice_name(service: str, node: str, ordinal: int = 0) -> str:
     """Name of an EndpointSlice: one for each Mac, Service and replica, because a slice has one port, and its endpoints
-    are an atomic list.
+    are an atomic list. A Mac called `agent` has a number always, because `<service>-agent` is of LLMKube's agent.
     """
-    return f"{service}-{node}-{ordinal}" if ordinal else f"{service}-{node}"
+    return f"{service}-{node}-{ordinal}" if ordinal or node == "agent" else f"{service}-{node}"
 
 
 def slice_object(

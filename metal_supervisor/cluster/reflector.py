@@ -76,10 +76,15 @@ def key_of(item: Json) -> Key:
     return key
 
 
-def _slim(item: Json) -> Json:
-    """Drop an object's managedFields; keep only the time of the operator's latest write, as `operatorWrote`."""
+def _slim(item: Json, kind: str) -> Json:
+    """Drop an object's managedFields; keep the time of the operator's latest write, as `operatorWrote`.
+
+    A Model also gets `operatorFailed`, see `status_mode.operator_failure`: outside the status, so a change is news.
+    """
     entries, updated = item["metadata"].pop("managedFields", None), mapping(item, "status").get("lastUpdated")
     item["metadata"]["operatorWrote"] = status_mode.operator_wrote(entries, updated)
+    if kind == "models":
+        item["metadata"]["operatorFailed"] = status_mode.operator_failure(item)
     return item
 
 
@@ -230,7 +235,7 @@ class Reflector(threading.Thread):
         query = {"limit": limit, **self._selected, **({"continue": more} if more else {})}
         page = self._kube.request("GET", self._path, query)
         with contextlib.suppress(KeyError, TypeError, AttributeError):
-            items = {key_of(item): _slim(item) for item in page["items"]}
+            items = {key_of(item): _slim(item, self.kind) for item in page["items"]}
             version = page["metadata"]["resourceVersion"]
             if isinstance(version, str):
                 return items, version, page["metadata"].get("continue", "")
@@ -382,7 +387,7 @@ class Reflector(threading.Thread):
         known = self.seen.items.get(key)
         if kind not in ("ADDED", "MODIFIED", "DELETED") or self._is_old(kind, key, item, known):
             return
-        present = None if kind == "DELETED" else _slim(item)
+        present = None if kind == "DELETED" else _slim(item, self.kind)
         if present is None:
             self._gone[key] = version
         news = present is None or known is None or self._is_news(known, present)

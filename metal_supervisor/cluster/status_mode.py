@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from metal_supervisor.cluster.manifests import MANAGED_BY, NODES, OUR_ZONE
-from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.document import mapping, objects
 from metal_supervisor.spec.instants import unix
 from metal_supervisor.spec.types import Json
 
@@ -60,6 +60,15 @@ def operator_wrote(entries: object, updated: object) -> str:
 def wrote(item: Json) -> str:
     """As `operator_wrote`, of an object that a watch has read."""
     return str(item["metadata"].get("operatorWrote", ""))
+
+
+def operator_failure(item: Json) -> Json | None:
+    """{reason, message} of a Model that the operator reports as Failed; None if it does not, or did not write last."""
+    status = mapping(item, "status")
+    if status.get("phase") != "Failed" or not wrote(item):
+        return None
+    degraded = next((each for each in objects(status, "conditions") if each.get("type") == "Degraded"), {})
+    return {name: str(degraded.get(name) or "") for name in ("reason", "message")}
 
 
 def condition_of_others(entries: object, kind: str) -> bool:

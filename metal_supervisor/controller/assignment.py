@@ -381,9 +381,10 @@ class Assignment:
         return note is not None and bool(note.pid)
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
-        """True once the launcher has refused to start a revoked spec."""
+        """True once the launcher has refused to start a barred program or a revoked spec."""
         note = snapshot.notes.get(record.program) if record is not None else None
-        return bool(note and record and note.refused == launch.REVOKED and note.spec_file == record.spec_file)
+        refused = note is not None and note.refused in (launch.BARRED, launch.REVOKED)
+        return bool(refused and note and record and note.spec_file == record.spec_file)
 
     def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Proposal:
         """Proposal after its claim was lost or released: dismissed once handed over, kept running here until then.

@@ -27,7 +27,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import histogram, model_resource, resources
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.types import Json, Key, Model, ModelFile
+from metal_supervisor.spec.types import MODEL_REFUSED, Json, Key, Model, ModelFile
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import CONTROLLER_REPORT, controller_report
@@ -155,8 +155,10 @@ class ControllerStatus:
                 "/".join(key): _model_row(item, file)
                 for key, item in models.items()
                 if key in ours and resources.is_metal(item)
-                # Left out while it is being checked, as after a restart: there is nothing to report yet.
+                # Left out while it is being checked, as after a restart: there is nothing to report yet. A Model that
+                # the operator rejected keeps the operator's status, even if the operator is gone.
                 and (file := file_of(item)).phase != "Checking"
+                and file.reason != MODEL_REFUSED
             },
             "notices": self._notices,
             "memory": memory,

@@ -158,12 +158,15 @@ def refuse(
 ) -> Proposal:
     """The proposal for an InferenceService that cannot run as it is written.
 
-    `start_refused`: its spec was revoked, and the launcher has refused to start it; nothing is left to interrupt.
+    `start_refused`: its start is barred or its spec revoked, and the launcher has refused to start it; nothing is left
+    to interrupt.
     `up`: its engine has a process.
     """
     off = rejected.suspended or rejected.replicas == 0
     if record is not None and record.runs and rejected.keeps_running and not start_refused:
         said = rejected.reason, rejected.message
+        if rejected.bars_start:
+            return _barred(record, rejected, up)
         if record.rules < RULES:
             return _revoked(record, rejected, *said)
         return _warned(record, rejected, *said, up)
@@ -179,6 +182,7 @@ def refuse(
         **_carried(record, CARRIED_IF_REFUSED),
         "model": rejected.model_name,
         "verdict": decided,
+        "barred": _bar(rejected),
     }
     if off:
         fields |= {"warning": (rejected.reason, rejected.message), "evicted_at": None}
@@ -198,7 +202,19 @@ def keeps(up: bool) -> str:
 
 def _warned(record: Record, item: Service | Rejected, reason: str, message: str, up: bool) -> Proposal:
     warning = reason, f"{message}; {keeps(up)}"
-    return replace(unchanged(record), uid=item.uid, generation=item.generation, warning=warning)
+    return replace(unchanged(record), uid=item.uid, generation=item.generation, warning=warning, barred="")
+
+
+def _bar(rejected: Rejected) -> str:
+    return f"{rejected.reason}: {rejected.message}"[:LONGEST_TEXT] if rejected.bars_start else ""
+
+
+def _barred(record: Record, rejected: Rejected, up: bool) -> Proposal:
+    """Leave a running engine alone, and bar its next start."""
+    runs = "the engine keeps running, and its next start is refused" if up else "its next start is refused"
+    warning = rejected.reason, f"{rejected.message}; {runs}"
+    kept = replace(unchanged(record), uid=rejected.uid, generation=rejected.generation, warning=warning)
+    return replace(kept, barred=_bar(rejected))
 
 
 def missing(record: Record, until: float) -> Proposal:

@@ -23,6 +23,7 @@ from metal_supervisor.models.remote.origins import locate
 from metal_supervisor.models.remote.web import Client, Stopped
 from metal_supervisor.models.store_context import StoreContext
 from metal_supervisor.spec.progress import DownloadProgress
+from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, shown
 from metal_supervisor.spec.types import ModelFile
@@ -77,7 +78,7 @@ class DownloadJob:
         path = self.slot.model_path() or self._fetched()
         if not path.is_relative_to(self.slot.path):  # a local mirror
             return self._in_place(path)
-        self._check_digest(path)
+        self._check_digests(path)
         self.slot.touch()
         try:
             return model_files.looked_at(path)
@@ -95,27 +96,36 @@ class DownloadJob:
             return False
 
     def _in_place(self, path: Path, places: Places = model_files.ANYWHERE) -> ModelFile:
-        """Return a model that is used where it is, its digest checked. Raises Unusable, Stopped, OSError."""
+        """Return a model that is used where it is, its digests checked. Raises Unusable, Stopped, OSError."""
         found = model_files.looked_at(path, places)
-        if self.artifact.sha256 and not found.directory:
-            self.slot.prepare()
-            self._check_digest(path)
+        if found.directory == self.artifact.directory:
+            self._check_digests(path)
         return found
 
-    def _check_digest(self, path: Path) -> None:
-        """Raise Unusable if a file does not have its Model's sha256. It is hashed once; the slot's note keeps the hash.
+    def _check_digests(self, path: Path) -> None:
+        """Raise Unusable for a file that does not have the digest that its Model names. Raises Stopped, OSError."""
+        if self.artifact.directory:
+            files = {name: path / name for name, _ in self.artifact.digests}
+        else:
+            files = {name: path.with_name(name) for name in shard_names(path.name)}
+        for (name, file), wanted in zip(files.items(), self.artifact.expected(tuple(files)), strict=True):
+            if wanted:
+                self._check_digest(file, wanted, self.artifact.digest_field(name))
 
-        Raises Stopped, OSError.
+    def _check_digest(self, path: Path, wanted: str, field: str) -> None:
+        """Raise Unusable if a file does not have a digest. It is hashed once; the slot's note keeps the hash.
+
+        `field`: the field that names the digest. Raises Stopped, OSError.
         """
-        wanted = self.artifact.sha256
-        if not wanted or self.artifact.directory:
-            return
+        if not path.is_file():
+            raise Unusable("ModelFileMissing", f"{path} does not exist, and {field} names it; put it there")
+        self.slot.prepare()
         name = str(path.relative_to(self.slot.path)) if path.is_relative_to(self.slot.path) else str(path)
         if not (known := self._noted_digest(path, name)):
             with self._alone():  # another job may have hashed it meanwhile
                 known = self._noted_digest(path, name) or self._hash(path, name)
         if known != wanted:
-            text = f"{path} should have spec.sha256 {wanted}, and has {known}; correct one of them"
+            text = f"{path} should have {field} {wanted}, and has {known}; correct one of them"
             if path.is_relative_to(self.slot.path):
                 text += f", or have it fetched anew: metal-supervisor models rm {self.slot.name}"
             raise Unusable("ModelDigestMismatch", text, Retry.LATER if self.artifact.local else Retry.NEVER)
@@ -143,7 +153,8 @@ class DownloadJob:
         """Fetch the model, and return its path on this Mac. Raises Unusable, Stopped, OSError."""
         before = self.slot.read()
         mismatch = before.mismatch if before is not None else None
-        self._refuse_again(mismatch, self.artifact.sha256)
+        for wanted in (self.artifact.sha256, *(digest for _, digest in self.artifact.digests)):
+            self._refuse_again(mismatch, wanted)
         keys = self.keys  # another thread may replace them at any moment
         if keys.problem:
             raise Unusable(*keys.problem, Retry.RUNG if keys.passing else Retry.LATER)
@@ -169,15 +180,16 @@ class DownloadJob:
             return self._acceptable(fresh, mismatch)  # it has been uploaded anew
 
     def _acceptable(self, listing: Listing, mismatch: tuple[str, str] | None) -> Listing:
-        """A listing with the Model's own sha256. Raises Unusable if it is known that it cannot be what is wanted."""
-        wanted = self.artifact.sha256
-        if listing.pieces and not self.artifact.directory:
-            first, *others = (replace(piece, gguf=True) for piece in listing.pieces)
-            if wanted and first.sha256 not in ("", wanted):
-                text = f"{shown(self.artifact.source)} should have spec.sha256 {wanted}"
-                text += f", and its server has {first.sha256}; nothing was fetched"
+        """A listing with the Model's own digests. Raises Unusable if it is known that it cannot be what is wanted."""
+        artifact, pieces = self.artifact, []
+        expected = artifact.expected([piece.name for piece in listing.pieces])
+        for piece, wanted in zip(listing.pieces, expected, strict=True):
+            if wanted and piece.sha256 not in ("", wanted):
+                what = f"{shown(artifact.source)} should have {artifact.digest_field(piece.name)} {wanted}"
+                text = f"{what}, and its server has {piece.sha256}; nothing was fetched"
                 raise Unusable("ModelDigestMismatch", text, Retry.NEVER)
-            listing = replace(listing, pieces=(replace(first, wanted_sha256=wanted), *others))
+            pieces.append(replace(piece, wanted_sha256=wanted, gguf=piece.gguf or not artifact.directory))
+        listing = replace(listing, pieces=tuple(pieces))
         for piece in listing.pieces:
             self._refuse_again(mismatch, piece.digest)
         return listing

@@ -54,7 +54,7 @@ class Piece:
     validator: str = ""
     """Value that changes with the file: an ETag, else a date; "" if there is none."""
     wanted_sha256: str = ""
-    """`spec.sha256` of its Model, "" if that has none; `sha256` is the server's word."""
+    """Digest that its Model names, "" if that has none; `sha256` is the server's word."""
     gguf: bool = False
     """True if it must begin like a GGUF file whatever its name is."""
 

@@ -20,7 +20,7 @@ from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.cluster.report import Happening
 from metal_supervisor.host import machine
 from metal_supervisor.placement import leases
-from metal_supervisor.sidecar.statuses import Statuses, WantedStatus, now_seconds
+from metal_supervisor.sidecar.statuses import NEVER, Statuses, WantedStatus, now_seconds
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import service_name
 from metal_supervisor.spec.types import Json, Key
@@ -30,6 +30,8 @@ HEARTBEAT_S = 60.0
 SERVICE_S, FIRST_RESYNC_S, RESYNC_S = 600.0, 30.0, 1800.0
 """The first resync leaves the controller time: without its records, what still runs looks like nothing wanted."""
 CONFLICT_RETRY_S = 30.0
+RELAY_AGAIN_S = 1.0
+"""Pause between two looks at a Service that still has the selector of LLMKube's relay."""
 LONG_AGO = float("-inf")
 """Monotonic time of what was never done: 0 is when the Mac booted, perhaps a moment ago."""
 log = logging.getLogger("sidecar")
@@ -77,6 +79,8 @@ class _Done:
     heartbeat_at: float = LONG_AGO
     heartbeat: str = ""
     published: Published = Published()
+    relay_at: float = NEVER
+    """Monotonic time of the next look at a Service with the selector of LLMKube's relay, NEVER if it has none."""
     blocked_until: float = 0.0
     """Monotonic time before which a conflict is not checked again."""
 
@@ -115,7 +119,7 @@ class Publisher:
             if done.blocked_until > now:  # its heartbeat waits, too
                 due.append(done.blocked_until)
             elif done.slice:
-                due.append(done.heartbeat_at + heartbeat_s)
+                due += done.heartbeat_at + heartbeat_s, done.relay_at
                 if not self._beside_others:  # else each heartbeat is in time for the look at its Service
                     due.append(done.service_at + service_s)
         return min(due)
@@ -180,7 +184,9 @@ class Publisher:
     def _is_due(self, done: _Done) -> bool:
         """True if the heartbeat of a slice is due, or a look at its Service."""
         now = time.monotonic()
-        return now - done.heartbeat_at >= self._heartbeat_every_s() or now - done.service_at >= self._service_every_s()
+        if now - done.heartbeat_at >= self._heartbeat_every_s() or now >= done.relay_at:
+            return True
+        return now - done.service_at >= self._service_every_s()
 
     def _service_every_s(self) -> float:
         """It may have been deleted, or changed: one look a minute, or one at each of many Services in ten."""
@@ -223,9 +229,15 @@ class Publisher:
         path = f"/api/v1/namespaces/{want.record.namespace}/services/{endpoint.service}"
         look = due or done.service is None or done.service["spec"]["ports"] != body["spec"]["ports"]
         found = find(self._kube, path) if look else None
-        if found and (foreign := self._foreign(found, want.record)):
+        if found and (foreign := self._foreign(found, want.record, want.address)):
             done.blocked_until = time.monotonic() + CONFLICT_RETRY_S
             return foreign
+        done.relay_at = NEVER
+        if found and found["spec"].get("selector"):
+            if done.slice is None or self._relay_serves(want.record.namespace, endpoint.service):
+                done.service, done.relay_at = None, time.monotonic() + RELAY_AGAIN_S
+                return ""
+            found = self._leave_relay(path, found)
         if found is None or body != done.service or found["metadata"].get("resourceVersion") != done.service_version:
             done.service = None  # until it is written: a write that fails may have taken effect
             if found:
@@ -248,18 +260,55 @@ class Publisher:
             change["spec"] = {**body["spec"], "ports": [ours, *kept]}
             self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, change, MERGE)
 
-    def _foreign(self, found: Json, record: Record) -> str:
+    def _foreign(self, found: Json, record: Record, address: str) -> str:
         """Reason why an existing Service of the name must not be touched, or "" if it is ours."""
         labels = found["metadata"].get("labels") or {}
         ours = labels.get("app.kubernetes.io/managed-by") == manifests.MANAGED_BY
         theirs = labels.get("llmkube.ai/managed-by") == "metal-agent"
         name, owner = found["metadata"]["name"], labels.get("llmkube.ai/inference-service", record.name)
+        if manifests.is_relayed(found, record):
+            return self._agent_serves(record, name, address) if found["spec"].get("selector") else ""
         alike = (ours or theirs) and not found.get("spec", {}).get("selector")
         # `a.b` and `a-b` need the same one: it is left to the other as long as a Mac serves that.
         if alike and (owner == record.name or (ours and not self._is_served(record.namespace, name, owner))):
             return ""
         text = f'Service "{name}" exists and is not ours; rename the InferenceService, or delete the Service'
         return f"EndpointNameConflict: {text}"
+
+    def _agent_serves(self, record: Record, service: str, address: str) -> str:
+        """Reason why LLMKube's relay must be left in place: an agent on another Mac is behind it; "" if none is."""
+        found = find(self._kube, api_path("endpointslices", record.namespace, manifests.agent_name(service)))
+        now = time.time() + self._kube.clock_offset_s
+        if found is None or not manifests.fresh_elsewhere(found, now, machine.own_addresses(address)):
+            return ""
+        text = f'LLMKube\'s agent on another Mac serves Service "{service}" through the relay; stop that agent'
+        return f"EndpointNameConflict: {text}, or keep this Mac from serving it with spec.nodeSelector"
+
+    def _relay_serves(self, namespace: str, service: str) -> bool:
+        """True if the relay's pods are ready. The operator removes them once it has seen this Mac's heartbeat."""
+        items = self._slices_in(namespace, manifests.of_selector(service))
+        conditions = [each.get("conditions") or {} for item in items for each in item.get("endpoints") or []]
+        return any(each.get("ready") is not False for each in conditions)
+
+    def _leave_relay(self, path: str, found: Json) -> Json:
+        """Clear the selector of a Service that LLMKube's operator adopted for its relay, and return the Service.
+
+        Kubernetes maintains nothing of a Service without a selector, so what it made for the relay is deleted.
+        """
+        change = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"selector": None}}
+        cleared = self._kube.request("PATCH", path, {"fieldManager": manifests.MANAGED_BY}, change, MERGE)
+        namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
+        slices = [item["metadata"]["name"] for item in self._slices_in(namespace, manifests.of_selector(name))]
+        left = [f"/api/v1/namespaces/{namespace}/endpoints/{name}"]
+        for each in (*left, *(api_path("endpointslices", namespace, each) for each in slices)):
+            try:
+                self._delete(each)
+            except KubeError as error:
+                if error.code != 403:
+                    raise
+                log.warning("what another agent may have left stays", extra={"error": str(error)})
+        log.info("the Service of a relay leads to this Mac", extra={"object": path})
+        return cleared
 
     def _is_served(self, namespace: str, service: str, owner: str) -> bool:
         """True if an InferenceService has an EndpointSlice, of any Mac, for a Service."""
@@ -324,7 +373,8 @@ class Publisher:
     def _reap_legacy(self, record: Record, service: str, told: str) -> None:
         """Remove what LLMKube's agent left of a service: mirrored or not, it would keep a dead address in use."""
         endpoints = f"/api/v1/namespaces/{record.namespace}/endpoints/{service}"
-        for path in (endpoints, api_path("endpointslices", record.namespace, service)):
+        names = service, manifests.agent_name(service)
+        for path in (endpoints, *(api_path("endpointslices", record.namespace, name) for name in names)):
             try:
                 found = self._kube.request("GET", path)
                 now = time.time() + self._kube.clock_offset_s

@@ -1,8 +1,8 @@
 """Status of InferenceServices and Models, with or without LLMKube's operator.
 
 Without the operator the whole status is ours. With it only our own condition is, which the operator leaves alone.
-`schedulingStatus` belongs to both, so it is written when our verdict changes, taken back with it, cleared once after
-the service is ready or off, and never written again only because it was overwritten.
+`schedulingStatus` belongs to both, so it is written, in words that the operator keeps, when our verdict changes, taken
+back with it, cleared once after the service is ready or off, and never written again only because it was overwritten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from metal_supervisor.sidecar.status_writer import StatusWriter
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.instants import utc
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Json, Key, ModelFile, Standing
+from metal_supervisor.spec.types import MODEL_REFUSED, Json, Key, ModelFile, Standing
 
 NEVER = float("inf")
 CLEAR_AFTER_S = (2.0, 60.0)
@@ -35,9 +35,20 @@ PROGRESS_S, MESSAGES_PER_S = 1.0, 20
 most of these writes each second: an engine that leaves the queue changes the messages of all that wait behind it.
 """
 NUDGE = "metal-supervisor.io/changed"
-DOWNLOADING = "Downloading"
-SOURCE_REFUSED, ARGUMENTS_REFUSED = "ModelSourceNotAllowed", "ExtraArgsRejected"
-"""What LLMKube's agent says. Since 0.10 the operator keeps its words alone, and overwrites any other reason."""
+ARGUMENTS_REFUSED = "ExtraArgsRejected"
+OPERATOR_WORDS = {
+    "Evicted": "InsufficientMemory",
+    "MemoryPressure": "InsufficientMemory",
+    "ServiceConflict": "EndpointNameConflict",
+    "SourceNotAllowed": MODEL_REFUSED,
+    **{word: word for word in (
+        "InsufficientMemory", "MemoryCheckFailed", "EndpointNameConflict", MODEL_REFUSED, ARGUMENTS_REFUSED,
+        "ServiceNameTooLong", "ModelDigestMismatch",
+    )},
+}  # fmt: skip
+"""Our reason -> the word for schedulingStatus. LLMKube's operator leaves these seven words alone since 0.10, and
+overwrites any other with WaitingForMetalAgent: reasons without a word of these are left to MetalReady.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,15 +121,11 @@ def _differ_in_words(before: WantedStatus, now: WantedStatus) -> bool:
 
 
 def _in_their_words(told: Report) -> tuple[str, str] | None:
-    """(schedulingStatus, schedulingMessage) beside the operator; None if there is nothing that it does not say."""
-    if told.scheduling is None or told.reason == "Loading":
-        return None
-    reason, message = told.scheduling
-    if reason == DOWNLOADING:
-        return reason, f"the condition {manifests.METAL_READY} says how far it is"  # each message would be a write more
+    """(schedulingStatus, schedulingMessage) next to the operator; None for a reason that it has no word for."""
+    reason, message = told.scheduling or ("", "")
     if reason in ("InvalidSpec", "UnsupportedField") and message.startswith("spec.extraArgs"):
         return ARGUMENTS_REFUSED, message
-    return SOURCE_REFUSED if reason == "SourceNotAllowed" else reason, message
+    return (OPERATOR_WORDS[reason], message) if reason in OPERATOR_WORDS else None
 
 
 def _is_off(want: WantedStatus) -> bool:

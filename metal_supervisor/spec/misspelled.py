@@ -11,14 +11,14 @@ from metal_supervisor.spec.types import Json
 DOMAIN = "metal-supervisor.io/"
 ANNOTATIONS = frozenset({f"{DOMAIN}{name}" for name in ("aliases", "idle-ttl", "on-demand", "runtime")})
 _MODEL = (
-    "files format hardware mmproj prefetch prefetchTolerations quantization refreshPolicy resources sha256 source "
-    "sourceSecretRef"
+    "attestation fileSha256 files format hardware mmproj prefetch prefetchNodeSelector prefetchTolerations "
+    "quantization refreshPolicy resources sha256 source sourceSecretRef"
 )
 _SERVICE = (
     "affinity args autoscaling batchSize bindAddress cacheTypeCustomK cacheTypeCustomV cacheTypeK cacheTypeV "
     "command containerPort contextSize disruption endpoint env evictionProtection extraArgs extraVolumeMounts "
     "extraVolumes flashAttention hotCacheMaxSize image imagePullSecrets jinja maxPodLifetimeIdleTimeoutSeconds "
-    "maxPodLifetimeSeconds metadataOverrides mode modelCache modelRef moeCPULayers moeCPUOffload noKvOffload "
+    "maxPodLifetimeSeconds metadataOverrides mode modelCache modelRef moeCPULayers moeCPUOffload multiNode noKvOffload "
     "noWarmup nodeSelector pagedSSDCacheDir pagedSSDCacheMaxSize parallelSlots personaPlexConfig podAnnotations "
     "podLabels podSecurityContext priority priorityClassName probeOverrides reasoningBudget reasoningBudgetMessage "
     "replicas resources revisionHistoryLimit rolloutPolicy ropeScaling runtime runtimeClassName securityContext "

@@ -13,9 +13,25 @@ from metal_supervisor.spec import auxiliary_files as companions
 from metal_supervisor.spec import fields, sources
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.references import OBJECT_NAME
+from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sizes import fraction, quantity
 from metal_supervisor.spec.sources import Artifact, library_model
-from metal_supervisor.spec.types import DIRECTORY_FORMATS, Companion, Json, Key, Model, ModelLimit, Role
+from metal_supervisor.spec.types import (
+    DIRECTORY_FORMATS,
+    MODEL_REFUSED,
+    Companion,
+    Json,
+    Key,
+    Model,
+    ModelLimit,
+    Role,
+)
+
+DIGEST = re.compile(r"[0-9A-Fa-f]{64}", re.ASCII)
+NOT_OBTAINED = frozenset({"DownloadFailed", "InvalidFileSet"})
+"""Reasons of the operator's phase Failed that concern its own download, which no Mac uses."""
+LONGEST_TEXT = 500
+"""Characters of the operator's message that are quoted."""
 
 
 def read_model(resource: Json, draft: str = "") -> Model:
@@ -24,9 +40,13 @@ def read_model(resource: Json, draft: str = "") -> Model:
     `draft`: name of the draft model that the service has beside it, "" without one.
     """
     metadata, artifact = resource.get("metadata", {}), read_artifact(resource)
+    failed = _operator_failure(metadata.get("operatorFailed"), artifact)
     named = fields.get(resource, "spec.mmproj", str, "").strip()
     projector = sources.beside(artifact.source, named, "spec.mmproj") if named else ""
-    if not artifact.directory or artifact.local:
+    if artifact.directory and artifact.local:
+        for index, name in enumerate(fields.texts(resource, "spec.files", fields.MOST_FILES)):
+            sources.inside(name, f"spec.files[{index}]")
+    elif not artifact.directory:
         drafts = [companions.draft_beside(artifact, draft).artifact.source] if draft else []
         companions.check_files(resource, artifact.source, (projector, *drafts))
     if fields.get(resource, "spec.refreshPolicy", str, "IfNotPresent") != "IfNotPresent":
@@ -43,7 +63,23 @@ def read_model(resource: Json, draft: str = "") -> Model:
         limit=read_limit(resource),
         projector=projector,
         artifact=artifact,
+        failed=failed,
     )
+
+
+def _operator_failure(found: Json | None, artifact: Artifact) -> str:
+    """As `Model.failed`. Raises Bad for a Model that LLMKube's operator has rejected.
+
+    Only failures that are known to concern the operator's own access to the files are passed over: under
+    `--model-attestation=enforce`, and for source policies, its phase Failed is the only gate.
+    """
+    if found is None:
+        return ""
+    reason, text = found["reason"], f"{found['reason'] or 'no reason'}: {found['message'] or 'no message'}"
+    if reason in NOT_OBTAINED or (reason == "SourceNotAllowed" and artifact.local):
+        return text
+    advice = "fix what it names; a Model that it accepts is served again"
+    raise Bad(MODEL_REFUSED, f"LLMKube's operator reports phase Failed ({text[:LONGEST_TEXT]}); {advice}")
 
 
 def _readable(written: Json, draft: str = "") -> Model:
@@ -108,10 +144,11 @@ def read_artifact(resource: Json) -> Artifact:
     directory = fields.get(resource, "spec.format", str, "gguf") in DIRECTORY_FORMATS
     files = fields.texts(resource, "spec.files", fields.MOST_FILES)
     digest = fields.get(resource, "spec.sha256", str, "").lower()
-    if digest and not re.fullmatch(r"[0-9a-f]{64}", digest, re.ASCII):
+    if digest and not DIGEST.fullmatch(digest):
         raise Bad("InvalidSpec", f"spec.sha256 must be 64 hexadecimal digits, not {digest!r:.80}")
     if digest and (directory or library_model(place)):
-        raise Bad("UnsupportedField", "spec.sha256 has no meaning for what is more than one file; remove it")
+        text = "spec.sha256 has no meaning for what is more than one file; remove it, or use spec.fileSha256"
+        raise Bad("UnsupportedField", text)
     name = fields.get(resource, "spec.sourceSecretRef.name", str, "")
     if name and not OBJECT_NAME.fullmatch(name):
         raise Bad("InvalidSpec", f"spec.sourceSecretRef.name {name!r:.80} is not the name of a Secret")
@@ -129,7 +166,29 @@ def read_artifact(resource: Json) -> Artifact:
     return Artifact(
         place, directory, files if directory and remote else (), quantization, digest,
         (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
+        digests=_digests(resource, place, directory),
     )
+
+
+def _digests(resource: Json, place: str, directory: bool) -> tuple[tuple[str, str], ...]:
+    """As `Artifact.digests`: `spec.fileSha256` of a Model with this canonical source. Raises Bad."""
+    written = fields.get(resource, "spec.fileSha256", dict, {})
+    named = {*fields.texts(resource, "spec.files", fields.MOST_FILES), fields.get(resource, "spec.mmproj", str, "")}
+    found = {}
+    for name, digest in written.items():
+        where = f"spec.fileSha256[{name!r:.80}]"
+        if name not in named:
+            text = "is neither in spec.files nor spec.mmproj; add the file there, or remove its digest"
+            raise Bad("InvalidSpec", f"{where} {text}")
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise Bad("InvalidSpec", f"{where} must be 64 hexadecimal digits, not {digest!r:.80}")
+        if directory:
+            file = sources.inside(name, where)
+        else:  # the Hub's canonical source of any shard is that of the first
+            shards = shard_names(name)
+            file = shard_names(sources.beside(place, shards[0], where))[shards.index(name)]
+        found[file] = digest.lower()
+    return tuple(sorted(found.items()))
 
 
 def _check_quantization(named: str, model: Json, directory: bool, files: tuple[str, ...]) -> None:

@@ -116,6 +116,8 @@ class EngineRun:
     """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
     revoked: str = ""
     """Reason why its spec, of an older release, must not start again while its engine may finish; "" if it may."""
+    barred: str = ""
+    """Reason why no engine of it may be started, "" if one may. One that already runs is left running."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from metal_supervisor.spec.nearest import did_you_mean
 from metal_supervisor.spec.on_demand import OnDemandPolicy, unloading
 from metal_supervisor.spec.references import OBJECT_NAME, read_environment
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import Endpoint, Json, Key, Model, Rejected, Service
+from metal_supervisor.spec.types import MODEL_FAILED, Endpoint, Json, Key, Model, Rejected, Service
 
 GROUP = "inference.llmkube.dev"
 VERSION = "v1alpha1"
@@ -81,6 +81,13 @@ UNSUPPORTED = {
     "bindAddress": "what engines listen on is this Mac's setting --bind",
 }
 """Fields that would mean something on a Mac but are not honoured: refused by name, never dropped."""
+MEANINGLESS = {"multiNode": "pods on named nodes; a Mac is no node"}
+"""Fields that LLMKube added for pods alone, and why they mean nothing here: named in a condition."""
+MEANINGLESS_OF_MODEL = {
+    "attestation": "verified by LLMKube's operator alone, if it runs with --model-attestation",
+    "prefetchNodeSelector": "for Jobs of LLMKube's operator",
+}
+"""The same fields of a Model."""
 OMLX_OPTIONS = ("hotCacheMaxSize", "pagedSSDCacheDir", "pagedSSDCacheMaxSize", "turboQuantBits")
 
 
@@ -305,15 +312,30 @@ def _interpret(resource: Json, model_of: Callable[[Key], Json | None], policy: P
         companions=further,
         references=references,
         idle_s=unload.idle_s,
-        not_granted=unload.not_granted,
+        not_granted=(*unload.not_granted, *_failed_in_cluster(model)),
         created=_created(resource),
         ignored=(
+            *_without_meaning(spec, MEANINGLESS),
+            *_without_meaning(found["spec"], MEANINGLESS_OF_MODEL, f'Model "{model.name}" '),
             *misspelled.misspelled(resource, misspelled.SERVICE),
             *misspelled.misspelled(found, misspelled.MODEL, f'Model "{model.name}" '),
             *(f"spec.extraArgs[{each.index}] {each.name}" for each in arguments.items if each.ignored),
             *ignored,
         ),
     )
+
+
+def _without_meaning(spec: Json, names: Mapping[str, str], of: str = "") -> list[str]:
+    """Those of the fields that are set, each with the reason. `of`: put before each."""
+    return [f"{of}spec.{name} ({why})" for name, why in names.items() if spec.get(name) not in (None, "", [], {})]
+
+
+def _failed_in_cluster(model: Model) -> tuple[tuple[str, str], ...]:
+    """The warning about a Model that LLMKube's operator cannot obtain."""
+    if not model.failed:
+        return ()
+    text = f'LLMKube\'s operator reports Model "{model.name}" as Failed, because it cannot obtain the files itself'
+    return ((MODEL_FAILED, f"{text} ({model.failed:.500}); this Mac reads its source without the operator"),)
 
 
 def rejected(resource: Json, reason: str, message: str, keeps_running: bool = True) -> Rejected:

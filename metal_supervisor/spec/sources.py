@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metal_supervisor.spec import fields
@@ -61,11 +61,26 @@ class Artifact:
     """(namespace, name) of the Secret whose keys open it."""
     model: str = field(default="", compare=False)
     """Name of a Model that has it: LLMKube's own agent keeps its file in a directory of that name."""
+    digests: tuple[tuple[str, str], ...] = ()
+    """(file, expected digest) of files of its Model: paths below a directory, else canonical sources."""
 
     @property
     def local(self) -> bool:
         """True if the source is a path on this Mac, whether or not the file exists."""
         return self.source.startswith("/")
+
+    def expected(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Expected digest of each of its files, "" if none is set. `names`: below a directory, else of the shards."""
+        known = dict(self.digests)
+        if self.directory:
+            return tuple(known.get(name, "") for name in names)
+        found = [known.get(shard, "") for shard in shard_names(self.source)]
+        found = [found[0] or self.sha256, *found[1:]] + [""] * len(names)
+        return tuple(found[: len(names)])
+
+    def digest_field(self, name: str) -> str:
+        """The field of the Model that has the digest of a file, as a message has it."""
+        return f"spec.fileSha256[{name!r:.120}]" if self.digests else "spec.sha256"
 
     @property
     def slot(self) -> str:
@@ -214,13 +229,13 @@ def _web(written: str, where: str) -> str:
 def _hub(repository: str, revision: str, path: str, where: str) -> str:
     plain = urllib.parse.unquote(path).strip("/")
     if plain:
-        _inside(plain, where)
+        inside(plain, where)
     revision = urllib.parse.quote(urllib.parse.unquote(revision or DEFAULT_REVISION), safe="")
     base = f"hf://{repository}@{revision}"
     return shard_names(f"{base}/{urllib.parse.quote(plain)}")[0] if plain else base
 
 
-def _inside(name: str, where: str) -> str:
+def inside(name: str, where: str) -> str:
     """The normalized relative path of a file below a directory. Raises Bad for one that leads out of it."""
     plain = posixpath.normpath(name)
     if name.startswith("/") or plain in (".", "..") or plain.startswith("../") or "\\" in name:
@@ -236,7 +251,7 @@ def beside(source: str, name: str, where: str) -> str:
     fields.address(name, where)
     if library_model(source):
         raise Bad("UnsupportedField", f"{where} has no meaning for a model of Ollama's library; remove it")
-    plain = _inside(name, where)
+    plain = inside(name, where)
     if source.startswith("/"):
         return posixpath.join(posixpath.dirname(source), plain)
     if parts := hub_parts(source):

@@ -31,6 +31,10 @@ def engine_key(namespace: str, name: str, ordinal: int) -> Key:
 
 DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
 """`Model.spec.format`s that mean a directory, not one file."""
+MODEL_REFUSED = "ModelSourceNotAllowed"
+"""Reason of a refusal: LLMKube's operator has rejected the Model. Its own agent uses the same word."""
+MODEL_FAILED = "ModelFailedInCluster"
+"""Reason of a warning: LLMKube's operator cannot obtain the Model's files, and this Mac can."""
 FIELD_IGNORED = "FieldIgnored"
 """Reason of a warning: fields without a meaning on a Mac were left out."""
 
@@ -87,6 +91,8 @@ class Model:
     """Source of the vision projector (`spec.mmproj`), "" without one."""
     artifact: Artifact = NOTHING
     """The artifact that `source` names."""
+    failed: str = ""
+    """Reason and message with which LLMKube's operator reports that it cannot obtain the files, "" if it does not."""
 
 
 class Role(str, Enum):
@@ -212,6 +218,7 @@ class Service:
         model, limit = self.model, self.model.limit
         said += [model.name, model.source, model.format, model.gpu_layers, model.sha256, limit.bytes, limit.fraction]
         files = ((each.artifact, each.role.value, each.gpu_layers) for each in self.companions)
+        said += [list(model.artifact.digests)] if model.artifact.digests else []
         said += [model.artifact.slot, *([artifact.slot, artifact.sha256, *more] for artifact, *more in files)]
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
         idle = f"/{self.options['idleTtlS']}" if "idleTtlS" in self.options else ""  # annotations have no generation
@@ -249,6 +256,11 @@ class Rejected:
     @property
     def key(self) -> Key:
         return engine_key(self.namespace, self.name, self.ordinal)
+
+    @property
+    def bars_start(self) -> bool:
+        """True if an engine that already runs must not be started again, not even from its last valid spec."""
+        return self.reason == MODEL_REFUSED
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,10 @@ class StateDir(StateHome):
     def note_path(self, program: str) -> Path:
         return self._files.path_of("runs", f"{program}.json")
 
+    def bar_path(self, program: str) -> Path:
+        """Path of the file whose presence keeps a program's launcher from starting the engine."""
+        return self._files.path_of("runs", f"{program}.bar")
+
     def specs_of(self, program: str) -> str:
         """Common prefix of the paths of a program's specs, in the form that launchers are given."""
         return f"{self.home}/specs/{program}"
@@ -189,7 +193,12 @@ class StateDir(StateHome):
         self._files.remove(self.spec_path(spec_file))
 
     def write_record(self, record: Record) -> bool:
-        """Write a record; False if the file held that already."""
+        """Write a record, with the bar of its program; False if the file held that already."""
+        bar = self.bar_path(record.program)
+        if record.barred:
+            self._files.write(bar, record.barred, str)
+        elif bar.exists():
+            self._files.remove(bar)
         return self._files.write(self.record_path(record.program), record, programs.text_of)
 
     def write_observed(self, observed: Observed) -> bool | None:
@@ -207,7 +216,7 @@ class StateDir(StateHome):
         """Remove all files of a program except its logs; its scratch becomes trash. Raises OSError."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.remove_section(program)
-        for path_of in (self.pending_path, self.note_path, self.attached_path):
+        for path_of in (self.pending_path, self.note_path, self.bar_path, self.attached_path):
             self._files.remove(path_of(program))
         for name in self.specs_on_file():
             if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:

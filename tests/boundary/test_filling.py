@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,11 @@ from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms
 from metal_supervisor.spec.limits import Amount
+from metal_supervisor.spec.model_resource import read_model
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, canonical
-from metal_supervisor.spec.types import ModelFile
+from metal_supervisor.spec.types import Model, ModelFile
 from tests.support.hub import Hub
+from tests.support.s3 import Server as Bucket
 from tests.support.system import eventually
 
 NEAR = Terms(SourcePolicy(private=("127.0.0.0/8", "localhost")))
@@ -433,6 +435,106 @@ def test_a_local_file_is_hashed_once_and_again_when_it_changes(
     path.write_bytes(MODEL)
     home.store.look_again([right])
     home.until(right, "Ready")
+
+
+# ── spec.fileSha256 ──────────────────────────────────────────────────────────────────────────────
+
+SHARDS = {f"m-0000{number}-of-00002.gguf": MODEL[:-number] for number in (1, 2)}
+MLX = {
+    "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}",
+    "model.safetensors": (2).to_bytes(8, "little") + b"{}" + random.Random(6).randbytes(1000),
+}
+
+
+@contextlib.contextmanager
+def ended(bucket: Bucket) -> Iterator[Bucket]:
+    try:
+        yield bucket
+    finally:
+        bucket.end()
+
+
+def with_digests(source: str, files: dict[str, bytes], wrong: str, **spec: Any) -> Model:
+    """A Model that names the digest of each file; that of `wrong` is another one."""
+    digests = {name: "a" * 64 if name == wrong else sha256(data) for name, data in files.items()}
+    written = {"source": source, "files": list(files), "fileSha256": digests, **spec}
+    return read_model({"metadata": {"namespace": "n", "name": "m"}, "spec": written})
+
+
+@pytest.fixture(params=["Hub", "URL", "S3", "local"])
+def origin(
+    request: pytest.FixtureRequest, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[str, bytes]], tuple[str, Keys]]]:
+    """Puts files at one kind of source; returns the source of the directory that has them, and its keys."""
+    with contextlib.ExitStack() as stack:
+
+        def put(files: dict[str, bytes]) -> tuple[str, Keys]:
+            if request.param == "local":
+                place = tmp_path / "put"
+                place.mkdir()
+                for name, data in files.items():
+                    (place / name).write_bytes(data)
+                return str(place), NO_KEYS
+            if request.param == "Hub":
+                server = stack.enter_context(Hub({"o/r": dict(files)}))
+                home.terms = replace(home.terms, hub=server.url)
+                home.restart()
+                return "hf://o/r", NO_KEYS
+            if request.param == "URL":
+                server = stack.enter_context(serving())
+                server.files = {f"/d/{name}": File(data) for name, data in files.items()}
+                return f"{server.url}/d/", NO_KEYS
+            bucket = stack.enter_context(ended(Bucket(tmp_path / "s3")))
+            bucket.put("models", "", b"")
+            for name, data in files.items():
+                bucket.put("models", f"d/{name}", data)
+            return "s3://models/d/", Keys(bucket.keys)
+
+        yield put
+
+
+@pytest.mark.parametrize("wrong", ["", *SHARDS])
+def test_each_shard_has_to_have_its_digest(home: Home, origin: Any, wrong: str) -> None:
+    source, keys = origin(SHARDS)
+    first = source if source.startswith("hf:") else f"{source.rstrip('/')}/{next(iter(SHARDS))}"
+    artifact = with_digests(first, SHARDS, wrong).artifact
+    if not wrong:
+        assert home.ready(artifact, keys).size_bytes == sum(map(len, SHARDS.values()))
+        return
+    home.failed(artifact, "ModelDigestMismatch", "a" * 64, keys)
+    home.restart()
+    home.failed(artifact, "ModelDigestMismatch", "a" * 64, keys)
+
+
+@pytest.mark.parametrize("wrong", ["", "config.json", "model.safetensors"])
+def test_each_file_of_a_directory_has_to_have_its_digest(home: Home, origin: Any, wrong: str) -> None:
+    source, keys = origin(MLX)
+    artifact = with_digests(source, MLX, wrong, format="mlx").artifact
+    if not wrong:
+        assert home.ready(artifact, keys).directory
+        return
+    home.failed(artifact, "ModelDigestMismatch", "a" * 64, keys)
+
+
+@pytest.mark.parametrize("wrong", ["", "mmproj.gguf"])
+def test_a_projector_has_to_have_its_digest(home: Home, origin: Any, wrong: str) -> None:
+    files = {"m.gguf": MODEL, "mmproj.gguf": MODEL[:-1]}
+    source, keys = origin(files)
+    place = source if source.startswith("hf:") else f"{source.rstrip('/')}/m.gguf"
+    model = with_digests(place, files, wrong, mmproj="mmproj.gguf")
+    projector = replace(model.artifact, source=model.projector, sha256="", quantization="")
+    home.ready(model.artifact, keys)
+    if wrong:
+        home.failed(projector, "ModelDigestMismatch", "a" * 64, keys)
+    else:
+        home.ready(projector, keys)
+
+
+def test_a_local_file_that_only_its_digest_names_is_missing(home: Home, tmp_path: Path) -> None:
+    for name, data in MLX.items():
+        (tmp_path / name).write_bytes(data)
+    artifact = with_digests(str(tmp_path), {**MLX, "more.safetensors": b"x"}, "", format="mlx").artifact
+    home.failed(artifact, "ModelFileMissing", "spec.fileSha256['more.safetensors']")
 
 
 # ── taken over ───────────────────────────────────────────────────────────────────────────────────

@@ -13,11 +13,11 @@ import pytest
 
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError
 from metal_supervisor.cluster.report import report
-from metal_supervisor.sidecar.statuses import Statuses, WantedStatus
+from metal_supervisor.sidecar.statuses import OPERATOR_WORDS, Statuses, WantedStatus
 from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.types import Endpoint, Standing
 from tests.support.macs import embedded_cluster
-from tests.support.operator_sim import WAITING
+from tests.support.operator_sim import KEPT, WAITING
 from tests.support.records import a_record
 from tests.support.system import ISVC, service
 
@@ -60,14 +60,33 @@ def mac(tmp_path: Path) -> Iterator[BesideOperator]:
     ("InvalidSpec", "spec.extraArgs[0] --host is not yours to set", "ExtraArgsRejected"),
     ("UnsupportedField", "spec.extraArgs[2] '--such' is not known to llama-server", "ExtraArgsRejected"),
     ("UnsupportedField", "spec.extraArgs is not for oMLX", "ExtraArgsRejected"),
-    ("ModelFileMissing", "spec.extraArgs[1]: /m/lora.gguf does not exist on this Mac", "ModelFileMissing"),
-    ("InvalidSpec", "spec.priority must be one of critical", "InvalidSpec"),
+    ("ServiceConflict", 'metadata.name: "a.b" and "a-b" both need the Service "a-b"', "EndpointNameConflict"),
+    ("Evicted", "memory was short", "InsufficientMemory"),
 ])  # fmt: skip
 def test_a_refusal_has_the_word_that_the_operator_knows(
     mac: BesideOperator, reason: str, message: str, word: str
 ) -> None:
     mac.write(Standing.FAILED, reason, message)
     assert mac.shown() == (word, message)
+
+
+def test_the_words_are_those_that_the_operator_keeps() -> None:
+    assert set(OPERATOR_WORDS.values()) == KEPT
+
+
+@pytest.mark.parametrize(("reason", "message"), [
+    ("ModelFileMissing", "spec.extraArgs[1]: /m/lora.gguf does not exist on this Mac"),
+    ("InvalidSpec", "spec.priority must be one of critical"),
+    ("UnsupportedRuntime", "spec.runtime is 'vllm'"),
+])  # fmt: skip
+def test_a_refusal_without_a_word_of_the_operators_is_left_to_metal_ready(
+    mac: BesideOperator, reason: str, message: str
+) -> None:
+    mac.operator_writes()
+    mac.write(Standing.FAILED, reason, message)
+    assert mac.shown() == ("WaitingForMetalAgent", WAITING), "the operator would overwrite it, again and again"
+    (told,) = mac.kube.request("GET", f"{ISVC}/tiny")["status"]["conditions"]
+    assert (told["reason"], told["message"]) == (reason, message)
 
 
 def test_the_progress_of_a_download_is_one_write(mac: BesideOperator) -> None:
@@ -77,7 +96,7 @@ def test_the_progress_of_a_download_is_one_write(mac: BesideOperator) -> None:
     assert mac.kube.requests == before + 1
     (told,) = mac.kube.request("GET", f"{ISVC}/tiny")["status"]["conditions"]
     assert (told["type"], told["message"]) == ("MetalReady", "1 GiB of 9 GiB")
-    assert mac.shown() == ("Downloading", "the condition MetalReady says how far it is")
+    assert mac.shown() == (None, None)
 
 
 def test_what_is_over_is_taken_back_at_once(mac: BesideOperator) -> None:

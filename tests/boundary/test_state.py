@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_supervisor.launch import bar
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Standing
@@ -151,6 +153,14 @@ def test_a_record_that_is_a_directory_or_a_dangling_link_does_not_hide_the_other
     good, bad = state.records()
     assert set(good) == {"default.good"}
     assert "default.dir" in bad
+
+
+def test_a_barred_record_leaves_a_bar_for_the_launcher_until_it_is_written_without(state: StateDir) -> None:
+    barred = replace(record(), barred="ModelSourceNotAllowed: rejected")
+    state.write_record(barred)
+    assert bar(str(state.note_path(barred.program))) == barred.barred
+    state.write_record(record())
+    assert bar(str(state.note_path(barred.program))) == ""
 
 
 def test_a_copy_of_a_record_under_another_name_is_not_a_second_service(state: StateDir) -> None:

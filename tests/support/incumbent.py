@@ -58,6 +58,21 @@ def slice_of_theirs(address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def ingress_of_theirs(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(Service, slice) by which an agent of 0.10 says where its TLS ingress is; the engine is on loopback."""
+    name, port = "tiny-agent", {"name": "https", "port": 9443, "protocol": "TCP"}
+    made, found = service_of_theirs(), slice_of_theirs(address)
+    made["metadata"]["name"] = found["metadata"]["name"] = name
+    made["spec"]["ports"] = [{**port, "port": 8443, "targetPort": 9443}]
+    found["metadata"]["labels"]["kubernetes.io/service-name"] = name
+    found["metadata"]["annotations"] |= {
+        "llmkube.ai/agent-version": "0.10.1", "llmkube.ai/agent-ingress-spki": "a" * 64,
+        "llmkube.ai/agent-engine-port": str(PORT),
+    }  # fmt: skip
+    found["ports"] = [port]
+    return made, found
+
+
 def endpoints_of_theirs(address: str) -> dict[str, Any]:
     """What old releases left besides."""
     subset = {"addresses": [{"ip": address}], "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}]}

@@ -35,11 +35,11 @@ OTHER_WORDS = frozenset({
     "ConfinementFailed", "Cellar", "Klear",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
-    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "Connection",
+    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "StartBarred", "InvalidFileSet", "Connection",
     "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
     "ExecCredential", "Config",
-    "Authorization", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
+    "Authorization", "Origin", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
     "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
     "BadAnswer", "MethodNotAllowed", "TooLarge", "Unreachable", "Untrusted", "All",
@@ -150,7 +150,10 @@ def refused_by(group: Group) -> Iterator[Record]:
 
 
 WARNINGS = "PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "MissingAfterRestore"
-IGNORED = "NameTaken", "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored"
+IGNORED = (
+    "NameTaken", "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored",
+    "ModelFailedInCluster",
+)  # fmt: skip
 ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 
 

@@ -213,6 +213,11 @@ CLEARER = {
     ".spec.source", ".spec.sha256", ".spec.hardware.memoryBudget", ".spec.hotCacheMaxSize", ".spec.pagedSSDCacheMaxSize"
 }  # fmt: skip
 """Fields whose mistakes are answered with an example; the schema of the field has a regular expression, or nothing."""
+NEWER = {
+    ".spec x-kubernetes-validations", ".spec.fileSha256", ".spec.files maxItems", ".spec.files[] maxLength",
+    ".spec.replicas maximum",
+}  # fmt: skip
+"""Differences that LLMKube's own schemas have by now, by 0.10; those next to this checkout are of 0.9.19."""
 CLEARER_BY = {"maxLength", "pattern", "x-kubernetes-validations"}
 
 
@@ -236,7 +241,8 @@ def test_the_schema_differs_from_the_fields_only_on_purpose(plural: str) -> None
     assert list(ours_columns) == list(theirs)
     assert different == ({"Reason"} if plural == "inferenceservices" else set())
     clearer = [each for each in differences(root(ours), root(field)) if each.split()[0] in CLEARER]
-    assert [each for each in differences(root(ours), root(field)) if each not in clearer] == []
+    found = [each for each in differences(root(ours), root(field)) if each not in clearer]
+    assert [each for each in found if each.partition(":")[0] not in NEWER] == []
     assert all(each.split()[1].rstrip(":") in CLEARER_BY for each in clearer), clearer
 
 

@@ -291,6 +291,27 @@ def test_a_revocation_ends_with_a_request_that_is_accepted() -> None:
     assert not refuse(rejected(), record, 700.0).revoked, "a bad edit of what was accepted interrupts nothing"
 
 
+# ── rejected by LLMKube's operator ───────────────────────────────────────────────────────────────
+
+
+def test_a_running_engine_of_a_rejected_model_is_left_running_and_its_next_start_is_barred() -> None:
+    before = running()
+    record = refuse(rejected(reason="ModelSourceNotAllowed"), before, 500.0)
+    assert (record.runs, record.spec_file) == (True, before.spec_file)
+    assert record.barred == "ModelSourceNotAllowed: spec.x is wrong"
+    assert record.warning is not None and record.warning[1].endswith("keeps running, and its next start is refused")
+
+
+def test_a_barred_service_fails_once_a_start_was_refused_and_stays_barred_until_its_model_is_accepted() -> None:
+    barred = refuse(rejected(reason="ModelSourceNotAllowed"), running(), 500.0)
+    failed = refuse(rejected(reason="ModelSourceNotAllowed"), barred, 600.0, start_refused=True)
+    assert (failed.verdict.standing, failed.verdict.reason) == (Standing.FAILED, "ModelSourceNotAllowed")
+    assert failed.spec_file is None and failed.barred, "supervisord may try again before its section is gone"
+    assert refuse(rejected(reason="ModelSourceNotAllowed"), None, 500.0).barred, "one that never ran, too"
+    assert not accept(SERVICE, failed, outlook(), 700.0).barred
+    assert not refuse(rejected(), barred, 700.0).barred, "another refusal bars no start"
+
+
 @pytest.mark.parametrize("reason", ["Deleting", "NotMetal", "ServiceConflict"])
 def test_a_refusal_that_means_it_takes_the_engine_down_and_keeps_the_port(reason: str) -> None:
     record = refuse(rejected(False, reason), running(), 500.0)

@@ -38,6 +38,7 @@ CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 BESIDE = [REPOSITORY / name for name in ("CHANGELOG.md", "SECURITY.md")]
 DOCS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOREIGN = {
+    "--model-attestation",
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
     "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
     "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",

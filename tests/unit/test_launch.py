@@ -396,6 +396,29 @@ def test_a_revoked_spec_is_78_and_its_note_tells_the_reason(place: Place) -> Non
     assert (noted.refused, noted.refused_message, noted.spec_file, noted.pid) == (launch.REVOKED, why, SPEC, 0)
 
 
+def test_a_barred_program_is_78_and_its_note_has_the_reason_until_the_bar_is_removed(place: Place) -> None:
+    place.note.parent.mkdir(exist_ok=True)
+    bar, why = place.note.with_suffix(".bar"), "ModelSourceNotAllowed: rejected"
+    bar.write_text(why)
+    code, output, errors, _ = place.run(place.spec(*ENGINE))
+    assert (code, output) == (78, b"") and f"not started: {why}" in errors
+    noted = read_run(place.note.read_text())
+    assert (noted.refused, noted.refused_message, noted.pid) == (launch.BARRED, why, 0)
+    bar.unlink()
+    assert place.run(place.spec(*ENGINE))[0] == 0
+
+
+@pytest.mark.parametrize("damage", ["empty", "a directory", "not text"])
+def test_a_bar_that_cannot_be_read_is_a_bar_too(place: Place, damage: str) -> None:
+    place.note.parent.mkdir(exist_ok=True)
+    bar = place.note.with_suffix(".bar")
+    if damage == "a directory":
+        bar.mkdir()
+    else:
+        bar.write_bytes(b"" if damage == "empty" else b"\xff")
+    assert place.run(place.spec(*ENGINE))[0] == 78
+
+
 def test_a_spec_without_a_policy_is_not_started(place: Place) -> None:
     code, output, errors, _ = place.run(place.spec(*ENGINE, confinement=None))
     assert (code, output) == (launch.EXIT_UNCONFINED, b"") and "cannot be confined: its spec has no policy" in errors

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from metal_supervisor.cluster.manifests import (
     HEARTBEAT,
+    agent_name,
     event_object,
     human_size,
+    is_relayed,
     model_status,
     own_status,
     service_object,
@@ -332,3 +334,36 @@ def test_no_source_is_too_odd_for_a_cache_key(source: str) -> None:
 )
 def test_sizes_are_written_as_llmkube_writes_them(size: int, expected: str) -> None:
     assert human_size(size) == expected
+
+
+RELAY = {"app": "tiny-relay", "inference.llmkube.dev/metal-relay": "true"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "owner", "expected"),
+    [
+        (RELAY, {}, True),
+        (None, {}, True),
+        ({}, {}, True),
+        ({**RELAY, "app": "other-relay"}, {}, False),
+        ({**RELAY, "tier": "x"}, {}, False),
+        ({"app": "tiny-relay"}, {}, False),
+        ({"app": "tiny"}, {}, False),
+        (RELAY, {"uid": "another"}, False),
+        (RELAY, {"controller": False}, False),
+        (None, {"uid": "another"}, False),
+    ],
+    ids=str,
+)
+def test_a_service_is_the_relays_by_its_selector_and_its_owner(
+    selector: dict[str, str] | None, owner: dict[str, Any], expected: bool
+) -> None:
+    record = a_record()
+    owners = [{"uid": record.uid, "controller": True, **owner}]
+    found = {"metadata": {"name": "tiny", "ownerReferences": owners}, "spec": {"selector": selector}}
+    assert is_relayed(found, record) is expected
+
+
+def test_a_mac_called_agent_has_no_slice_of_the_name_of_llmkubes_agent() -> None:
+    names = {slice_name("tiny", "agent", ordinal) for ordinal in (0, 1, 2)}
+    assert agent_name("tiny") not in names and len(names) == 3

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from metal_supervisor.spec.misspelled import ANNOTATIONS, DOMAIN, MODEL, SERVICE, misspelled
@@ -12,13 +9,12 @@ from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOT
 from metal_supervisor.spec.resources import ALIASES_ANNOTATION, RUNTIME_ANNOTATION
 from tests.support.mistakes import MISTAKES
 from tests.support.pages import mistakes_page
-
-LEAVES = Path(__file__).resolve().parents[1] / "support" / "pages" / "fields_leaves.txt"
+from tests.support.pages.fields_leaves import listed, top
 
 
 @pytest.mark.parametrize(("kind", "known"), [("Model", MODEL), ("InferenceService", SERVICE)])
 def test_the_known_fields_are_those_of_the_schemas(kind: str, known: frozenset[str]) -> None:
-    assert set(re.findall(rf"(?m)^{kind} spec\.(\w+)", LEAVES.read_text())) == known
+    assert {top(leaf.path) for leaf in listed(kind)} == known
 
 
 def test_the_known_annotations_are_those_that_are_read() -> None:

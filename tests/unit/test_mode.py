@@ -12,6 +12,7 @@ from metal_supervisor.cluster.status_mode import (
     UNDECIDED_S,
     OperatorEvidence,
     look,
+    operator_failure,
     operator_present,
     operator_wrote,
     silence,
@@ -19,6 +20,7 @@ from metal_supervisor.cluster.status_mode import (
 
 WROTE_AT = "2026-11-21T11:59:58Z"
 NOON = 1795262400.0  # 2026-11-21T12:00:00Z
+DEGRADED = {"type": "Degraded", "reason": "R", "message": "m"}
 
 
 def item(time: str = "", uid: str = "a") -> dict[str, Any]:
@@ -51,6 +53,26 @@ def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_call
 )
 def test_what_we_or_people_write_is_no_trace_of_the_operator(other: dict[str, Any]) -> None:
     assert operator_wrote([entry(**other)], WROTE_AT) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "wrote", "expected"),
+    [
+        ({"phase": "Failed", "conditions": [DEGRADED]}, WROTE_AT, ("R", "m")),
+        ({"phase": "Failed"}, WROTE_AT, ("", "")),
+        ({"phase": "Failed", "conditions": [{"type": "Degraded", "reason": 5}, 7]}, WROTE_AT, ("5", "")),
+        ({"phase": "Failed", "conditions": [{"type": "Degraded", "reason": "R"}]}, "", None),
+        ({"phase": "Ready", "conditions": [{"type": "Degraded", "reason": "R"}]}, WROTE_AT, None),
+        (None, WROTE_AT, None),
+        ([], WROTE_AT, None),
+    ],
+    ids=str,
+)
+def test_a_failure_of_a_model_is_the_operators_if_it_wrote_last(
+    status: object, wrote: str, expected: tuple[str, str] | None
+) -> None:
+    found = operator_failure({"metadata": {"operatorWrote": wrote}, "status": status})
+    assert (found and (found["reason"], found["message"])) == expected
 
 
 @pytest.mark.parametrize("updated", [None, "", 5, {}, "2026-11-21T11:59:59+00:00"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_decide import running
-from test_resources import model, refused, service
+from test_resources import accepted, model, refused, service
 
 from metal_supervisor.controller.controller_status import ModelFiles
 from metal_supervisor.models.metadata import Reading
@@ -57,6 +57,52 @@ def test_a_model_that_its_services_refuse_says_why_in_the_same_words(spec: dict[
     found, by_service = told(written), refused(service(), written)
     assert (found.phase, found.reason) == ("Failed", by_service.reason)
     assert by_service.message == f'Model "tiny": {found.message}'
+
+
+@pytest.mark.parametrize("reason", ["ModelAttestationRejected", "SourceNotAllowed", "AReasonOfTomorrow", ""])
+def test_a_model_that_the_operator_rejected_is_refused_with_its_services(reason: str) -> None:
+    written = model(source="https://example.com/x.gguf")
+    written["metadata"]["operatorFailed"] = {"reason": reason, "message": "unsigned"}
+    found, by_service = told(written), refused(service(), written)
+    assert (found.phase, found.reason) == ("Failed", "ModelSourceNotAllowed") and "unsigned" in found.message
+    assert (by_service.reason, by_service.message) == (found.reason, f'Model "tiny": {found.message}')
+    draft = model("draft", source="/d.gguf")
+    draft["metadata"]["operatorFailed"] = written["metadata"]["operatorFailed"]
+    resource = service(speculativeDecoding={"type": "draft", "draftModelRef": "draft"})
+    if reason != "SourceNotAllowed":
+        assert "draftModelRef" in refused(resource, model(), draft).message
+
+
+@pytest.mark.parametrize("reason", ["SourceNotAllowed", "DownloadFailed", "InvalidFileSet"])
+def test_a_model_that_only_the_operator_cannot_obtain_is_served_with_a_warning(reason: str) -> None:
+    written = model()
+    written["metadata"]["operatorFailed"] = {"reason": reason, "message": "not here"}
+    ((word, text),) = accepted(service(), written).not_granted
+    assert word == "ModelFailedInCluster" and f"{reason}: not here" in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"files": ["m.gguf"], "fileSha256": {"other.gguf": "a" * 64}}, "'other.gguf'] is neither in spec.files"),
+        ({"files": ["m.gguf"], "fileSha256": {"m.gguf": "a" * 63}}, "'m.gguf'] must be 64 hexadecimal digits"),
+        ({"files": ["m.gguf"], "fileSha256": {"m.gguf": 5}}, "'m.gguf'] must be 64 hexadecimal digits"),
+        ({"files": ["m.gguf"], "fileSha256": ["a"]}, "spec.fileSha256 must be an object"),
+        ({"files": ["../m.gguf"], "fileSha256": {"../m.gguf": "a" * 64}}, "not '../m.gguf'"),
+        ({"format": "mlx", "files": ["../x"], "source": "/mlx"}, "not '../x'"),
+    ],
+    ids=str,
+)
+def test_a_digest_of_a_file_that_cannot_be_checked_is_refused_by_name(spec: dict[str, Any], message: str) -> None:
+    assert message in refused(service(), model(**{"source": "hf://o/r", **spec})).message
+
+
+def test_digests_are_part_of_the_request_and_only_where_there_are_some() -> None:
+    plain, digests = {"source": "hf://o/r", "files": ["m.gguf"]}, {"m.gguf": "A" * 64}
+    asked = [accepted(service(), model(**spec)).asked for spec in (plain, {**plain, "fileSha256": {}})]
+    assert asked[0] == asked[1] != accepted(service(), model(**plain, fileSha256=digests)).asked
+    found = accepted(service(), model(**plain, fileSha256=digests)).model.artifact
+    assert found.expected(("m.gguf",)) == ("a" * 64,)
 
 
 def test_a_model_is_used_by_services_of_its_own_namespace() -> None:

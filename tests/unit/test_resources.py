@@ -86,6 +86,16 @@ def refused(resource: Json, *models: Json, policy: Policy = POLICY) -> Rejected:
     return result
 
 
+def test_fields_of_pods_that_llmkube_added_are_named_as_ignored() -> None:
+    spec = {"attestation": {"configMapKeyRef": {"name": "a"}}, "prefetchNodeSelector": {"a": "b"}}
+    named = accepted(service(multiNode={"members": []}), model(**spec)).ignored
+    assert [each.partition(" (")[0] for each in named] == [
+        "spec.multiNode", 'Model "tiny" spec.attestation', 'Model "tiny" spec.prefetchNodeSelector'
+    ]  # fmt: skip
+    assert "--model-attestation" in named[1], "what is relied on"
+    assert accepted(service(multiNode={}), model(attestation=None)).ignored == ()
+
+
 # ── it never raises ──────────────────────────────────────────────────────────────────────────────
 
 

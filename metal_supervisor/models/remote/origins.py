@@ -50,7 +50,7 @@ def _on_web(artifact: Artifact, keys: Mapping[str, str], client: web.Client) -> 
     else:
         names = shard_names(urllib.parse.unquote(last))
     token = keys.get("HF_TOKEN", "").strip()
-    if token or not artifact.sha256 or len(names) > 1:
+    if token or not all(artifact.expected(names)):
         client.check_plain(artifact.source, token=bool(token))
     secret = web.bearer(token)
     pieces = []

@@ -21,6 +21,22 @@ OWN = ROOT / "conf" / "crds"
 LIST = Path(__file__).with_suffix(".txt")
 KINDS = {"Model": "models", "InferenceService": "inferenceservices"}
 """Kind -> plural."""
+NEWER = (
+    "Model spec.fileSha256.* string",
+    "Model spec.attestation.configMapKeyRef.name string",
+    "Model spec.attestation.configMapKeyRef.key string",
+    "Model spec.prefetchNodeSelector.* string",
+    "InferenceService spec.multiNode.members[].node string",
+    "InferenceService spec.multiNode.members[].fabric.address string",
+    "InferenceService spec.multiNode.members[].fabric.socketInterface string",
+    "InferenceService spec.multiNode.members[].fabric.ibHCA string",
+    "InferenceService spec.multiNode.members[].modelCache.claimName string",
+    "InferenceService spec.multiNode.rdmaResource string",
+    "InferenceService spec.multiNode.ibGIDIndex integer",
+    "InferenceService spec.multiNode.rendezvousPort integer",
+    "InferenceService spec.vllmConfig.pipelineParallelSize integer",
+)
+"""Fields that LLMKube has added since, as the list has them: from the Go types of 0.9.24 to 0.10.1."""
 HEAD = "# kind, field, type, and its values if they are told, of LLMKube's schemas; written by fields_leaves.py\n"
 
 
@@ -62,7 +78,8 @@ def own(kind: str) -> list[Leaf]:
 
 def listed(kind: str) -> list[Leaf]:
     """What the field's definition describes, by the list."""
-    rows = [line.split(" ") for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    lines = [*LIST.read_text().splitlines(), *NEWER]
+    rows = [line.split(" ") for line in lines if not line.startswith("#")]
     return [Leaf(path, what, tuple(values)) for of, path, what, *values in rows if of == kind]
 
 

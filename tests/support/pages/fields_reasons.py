@@ -17,6 +17,7 @@ CHARGED = "it is of pods; memory is charged by the model's own header, see docs/
 ELSEWHERE = "it is of an engine that runs in the cluster only, whose spec.runtime is refused"
 
 WHOLE = "MLX has the whole model on the GPU, whatever the number"
+IN_PLACE = "a directory of the Mac is used whole; its files are listed for spec.fileSha256"
 
 MLX_RUNTIMES = ("mlx-server", "omlx", "vllm-swift")
 OF_GPUS = (
@@ -30,8 +31,11 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys((f"spec.quantization with {name}" for name in MLX_RUNTIMES), "it tells GGUF files apart"),
         **dict.fromkeys((f"spec.hardware.gpu.{name}" for name in OF_GPUS), GPU),
         **dict.fromkeys((f"spec.hardware.gpu.layers with {name}" for name in MLX_RUNTIMES), WHOLE),
+        **dict.fromkeys((f"spec.files with {name}" for name in MLX_RUNTIMES), IN_PLACE),
         "spec.prefetch": "LLMKube's operator fetches ahead with Jobs; a Mac fetches what its services need",
         "spec.prefetchTolerations": "it is of those Jobs",
+        "spec.prefetchNodeSelector": "it is of those Jobs",
+        "spec.attestation": "LLMKube's operator verifies it; a Model that it rejects is not started",
         "spec.resources": CHARGED,
     },
     "InferenceService": {
@@ -58,6 +62,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "spec.disruption": "it is of a PodDisruptionBudget; spec.evictionProtection is what counts on a Mac",
         "spec.maxPodLifetimeSeconds": AGE,
         "spec.maxPodLifetimeIdleTimeoutSeconds": AGE,
+        "spec.multiNode": "it starts pods of the runtime vllm on named nodes, and a Mac is no node",
         "spec.personaPlexConfig": ELSEWHERE,
         "spec.vllmConfig": ELSEWHERE,
         "spec.tgiConfig": ELSEWHERE,

@@ -32,6 +32,9 @@ MLX_CONFIG: Mapping[str, int | str] = {
 }  # fmt: skip
 """config.json of the directory that MLX runtimes are tried with."""
 
+MAP_KEY = "base.gguf"
+"""Any name of a map: of a label, or of a file."""
+
 SCALARS: Mapping[str, tuple[Any, ...]] = {
     "string": ("example",),
     "integer": (3,),
@@ -46,12 +49,14 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Model": {
         "spec.source": (
             "/models/example.gguf", "https://ollama.com/library/example:8b", "hf://example/example", "pvc://example/m",
+            "oci://example/m",
         ),
         "spec.quantization": ("Q4_K_M",),
         "spec.sourceSecretRef.name": ("keys",),
         "spec.files[]": ("base-00002-of-00002.gguf", "example.gguf"),
         "spec.mmproj": ("mmproj-example.gguf",),
         "spec.sha256": ("0123456789abcdef" * 4,),
+        "spec.fileSha256.*": ("0123456789abcdef" * 4,),
         "spec.hardware.gpu.layers": (20,),
         "spec.hardware.memoryBudget": ("8Gi",),
     },
@@ -93,6 +98,7 @@ DRAFTS, CACHE = {"spec.speculativeDecoding.type": "draft-mtp"}, {"spec.pagedSSDC
 HUB = {"spec.source": "hf://example/example"}
 BESIDE: Mapping[str, Mapping[str, Any]] = {
     "spec.sourceSecretRef": HUB,
+    "spec.fileSha256": {"spec.source": f"/models/{MAP_KEY}", "spec.files": [MAP_KEY]},
     "spec.quantization": HUB,
     "spec.endpoint.nodePort": {"spec.endpoint.type": "NodePort"},
     "spec.ropeScaling.factor": {"spec.ropeScaling.type": "yarn"},

@@ -33,6 +33,7 @@ from tests.support.pages.fields_samples import (
     DRAFT,
     FLAGS,
     HELD,
+    MAP_KEY,
     MLX_CONFIG,
     NEEDS,
     NEUTRAL,
@@ -122,7 +123,7 @@ def steps(path: str) -> list[str | int]:
     """What leads to a field: names, and 0 for the first item of a list."""
     found: list[str | int] = []
     for step in path.split("."):
-        found.append("example.com/label" if step == "*" else step.removesuffix("[]"))
+        found.append(MAP_KEY if step == "*" else step.removesuffix("[]"))
         if step.endswith("[]"):
             found.append(0)
     return found
@@ -200,7 +201,7 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     facts = {
         **dict(environment(engine)),
         "fetched": repr((artifact.source, artifact.directory, artifact.files, artifact.quantization)),
-        "digest": artifact.sha256,
+        "digest": repr((artifact.sha256, artifact.digests)),
         "opened": repr(artifact.secret),
         **dict(flat("probe", engine.probe)),
         **dict(flat("Service", service_object(record, service.endpoint))),
