@@ -66,7 +66,7 @@ def resolve(settings: Settings, typed: str, context: int | None = None) -> Serve
 
 def named(typed: str) -> ServedModel:
     """The model that a user named, without a question to the Hub: of its repositories, `format` is "". Raises Bad."""
-    fields.address(typed, "SOURCE")
+    fields.text(typed, "SOURCE")
     if not typed.strip():  # as a path it would be the current directory
         raise Bad("InvalidModel", "SOURCE is empty; name a file, a repository, a URL or a shipped example")
     if typed.startswith("~") and (problem := checks.path(typed)):
