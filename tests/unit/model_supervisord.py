@@ -554,9 +554,9 @@ class Brain(Controller):
         self.applier = Applier(self.state, self.supervisord, SETTINGS)
         self.prerequisites: Any = Lookout(mac)
         self.memory = Purse(mac)
-        self.controller_status: Any = SimpleNamespace(
-            quarantined=lambda *_: None
-        )
+        self.controller_status: Any = SimpleNamespace(quarantined=lambda *_: None, tell=lambda *_: None)
+        self._trash: Any = SimpleNamespace(problem="", wake=lambda: None)
+        self._problems = {}
         self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)

@@ -69,7 +69,7 @@ def test_the_status_of_a_serving_service_is_complete() -> None:
     }
     for each in body["conditions"]:
         assert (each["observedGeneration"], each["lastTransitionTime"]) == (4, T1)
-        assert REASON.fullmatch(each["reason"]) and each["status"] in ("True", "False")
+        assert REASON.fullmatch(each["reason"]) and each["status"] in ("True", "False", "Unknown")
 
 
 def test_without_a_cluster_the_endpoint_is_the_engines_own_from_the_first_ready_on() -> None:
