@@ -1047,14 +1047,17 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return dict(json.loads(text))
 
     own = SimpleNamespace(
-        getpid=lambda: RUNNING[-1][1].pid, chdir=lambda _: None, execve=replaced, path=os.path, environ={}
-    )
+        getpid=lambda: RUNNING[-1][1].pid, getsid=lambda _: 0, chdir=lambda _: None, execve=replaced, path=os.path,
+        environ={},
+    )  # fmt: skip
     patch.setattr(launch, "os", own)
     patch.setattr(launch, "start_time", start_time)
     patch.setattr(launch, "read_spec", read_spec)
     patch.setattr(launch, "read_note", lambda path: CURRENT[-1].files.notes.get(program_of(path), {}))
     patch.setattr(launch, "write_note", lambda path, note: CURRENT[-1].files.write_note(program_of(path), note))
     patch.setattr(launch, "confinement", lambda *_: lambda: None)
+    patch.setattr(launch, "identity", lambda _: [1, 1])  # of the one state directory
+    patch.setattr(launch, "bar", lambda _: "")
     patch.setattr(launch, "enter", lambda *_: None)  # the file system is not part of this
     patch.setattr(launch, "sweep_group", lambda *_: [])
     patch.setattr(launch, "kill_engine", lambda pid, _: kill(pid, signal.SIGKILL))
