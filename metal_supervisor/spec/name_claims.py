@@ -1,8 +1,8 @@
 """Which service of several namespaces answers to a name at the gateway, so that no prompt reaches another tenant.
 
-A name with a namespace in it belongs to that namespace. Any other one belongs to the oldest service that asks for it;
-a newer one of another namespace loses it until it is edited, even if the oldest is deleted meanwhile: a client that
-still uses the name gets an error, not another tenant's model.
+A name with a namespace in it belongs to that namespace. Any other one belongs to the service that holds it, at first
+the oldest; one of another namespace loses it until it is edited, even if the holder is deleted meanwhile: a client
+that still uses the name gets an error, not another tenant's model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ def lost_names(
         for each in records
         if each.lost_names
     }
-    kept, holders = dict[Key, frozenset[str]](), dict[str, tuple[bool, str, str, str]]()
+    held = {
+        (name, each.uid) for each in records for name in (each.name, *each.aliases) if name not in each.lost_names
+    }
+    kept, holders = dict[Key, frozenset[str]](), dict[str, tuple[bool, bool, str, str, str]]()
     for each in services:
         owner, aliases = (each.namespace, each.name), _aliases(each)
         kept[owner] = before.get((owner, each.uid, each.generation, aliases), frozenset())
         claims = [(f"{each.namespace}.{each.name}", False), *((name, True) for name in (each.name, *aliases))]
         for name, short in claims:
             if name not in kept[owner]:
-                claim = short, each.created, each.uid, each.namespace
+                claim = short, (name, each.uid) not in held, each.created, each.uid, each.namespace
                 holders[name] = min(claim, holders.get(name, claim))
     found = {}
     for each in services:

@@ -100,6 +100,13 @@ def test_a_name_is_nobodys_once_its_oldest_holder_is_deleted(mac: Mac, name: str
     assert mac.meant(name) == ("" if "/" in name else "evil/tiny"), "edited: its owner wants the name"
 
 
+def test_an_older_service_that_wants_a_name_later_does_not_take_it_from_its_holder(mac: Mac) -> None:
+    mac.apply("evil", "older")
+    mac.apply("team", "tiny")
+    mac.apply("evil", "older", "tiny", generation=2)
+    assert mac.meant("tiny") == "team/tiny"
+
+
 def test_an_alias_with_a_namespace_in_it_never_answers_for_that_namespace(mac: Mac) -> None:
     mac.apply("evil", "bait", "default/victim", "Qwen/Qwen3-8B")
     assert mac.meant("default/victim") == ""
