@@ -11,7 +11,8 @@ from metal_supervisor.gateway.access import AccessKey
 from metal_supervisor.gateway.errors import GatewayError
 from metal_supervisor.gateway.routing import Backend, ServiceTable, listing
 from metal_supervisor.spec.name_claims import lost_names
-from metal_supervisor.spec.types import Key
+from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Key, Rejected, Service
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.records import a_record
 from tests.support.system import ISVC, eventually, service
@@ -24,7 +25,8 @@ class Mac:
     """The services of a Mac, pass by pass, as the controller decides and the gateway reads."""
 
     def __init__(self) -> None:
-        self._services, self._records = dict[Key, object](), {}
+        self._services = dict[Key, Service | Rejected]()
+        self._records = dict[Key, Record]()
 
     def apply(self, namespace: str, name: str, *aliases: str, generation: int = 1) -> None:
         """Creates a service, later than those before it, or edits it."""
@@ -37,6 +39,14 @@ class Mac:
         )  # fmt: skip
         self.one_pass()
 
+    def reject(self, namespace: str, name: str) -> None:
+        """Has a service rejected, as while its Model is missing."""
+        found = self._services[namespace, name]
+        self._services[namespace, name] = Rejected(
+            namespace, name, found.uid, found.generation, "m", "ModelNotFound", "", created=found.created
+        )
+        self.one_pass()
+
     def delete(self, namespace: str, name: str) -> None:
         del self._services[namespace, name], self._records[namespace, name]
         self.one_pass()
@@ -46,8 +56,8 @@ class Mac:
         lost = lost_names(list(self._services.values()), list(self._records.values()))
         self._records = {
             key: a_record(
-                each.name, each.namespace, uid=each.uid, generation=each.generation, aliases=each.aliases,
-                lost_names=lost.get(key, ()),
+                each.name, each.namespace, uid=each.uid, generation=each.generation,
+                aliases=each.aliases if isinstance(each, Service) else (), lost_names=lost.get(key, ()),
             )
             for key, each in self._services.items()
         }  # fmt: skip
@@ -100,6 +110,13 @@ def test_a_name_is_nobodys_once_its_oldest_holder_is_deleted(mac: Mac, name: str
     assert mac.meant(name) == ("" if "/" in name else "evil/tiny"), "edited: its owner wants the name"
 
 
+def test_an_older_service_that_wants_a_name_later_does_not_take_it_from_its_holder(mac: Mac) -> None:
+    mac.apply("evil", "older")
+    mac.apply("team", "tiny")
+    mac.apply("evil", "older", "tiny", generation=2)
+    assert mac.meant("tiny") == "team/tiny"
+
+
 def test_an_alias_with_a_namespace_in_it_never_answers_for_that_namespace(mac: Mac) -> None:
     mac.apply("evil", "bait", "default/victim", "Qwen/Qwen3-8B")
     assert mac.meant("default/victim") == ""
@@ -114,6 +131,15 @@ def test_an_owner_that_is_applied_again_has_its_name_before_one_that_lost_it(mac
     mac.delete("default", "tiny")
     mac.apply("default", "tiny")
     assert mac.meant("tiny") == "default/tiny"
+
+
+def test_a_service_that_is_rejected_for_a_while_gets_no_name_by_it(mac: Mac) -> None:
+    mac.apply("default", "tiny")
+    mac.apply("evil", "bait", "tiny")
+    mac.reject("evil", "bait")
+    mac.delete("default", "tiny")
+    mac.apply("evil", "bait", "tiny")
+    assert mac.meant("tiny") == ""
 
 
 def test_a_key_of_one_namespace_finds_that_namespaces_service_first(mac: Mac) -> None:

@@ -432,6 +432,17 @@ def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
     assert "--ports 18100-18101" in warning[1]
 
 
+@pytest.mark.parametrize(("held", "says"), [
+    ({"port": 18101}, "belongs to default.other already"), ({"namespace": "team", "port": 18101}, "is taken"),
+    ({"namespace": "team", "front_port": 18101}, "is taken"), ({"namespace": "", "port": 18101}, "is taken"),
+])  # fmt: skip
+def test_a_port_conflict_names_no_service_of_another_namespace(tmp_path: Path, held: Any, says: str) -> None:
+    choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))
+    ports = Ports([replace(running(), name="other", **held)])
+    port, problem = choice.of(replace(SERVICE, container_port=18101), None, ports, {})
+    assert (port, problem) == (None, ("PortInUse", f"spec.containerPort 18101 {says}; choose another"))
+
+
 def test_an_engine_that_moves_leaves_its_port_and_a_daemon_shares_its_own() -> None:
     ports = Ports([running(), replace(running(), name="shares")])
     ports.hold(replace(running(), port=18102))

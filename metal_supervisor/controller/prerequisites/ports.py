@@ -87,8 +87,8 @@ class PortChoice:
         wanted = service.container_port if service.container_port in allowed else None
         holder = None if wanted is None else ports.holder(wanted, service.key)
         if holder is not None:
-            other = ".".join(holder)
-            return None, (PORT_IN_USE, f"spec.containerPort {wanted} belongs to {other} already; choose another")
+            known = f"belongs to {'.'.join(holder)} already" if holder[0] == service.namespace else "is taken"
+            return None, (PORT_IN_USE, f"spec.containerPort {wanted} {known}; choose another")
         reserved = self._settings.own_ports
         if wanted in reserved:
             own = "--port, --gateway, --metrics-listen"
