@@ -584,20 +584,19 @@ def main(path: str) -> int:
         refuse(run, {**idle, **passed}, "PortInUse", text, text)
         return EXIT_NOT_NOW
     try:
+        enter(str(spec["cwd"]), path)  # first: a policy is for the directories that there are by then
         restrict = confinement(spec.get("confinement"))
-    except Unconfined as error:
-        text = f"it cannot be confined: {error}"
-        refuse(run, idle, UNCONFINED, text, f"not started: {text}")
-        return EXIT_UNCONFINED
-    me = {"starts": [*starts, now][-20:], "confined": bool(spec.get("confinement"))}
-    me["session"] = os.getsid(0) if me["confined"] and sys.platform != "darwin" else 0
-    write_note(run, {**idle, **this_process(state), **me, "refused": "", "refused_message": ""})
-    try:
-        enter(str(spec["cwd"]), path)
+        me = {"starts": [*starts, now][-20:], "confined": bool(spec.get("confinement"))}
+        me["session"] = os.getsid(0) if me["confined"] and sys.platform != "darwin" else 0
+        write_note(run, {**idle, **this_process(state), **me, "refused": "", "refused_message": ""})
         # SIGPIPE stays ignored, as inherited: an engine whose supervisord is killed must survive its next log line.
         whole = environment(spec["env"], dict(os.environ), path)  # type: ignore[arg-type]
         restrict()
         os.execve(argv[0], argv, whole)
+    except Unconfined as error:
+        text = f"it cannot be confined: {error}"
+        refuse(run, idle, UNCONFINED, text, f"not started: {text}")
+        return EXIT_UNCONFINED
     except (OSError, ValueError, RuntimeError) as error:
         say(f"cannot start {argv[0]!r}: {error}")
         return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXEC

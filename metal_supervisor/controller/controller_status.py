@@ -166,9 +166,10 @@ class ControllerStatus:
             "slots": list(slots),
             "reasons": reasons or {},
         }
+        newest = next((each.history.newest for each in watches), "")
         counted = {
             "at": snapshot.now,
-            "cluster": {**body["cluster"], "requests": self._kube.requests, "newest": watches[0].history.newest},
+            "cluster": {**body["cluster"], "requests": self._kube.requests, "newest": newest},
             "passes": self._passes.as_json(),
         }
         if body == self._told and time.monotonic() < self._due_at:

@@ -1296,7 +1296,7 @@ def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(24, "Too many open files")
 
     cluster.request = lambda *_: {"metadata": {"name": "tiny", "uid": "u", "labels": {
-        "app.kubernetes.io/managed-by": "metal-supervisor"}}, "items": []}
+        "app.kubernetes.io/managed-by": "metal-supervisor"}}, "spec": {}, "items": []}
     with monkeypatch.context() as patched:
         patched.setattr(publisher_module.machine, "own_addresses", unreadable)
         registrar._one_pass()

@@ -19,7 +19,7 @@ from metal_supervisor.state.directory import SESSION_FILE, StateDir
 class NoKube:
     """A cluster that nobody asks: what is watched is put in by the test."""
 
-    kicks, clock_offset_s = 0, 0.0
+    kicks, clock_offset_s, server_name = 0, 0.0, "https://none.invalid"
 
     def when_kicked(self, action: Any) -> None:
         pass

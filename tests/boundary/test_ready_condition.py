@@ -205,7 +205,7 @@ def test_what_an_operator_that_is_gone_left_in_a_status_goes(cluster: Cluster) -
     assert not {"schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor"} & status.keys()
     shown = {each["type"]: each["status"] for each in status["conditions"]}
     assert shown == {
-        "Available": "True", "Confined": "False", "MetalReady": "True", "Ready": "False",
+        "Available": "True", "Confined": "Unknown", "MetalReady": "True", "Ready": "False",
         "SLODataSourceAvailable": "False", "Suspended": "False",
     }  # fmt: skip
     before = cluster.kube.requests

@@ -29,7 +29,8 @@ class Hands:
 class Cluster:
     """A Kube as far as it is asked here."""
 
-    server, peer = "https://192.0.2.1:6443", None
+    server = first_hop = "https://192.0.2.1:6443"
+    peer = None
     kicks = 0
 
     def kick(self) -> None:
