@@ -8,6 +8,7 @@ it must list again. Objects in the store are never modified in place, so readers
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import threading
 import time
@@ -27,6 +28,9 @@ Name: TypeAlias = tuple[str, str]
 
 HISTORY_CHANGES = 1000
 """Changes remembered per kind."""
+
+_GAP = 10**9
+"""Most versions left out at a start. How many is drawn by lot, so that two histories from one copy have none alike."""
 
 _LOCK_WAIT_S = 1.0
 """Time that a new server waits for a dying one to release the file."""
@@ -72,7 +76,9 @@ class ObjectStore:
         self._written_s: dict[tuple[str, Name], float] = {}
         self._history: dict[str, deque[StoredChange]] = {}
         self._floor = 1
-        """Version of the start, before which there is no history."""
+        """Latest version before the start, before which there is no history."""
+        self._first = 2
+        """Version of the first write after it; there is none between the two."""
         self._conditions: dict[str, threading.Condition] = {}
         self._db = _open(data_file)
         try:
@@ -94,6 +100,7 @@ class ObjectStore:
             row = self._db.execute("SELECT value FROM counters WHERE name = 'version'").fetchone()
             self.version = int(row[0]) if row else 1
             self._floor = self.version
+            self._first = self._floor + (random.randint(1, _GAP) if row else 1)
             for kind, namespace, name, written_s, body in self._db.execute("SELECT * FROM objects"):
                 place = f"the row of {kind.lstrip('/')} {namespace}/{name} in its table `objects`"
                 obj = json.loads(body)
@@ -158,7 +165,7 @@ class ObjectStore:
 
         Raises ApiError 507 if the disk is full, 500 if it fails.
         """
-        version = self.version + 1
+        version = max(self.version + 1, self._first)
         try:
             with self._db:
                 yield version
@@ -195,7 +202,7 @@ class ObjectStore:
         oldest = history[0].version if len(history) > HISTORY_CHANGES else self._floor
         if version < oldest:
             raise expired(f"too old resource version: {version} ({oldest})")
-        if version > self.version:  # the client saw data that a restored file lacks
+        if self._floor < version < self._first or version > self.version:  # the client saw what a restored file lacks
             raise expired(f"too large resource version: {version} ({self.version})")
         return [*takewhile(lambda change: change.version > version, reversed(history))][::-1]
 

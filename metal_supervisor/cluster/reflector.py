@@ -34,6 +34,8 @@ UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
 NO_NAMESPACE_AGAIN_S = 30.0
 LONGEST_LINE_BYTES = 32 << 20
+LOST_HISTORY = "too large resource version"
+"""Message of the embedded API to a watch from a version that its data, which was restored, lacks."""
 PAGE = 500
 """Items of one page of a list."""
 EARLY_S = 2.0
@@ -154,6 +156,8 @@ class Reflector(threading.Thread):
         self._version = ""
         self._newest = history.newest
         """Newest resourceVersion seen."""
+        self._ahead = False
+        """The embedded API has answered that its data lacks the version last seen."""
         self._interrupted = False
         """The server ended the last watch early, or failed: its data may have been restored since."""
         self._broken = True
@@ -211,6 +215,7 @@ class Reflector(threading.Thread):
         """Record an error, and return the seconds to wait before the next attempt."""
         if error.code == 410:
             self._version = ""
+            self._ahead = self._ahead or LOST_HISTORY in error.message
             return max(0.0, self._listed_at + LIST_AGAIN_S - time.monotonic())
         text = f"{self._path}: {error}"
         if error.code == 404:
@@ -254,11 +259,11 @@ class Reflector(threading.Thread):
             page, version, more = self._page(PAGE, more)
             items |= page
         went_back_at = self.seen.went_back_at
-        if is_older(version, self._newest):
+        if self._ahead or is_older(version, self._newest):
             text = {"kind": self.kind, "version": version, "before": self._newest}
             log.warning("the server's data is older than before", extra=text)
             went_back_at = time.time()
-        self._interrupted = False
+        self._interrupted = self._ahead = False
         self._version = self._newest = version
         self._gone.clear()
         self._relist_at = time.monotonic() + RELIST_S * random.uniform(0.9, 1.1)
