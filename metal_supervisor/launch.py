@@ -343,10 +343,11 @@ def belongs_to(note: dict[str, object], state: str) -> bool:
     return note.get("directory") == here or any(identity(each) == here for each in states_of(pid))
 
 
-def session_of(note: dict[str, object]) -> int:
-    """Session that the processes of a confined engine cannot leave, as its note has it; 0 if there is none."""
+def session_of(note: dict[str, object], state: str) -> int:
+    """Session that the processes of a confined engine cannot leave; 0 without one, or by another directory's note."""
     session = note.get("session")
-    return session if isinstance(session, int) and session > 1 else 0
+    is_own = note.get("directory") == identity(state)
+    return session if is_own and isinstance(session, int) and session > 1 else 0
 
 
 def _is_kept(pid: int, session: int) -> bool:
@@ -566,7 +567,7 @@ def main(path: str) -> int:
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
-    if isinstance(left, int) and (swept := sweep_group(left, specs_of(path), session_of(note))):
+    if isinstance(left, int) and (swept := sweep_group(left, specs_of(path), session_of(note, state))):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
     starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
     idle["starts"] = starts

@@ -30,7 +30,7 @@ HISTORY_CHANGES = 1000
 """Changes remembered per kind."""
 
 _GAP = 10**9
-"""Most versions left out at a start. How many is drawn by lot, so that two histories from one copy have none alike."""
+"""Most versions left out at a start. The number is random, so that two histories from one copy share no version."""
 
 _LOCK_WAIT_S = 1.0
 """Time that a new server waits for a dying one to release the file."""
@@ -78,7 +78,7 @@ class ObjectStore:
         self._floor = 1
         """Latest version before the start, before which there is no history."""
         self._first = 2
-        """Version of the first write after it; there is none between the two."""
+        """Version of the first write after the start; no version between the two exists."""
         self._conditions: dict[str, threading.Condition] = {}
         self._db = _open(data_file)
         try:

@@ -96,11 +96,9 @@ def held_port(directory: StateDir, spec_file: str, engines: Collection[int]) -> 
 
 
 def _end_left(directory: StateDir, program: str, note: dict[str, object], say: Say) -> list[int]:
-    """End what a dead engine left behind; returns the pids. One of another state directory is not ours to end."""
-    pid = note.get("pid")
-    if note.get("directory") not in (None, launch.identity(str(directory.path))):
-        return []
-    left = isinstance(pid, int) and launch.sweep_group(pid, directory.specs_of(program), launch.session_of(note))
+    """End what a dead engine left behind; returns the pids."""
+    pid, session = note.get("pid"), launch.session_of(note, str(directory.path))
+    left = isinstance(pid, int) and launch.sweep_group(pid, directory.specs_of(program), session)
     if left:
         say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
     return left or []

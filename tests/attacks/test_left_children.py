@@ -45,6 +45,7 @@ class Left:
 
     def __init__(self, world: World, way: str, confined: bool) -> None:
         state = Path(world.facts["state"])
+        self.state = state
         self.specs, self.world, self.scratch = f"{state}/specs/{PROGRAM}", world, Path(world.facts["scratch"])
         access = world.access()
         access = replace(access, libraries=(*access.libraries, str(CHILD)))
@@ -68,7 +69,7 @@ class Left:
             return client.connect_ex(("127.0.0.1", self.world.port)) == 0
 
     def sweep(self) -> list[int]:
-        return launch.sweep_group(self.engine, self.specs, launch.session_of(self.note))
+        return launch.sweep_group(self.engine, self.specs, launch.session_of(self.note, str(self.state)))
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_the_api_goes_back_under_streams(system: System, figure: Figure) -> None
 
 @fault(
     "K152", "the embedded API's file is emptied",
-    happens="the API refuses to serve it, and engines keep running; with the copy put back everything goes on",
+    happens="the API refuses to serve it, and engines keep running; with the copy put back it serves again",
     sees="apiserver.log names the records, and how to begin without services", bound="no engine ends",
 )
 def test_an_emptied_file_stops_no_engine(system: System, figure: Figure) -> None:
