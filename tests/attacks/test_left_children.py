@@ -35,8 +35,17 @@ from tests.support.system import eventually
 
 CHILD = HOSTILE.with_name("hostile_child.py")
 PROGRAM = "default.own"
-LEAD = "import os, sys; os.setpgrp(); os.execv(sys.argv[1], sys.argv[1:])"
-"""As supervisord starts a program: as the leader of a group in its own session."""
+LEAD = """
+import os, sys
+engine = os.fork()
+if not engine:
+    os.setpgrp()
+    os.execv(sys.argv[2], sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(engine))
+os.waitpid(engine, 0)
+"""
+"""A supervisord with one program: it leads a session, and the program a group in it. A container's shell leads none."""
 WAYS = ("wiped", "double_fork", "clone_parent", "a_thread_alone", "execve")
 
 
@@ -57,9 +66,10 @@ class Left:
             "confinement": confined and policy(access, sys.platform, str(world.base / "home")),
         }))  # fmt: skip
         python = sys.executable
-        engine = subprocess.Popen([python, "-c", LEAD, python, "-I", "-S", launch.__file__, str(spec)])
-        engine.wait(60)
-        self.engine = engine.pid
+        pid_file = world.base / "engine.pid"
+        lead = [python, "-c", LEAD, str(pid_file), python, "-I", "-S", launch.__file__, str(spec)]
+        subprocess.run(lead, check=True, timeout=60, start_new_session=True)
+        self.engine = int(pid_file.read_text())
         self.note = launch.read_note(f"{state}/runs/{PROGRAM}.json")
         self.pid = int((self.scratch / "pid").read_text())
         self.started = launch.start_time(self.pid)
