@@ -22,7 +22,7 @@ from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
 from metal_supervisor.controller.plan import runs_as_wanted
 from metal_supervisor.controller.prerequisites.offers import CANNOT_S
-from metal_supervisor.controller.prerequisites.ports import Ports
+from metal_supervisor.controller.prerequisites.ports import Ports, is_unloaded
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
@@ -311,7 +311,7 @@ class Assignment:
             others = peers + len(ready.intersection(slots) - {slot})
             record = next((each for each in ours if each.ordinal == ordinal), None)
             proposal = self.take(engine, record, ports, snapshot)
-            ports.hold(proposal)
+            ports.hold(proposal, isinstance(engine, Service) and is_unloaded(engine, record, snapshot))
             if record is None and self._is_unsure(proposal, snapshot):
                 self.unsure = True
                 continue

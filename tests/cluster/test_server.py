@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import yaml
 
 from tests.cluster.conftest import Kubectl
 from tests.cluster.server import FIELD, OURS, ROOT, KubeCluster, crd_directory
-from tests.support.system import eventually
+from tests.support.doc_commands import blocks
+from tests.support.system import eventually, service
 
+HERE = "tests/cluster/test_server.py"
 EXAMPLES = sorted([ROOT / "tools" / "tiny.yaml", *(ROOT / "conf" / "examples").rglob("*.yaml")])
 SETS = [OURS, FIELD] if FIELD.is_dir() else [OURS]
 
@@ -61,6 +64,22 @@ def test_every_example_is_valid_and_does_not_change_by_itself(
     assert kubectl("diff", "-f", "-", given=text).stdout == ""
     kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=text)
     assert kubectl("delete", "-f", "-", given=text).stdout.count("deleted") == len(kinds)
+
+
+def test_a_quota_bounds_the_services_of_a_namespace(cluster: KubeCluster, kubectl: Kubectl, namespace: str) -> None:
+    (shown,) = next(each for each in blocks(ROOT / "docs/operations.md") if HERE in each.run_by).shown
+    words = shlex.split(shown.command.replace("team-a", namespace))
+    kubectl(*words[1:])
+    name, _, most = words[words.index("--hard") + 1].partition("=")
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/services"
+    eventually(lambda: cluster.request("GET", path)[1].get("status", {}).get("used") == {name: "0"}, 60)
+    made = f"/apis/inference.llmkube.dev/v1alpha1/namespaces/{namespace}/inferenceservices"
+    specs = [service(f"s{number}") for number in range(int(most) + 1)]
+    for each in specs:
+        del each["metadata"]["namespace"]
+    answers = [cluster.request("POST", made, each) for each in specs]
+    assert [code for code, _ in answers] == [*[201] * int(most), 403]
+    assert "exceeded quota: services" in answers[-1][1]["message"]
 
 
 def test_kubectl_shows_and_explains_our_kinds(definitions: list[str], kubectl: Kubectl, namespace: str) -> None:

@@ -19,6 +19,7 @@ from metal_supervisor.controller import on_demand
 from tests.support.engines import gone
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.macs import LEASES, embedded_cluster, fleet
+from tests.support.ports import Range
 from tests.support.system import ISVC, Stream, System, eventually, free_ports, halted, running, service, slowed
 from tests.support.tight import room_for
 from tests.support.typed import typed
@@ -218,6 +219,27 @@ def test_without_a_port_for_the_gateway_an_engine_stays_and_a_new_one_is_refused
         assert gateway.chat("tiny")[0] == 200 and system.pid() == pid
         system.apply(service("tiny", replicas=0), demanded("new"))
         eventually(lambda: why(system, "new") == "False/NoPort", 30, system.said())
+
+
+def test_unloaded_services_of_one_namespace_leave_ports_to_another(tmp_path: Path) -> None:
+    held = Range()
+    unloaded = [f"unloaded-{number}" for number in range(3)]
+    with with_gateway(tmp_path, "--namespace", "", "--ports", f"{held.first}-{held.first + 4}") as gateway:
+        system = gateway.system
+        system.apply(system.tiny_model(), *map(demanded, unloaded))
+        for name in unloaded:
+            eventually(lambda name=name: why(system, name) == "True/Unloaded", what=system.said())
+        system.kubectl("create", "namespace", "team")
+        for each in (system.tiny_model(), service("tiny")):
+            each["metadata"]["namespace"] = "team"
+            system.kubectl("apply", "-f", "-", stdin=json.dumps(each))
+        path = ISVC.replace("/default/", "/team/") + "/tiny"
+        eventually(lambda: system.get(path).get("status", {}).get("phase") == "Ready", 60, system.said())
+        assert gateway.chat(unloaded[0])[0] == 200, "it has the fifth port"
+        status, told = gateway.chat(unloaded[1])
+        assert status == 503 and "NoPort" in told["error"]["message"]
+        gone(system, unloaded[0])
+        assert gateway.chat(unloaded[1])[0] == 200
 
 
 def test_one_whose_port_another_program_has_is_reached_at_another(gateway: Gateway) -> None:

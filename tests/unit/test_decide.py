@@ -19,8 +19,9 @@ from metal_supervisor.controller.reconcile import (
     fitting,
     verdict,
 )
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.processes import EngineUse, RunNote
 from metal_supervisor.spec.record import RULES, Record
 from metal_supervisor.spec.types import (
     Endpoint,
@@ -45,6 +46,7 @@ SERVICE = Service(
     "default", "tiny", "u", 2, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {}
 )
 READY = ModelFile("Ready", "/m.gguf", 10)
+SNAPSHOT = Snapshot(1.0, {}, True, {}, {}, {}, {})
 ENGINE = Engine(("/bin/llama-server",), (), "/", Probe(identity="tiny"))
 
 
@@ -439,8 +441,23 @@ def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
 def test_a_port_conflict_names_no_service_of_another_namespace(tmp_path: Path, held: Any, says: str) -> None:
     choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))
     ports = Ports([replace(running(), name="other", **held)])
-    port, problem = choice.of(replace(SERVICE, container_port=18101), None, ports, {})
+    port, problem = choice.of(replace(SERVICE, container_port=18101), None, ports, SNAPSHOT)
     assert (port, problem) == (None, ("PortInUse", f"spec.containerPort 18101 {says}; choose another"))
+
+
+def test_an_unloaded_service_leaves_its_engines_port_to_others_and_gets_one_when_it_is_loaded(tmp_path: Path) -> None:
+    choice = PortChoice(Settings(ports="18100-18102"), StateDir(tmp_path))
+    on_demand = replace(SERVICE, idle_s=60.0, container_port=18101)
+    unloaded = verdict(None, Standing.WAIT, "Unloaded", "", 1.0)
+    record = replace(running(), verdict=unloaded, spec_file=None, idle_s=60.0, port=18101, front_port=18100)
+    other = replace(running(), name="other", namespace="team", port=18101)
+    assert Ports([record]).holder(18101, other.key) is None
+    waited_for = replace(SNAPSHOT, uses={record.program: EngineUse(waiting=1)})
+    full = Ports([record, other, replace(other, name="third", port=18102)])
+    assert choice.of(on_demand, record, full, SNAPSHOT) == (18101, None), "judged by a port that it does not hold"
+    says = "no port of --ports 18100-18102 is free: team holds 2, default holds 1; widen the range"
+    assert choice.of(on_demand, record, full, waited_for) == (None, ("NoPort", says))
+    assert choice.of(on_demand, record, Ports([record, other]), waited_for) == (18102, None)
 
 
 def test_an_engine_that_moves_leaves_its_port_and_a_daemon_shares_its_own() -> None:

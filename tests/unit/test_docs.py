@@ -46,7 +46,7 @@ FOREIGN = {
     "--check",  # of the tools that write pages
     "--no-index", "--find-links", "--dest", "--require-hashes", "--only-binary", "--no-deps",  # pip
     "--force-reinstall",  # pip
-    "--from-file",  # kubectl
+    "--from-file", "--hard",  # kubectl
     "--upgrade",  # tests/support/finders/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
     *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,

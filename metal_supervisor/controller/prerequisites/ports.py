@@ -1,21 +1,27 @@
 """The ports of this Mac's engines, and of the gateway in front of those on demand: who holds which, and the next one.
 
-A service keeps its port for as long as it can: clients, and slices in other caches, know it.
+A service keeps its port for as long as it can: clients, and slices in other caches, know it. While an on-demand service
+is unloaded, it holds the gateway's port only, and its engine's port is free for another.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from metal_supervisor.cluster.report import PORT_IN_USE
+from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.processes import RunNote
+from metal_supervisor.spec.processes import UNUSED, RunNote
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Service
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
+
+MOST_NAMED = 3
+"""Namespaces that are named once no port is free."""
 
 
 def choose_port(
@@ -32,6 +38,14 @@ def choose_port(
     return next(stays, None) or next((port for port in allowed if is_free(port)), None)
 
 
+def is_unloaded(service: Service, record: Record | None, snapshot: Snapshot) -> bool:
+    """True if a service is on demand, has no engine, and no request waits for one."""
+    if service.idle_s is None or (record is not None and record.runs):
+        return False
+    program = programs.program_name(service.key)
+    return not snapshot.uses.get(program, UNUSED).waiting and snapshot.live_note(program) is None
+
+
 def front_key(key: Key) -> Key:
     """Key of the port at which the gateway answers for an engine."""
     return key[0], f"{key[1]}/front"
@@ -40,15 +54,17 @@ def front_key(key: Key) -> Key:
 class Ports:
     """The ports that this Mac's engines hold. The services of a shared daemon all have its port."""
 
-    def __init__(self, engines: Iterable[Record | Proposal]) -> None:
+    def __init__(self, records: Iterable[Record]) -> None:
         self._of: dict[Key, int] = {}
         self._holders: dict[int, dict[Key, str]] = {}
-        self._further = list(engines)
-        """Engines whose ports are not indexed yet."""
+        self._further: list[tuple[Record | Proposal, int | None]] = []
+        """(engine, the port of its process): those whose ports are not indexed yet."""
+        for record in records:
+            self.hold(record, record.idle_s is not None and not record.runs)
 
-    def hold(self, engine: Record | Proposal) -> None:
-        """Note the port of an engine, in place of the one that it had."""
-        self._further.append(engine)
+    def hold(self, engine: Record | Proposal, unloaded: bool = False) -> None:
+        """Note the ports of an engine, in place of those that it had; `unloaded`: it needs none for a process."""
+        self._further.append((engine, None if unloaded else engine.port))
 
     def _hold(self, key: Key, port: int | None, runtime: str) -> None:
         if key in self._of:
@@ -57,12 +73,21 @@ class Ports:
             self._of[key] = port
             self._holders.setdefault(port, {})[key] = runtime
 
-    def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
-        """An engine that holds a port, other than the one named, and of another runtime than the one named."""
-        for engine in self._further:
-            self._hold(engine.key, engine.port, engine.runtime)
+    def _index(self) -> None:
+        for engine, port in self._further:
+            self._hold(engine.key, port, engine.runtime)
             self._hold(front_key(engine.key), engine.front_port, "gateway")
         self._further = []
+
+    def holders(self) -> str:
+        """The namespaces with the most ports, and their numbers, as text."""
+        self._index()
+        counted = Counter(key[0] or "shared daemons" for key in self._of)
+        return ", ".join(f"{namespace} holds {number}" for namespace, number in counted.most_common(MOST_NAMED))
+
+    def holder(self, port: int, but: Key, but_runtime: str = "") -> Key | None:
+        """An engine that holds a port, other than the one named, and of another runtime than the one named."""
+        self._index()
         found = self._holders.get(port, {}).items()
         return next((key for key, runtime in found if key != but and runtime != but_runtime), None)
 
@@ -74,29 +99,34 @@ class PortChoice:
         self._settings, self._state = settings, directory
 
     def of(
-        self,
-        service: Service,
-        record: Record | None,
-        ports: Ports,
-        notes: Mapping[str, RunNote],
+        self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot
     ) -> tuple[int | None, tuple[str, str] | None]:
-        """(the service's port, None), or (None, its problem)."""
+        """(the service's port, None), or (None, its problem).
+
+        An unloaded service gets one in any case, by which it is judged; which one its engine gets is decided when it is
+        loaded. Clients of an on-demand service do not see that port, so a taken containerPort does not keep it down.
+        """
         kept = self._kept_ports(service, record)
-        note = notes.get(record.program) if record else None
+        note = snapshot.notes.get(record.program) if record else None
         allowed = self._settings.port_range
         wanted = service.container_port if service.container_port in allowed else None
         holder = None if wanted is None else ports.holder(wanted, service.key)
-        if holder is not None:
+        if holder is not None and service.idle_s is None:
             known = f"belongs to {'.'.join(holder)} already" if holder[0] == service.namespace else "is taken"
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} {known}; choose another")
         reserved = self._settings.own_ports
         if wanted in reserved:
             own = "--port, --gateway, --metrics-listen"
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own ({own}); choose another")
+        if holder is not None:
+            wanted = None
         refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
         port = self._chosen(wanted, kept, reserved.union(barred), service.key, ports)
-        return (None, self.none_free()) if port is None else (port, None)
+        if port is None and is_unloaded(service, record, snapshot):
+            taken = {*reserved, record.front_port} if record else reserved
+            port = next((each for each in (*kept, *allowed) if each not in taken), None)
+        return (None, self.none_free(ports)) if port is None else (port, None)
 
     def front(
         self, service: Service, record: Record | None, own: int | None, ports: Ports, taken: Collection[int]
@@ -151,6 +181,8 @@ class PortChoice:
             text += "; the engine keeps it until it starts next"
         return replace(record, warning=("PortIgnored", f"{text}; remove it, or choose one of these"))
 
-    def none_free(self) -> tuple[str, str]:
+    def none_free(self, ports: Ports) -> tuple[str, str]:
         """(reason, message) of a service that gets none."""
-        return "NoPort", f"no port of --ports {self._settings.ports} is free; widen the range"
+        held = ports.holders()
+        who = f": {held}" if held else ""
+        return "NoPort", f"no port of --ports {self._settings.ports} is free{who}; widen the range"

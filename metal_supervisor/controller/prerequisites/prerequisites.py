@@ -114,19 +114,19 @@ class Prerequisites:
         port: int | None
         if RUNTIMES[service.runtime].shared is None:
             host, live = self._settings.bind_address, self._live(up)
-            port, problem = self.ports.of(service, record, ports, snapshot.notes)
+            port, problem = self.ports.of(service, record, ports, snapshot)
         elif not self.daemons.is_looked_at(service):
             return _looking(PLACING, record)
         elif self.daemons.is_known(service.runtime):
             host, port = self.daemons.address(service.runtime, ports) or ("", None)
-            problem = self.daemons.problem(service) or (self.ports.none_free() if port is None else None)
+            problem = self.daemons.problem(service) or (self.ports.none_free(ports) if port is None else None)
             live = None
         else:
             return _looking(LOOKING, record)
         found = self._found(service, record, None if problem else port, problem, up, snapshot)
         front = self.ports.front(service, record, found.port, ports, snapshot.taken)
         if service.idle_s is not None and front is None and found.port is not None:
-            found = replace(found, problem=found.problem or self.ports.none_free())
+            found = replace(found, problem=found.problem or self.ports.none_free(ports))
         return replace(found, host=host, live=live, front_port=front)
 
     def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:

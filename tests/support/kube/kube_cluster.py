@@ -39,7 +39,7 @@ READY_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 30.0
 SERVICE_RANGE = "10.96.0.0/16"
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CONTROLLERS = "garbage-collector-controller,namespace-controller"
+CONTROLLERS = "garbage-collector-controller,namespace-controller,resourcequota-controller"
 MANAGER = "kube-cluster"
 
 
@@ -193,7 +193,7 @@ class KubeCluster:
         (self.directory / "ca.part").rename(self.ca_file)
 
     def start_controllers(self) -> None:
-        """Starts garbage collection and the removal of namespaces. After the CRDs: new ones it learns of late."""
+        """Starts garbage collection, quotas, removal of namespaces. After the CRDs, as it learns of new ones late."""
         config = self.kubeconfig(self.directory / "controllers.kubeconfig")
         self._start(
             "kube-controller-manager", f"--kubeconfig={config}", f"--controllers={CONTROLLERS}",
