@@ -33,7 +33,7 @@ from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation, Verdict
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Key, Standing
+from metal_supervisor.spec.types import Key, Standing, shown_to
 
 EVICTED_DRAIN_S = 20.0
 """How long an engine may finish what it answers while the machine is running out of memory."""
@@ -301,12 +301,12 @@ def _queued(proposal: Proposal, was: Record | None, said: Decision, now: float) 
 def _displaced(
     proposal: Proposal, was: Record | None, key: Key, proposals: Mapping[Key, Proposal], yielding: bool, now: float
 ) -> Record:
+    name = shown_to(proposal.namespace, key)
     if yielding:
-        name = "/".join(key)
         rests = on_demand.at_rest(replace(proposal, displaced_by=name), was, f"it made room for {name}", now)
         assert rests.verdict is not None
         return reconcile.recorded(rests, rests.verdict)
-    name = f"{'/'.join(key)} (priority {proposals[key].priority})"
+    name += f" (priority {proposals[key].priority})"
     return _stopped(replace(proposal, displaced_by=name), was, INSUFFICIENT, f"it was stopped for {name}", now)
 
 

@@ -33,7 +33,7 @@ from metal_supervisor.memory.refusals import (
     too_large,
 )
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.types import Key
+from metal_supervisor.spec.types import Key, shown_to
 
 
 @dataclass(frozen=True)
@@ -385,12 +385,13 @@ def _queued(book: _Book, entry: Entry, position: int) -> Decision:
     needs = f"needs {amount(entry.charge_bytes, 'up')}, {book.room(entry)}"
     message = f"{needs}; {advice_for(entry.charge_bytes, entry.weights_bytes, book.namespace)}"
     if need <= left and held_up is not None:
-        ahead = f"{'/'.join(held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
+        ahead = f"{shown_to(entry.key[0], held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
         message = f"{needs}, but {ahead} and waits ahead of it"
     victims = book.victims(entry) if held_up is None else []
     if victims:
         book.reserve(entry, victims)
-        message += f"; {', '.join('/'.join(each.key) for each in victims)} will be stopped for it"
+        names = dict.fromkeys(shown_to(entry.key[0], each.key) for each in victims)
+        message += f"; {', '.join(names)} will be stopped for it"
     elif held_up is None and need <= left + book.coming:
         book.reserve(entry, ())
         message = f"{needs}, and {amount(book.leaving_bytes)} more when what is ending has ended"

@@ -29,6 +29,11 @@ def engine_key(namespace: str, name: str, ordinal: int) -> Key:
     return namespace, f"{name}@{ordinal}" if ordinal else name
 
 
+def shown_to(reader: str, key: Key) -> str:
+    """Name of an engine in what users of the namespace `reader` read: of other namespaces they learn no names."""
+    return "/".join(key) if key[0] == reader else "a service of another namespace"
+
+
 DIRECTORY_FORMATS = frozenset({"mlx", "safetensors"})
 """`Model.spec.format`s that mean a directory, not one file."""
 MODEL_REFUSED = "ModelSourceNotAllowed"

@@ -451,6 +451,14 @@ def test_nothing_of_a_namespace_passes_what_it_would_keep_out() -> None:
     assert "team-a/b needs 12.0 GiB and waits ahead of it" in found.decisions["team-a", "c"].message
 
 
+def test_memory_messages_name_no_service_of_another_namespace() -> None:
+    ahead = admit(48 * GIB, [runs("x", 30), waits("a", 40, 1), of_team(waits("b", 12, 2))])
+    assert "but a service of another namespace needs 40.0 GiB" in ahead.decisions["team-a", "b"].message
+    low = [runs(name, 20, priority=LOW) for name in ("x", "y")]
+    taken = admit(48 * GIB, [*low, of_team(waits("b", 40, priority=HIGH))], preemption=True)
+    assert "; a service of another namespace will be stopped for it" in taken.decisions["team-a", "b"].message
+
+
 def test_within_the_limit_a_namespace_waits_for_the_machine_like_any_other() -> None:
     found = admit(48 * GIB, [runs("x", 44), of_team(waits("a", 10, 1)), of_team(waits("b", 8, 2))], pools=POOL)
     assert decisions(found) == {"a": False, "b": False}
