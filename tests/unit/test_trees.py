@@ -88,3 +88,4 @@ def test_a_walk_is_that_of_the_library_at_any_depth(tmp_path: Path) -> None:
     assert trees.size_bytes(tmp_path, "file") == 4 < trees.size_bytes(tmp_path)
     nest(tmp_path / "deep", 1500)
     assert len(list(trees.walk(tmp_path / "deep"))) == 1500
+    trees.remove(tmp_path / "deep")  # pytest could not, and would fail at its next start
