@@ -7,7 +7,7 @@ crash loop, and stand in for an engine that outlived a killed supervisord, so th
 copies of a model.
 
 Run as `python -I -S launch.py SPEC`; standard library only, because every start waits for it.
-Exit codes: 75 not now (held, or port taken), 77 cannot be confined, 78 bad or revoked spec, 126/127 the engine cannot
+Exit codes: 75 not now (held, or port taken), 77 cannot be confined, 78 bad or barred spec, 126/127 the engine cannot
 be executed.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FORMAT = 1
-REVOKED, UNCONFINED = "Revoked", "ConfinementFailed"
+UNCONFINED = "ConfinementFailed"
 BARRED = "StartBarred"
 """Reason of a refused start: the controller has written a bar for the program."""
 SAYS, CRASHED, ADOPTS = "metal-supervisor: ", "crashed ", "outlived supervisord; standing in for it"
@@ -335,7 +335,7 @@ def belongs_to(note: dict[str, object], state: str) -> bool:
     """True if the process of a note runs from this very state directory.
 
     A copy of a directory has the original's notes: they prove which process it is, and not whose. The note names the
-    directory in which it was written. Without that (an older release, a restored backup), the process itself decides.
+    directory in which it was written. Without that (a restored backup), the process itself decides.
     """
     here, pid = identity(state), note.get("pid")
     if not here or not isinstance(pid, int):
@@ -426,8 +426,8 @@ def represent(pid: int, started: str) -> None:
 def confinement(policy: object, by_gate: bool = False) -> Callable[[], None]:
     """The last step before `execve`: put an engine's policy in force. All that may fail is done here already.
 
-    `policy`: of the spec; `False` where this Mac's settings, or our own probe, leave an engine unconfined. None, as an
-    older release wrote it, is never taken for that. `by_gate`: the caller is a gate, which executes a `gated` engine.
+    `policy`: of the spec; `False` where this Mac's settings, or our own probe, leave an engine unconfined. None, while
+    the policy is not known, is never taken for that. `by_gate`: the caller is a gate, which executes a `gated` engine.
     Raises Unconfined.
     """
     if policy is False:
@@ -548,7 +548,7 @@ def main(path: str) -> int:
     state = os.path.dirname(os.path.dirname(path))
     note, now = read_note(run), time.time()
     idle = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid(), "pid": 0, "started": "", **UNHELD}
-    if pid := survivor(note, state):  # before the spec is read, which another release may have written
+    if pid := survivor(note, state):  # before the spec is read, which may be damaged
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
         write_note(run, {**note, "launcher_pid": os.getpid(), "refused": "", "refused_message": ""})
@@ -556,8 +556,7 @@ def main(path: str) -> int:
         wait_for_exit(pid, started)
         return EXIT_UNSEEN  # only its parent, which is gone, would be told how it ended
     try:
-        spec = read_spec(path)
-        refused, text = (REVOKED, str(spec["revoked"])) if spec.get("revoked") else ("", "")
+        spec, refused, text = read_spec(path), "", ""
     except BadSpec as error:
         refused, text = "BadSpec", str(error)
     if barred := bar(run):

@@ -135,8 +135,8 @@ _REFUSED = Group("What was asked for cannot be done", (METAL, DEGRADED), ("Faile
     Reason("ServiceConflict", "another InferenceService makes a Service of the same name", "rename one of them"),
     Reason("ServiceNameTooLong", "the name is longer than a Service's may be", "shorten it"),
     Reason("ServedNameConflict", "a shared daemon serves another model of that name", "rename one of the services"),
-    Reason("DaemonNotShared", "the shared daemon (oMLX, Ollama) of this Mac serves another namespace; a service that an"
-           " older release put there stays", "use another Mac or runtime, or set `--shared-daemons`"),
+    Reason("DaemonNotShared", "the shared daemon (oMLX, Ollama) of this Mac serves another namespace; one that"
+           " it served before the setting changed stays", "use another Mac or runtime, or set `--shared-daemons`"),
     Reason("DaemonSettingsConflict", "another service said something else of the shared daemon", "make the two alike"),
     Reason("Deleting", "it is being deleted, and finalizers are waited for", "see who holds the finalizer"),
     Reason("SecretNotFound", "a Secret that it names does not exist", "create it, or set `optional: true`"),

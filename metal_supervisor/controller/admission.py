@@ -170,7 +170,7 @@ def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) 
     if was is not None and was.runs:
         has = max(was.room_bytes, held)
         keeps = was.spec_file == proposal.spec_file
-        never_judged = keeps and not was.room_bytes  # by a release without accounting; it counts from now on
+        never_judged = keeps and not was.room_bytes  # no estimate was possible; it counts from now on
         no_more = proposal.room_bytes <= has and (keeps or proposal.room_bytes > 0)
         if never_judged or no_more:
             return [_having(proposal, up)], 0
@@ -249,7 +249,7 @@ def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> 
     if was is not None and was.queued_at is not None and not over and reconcile.leaves_as_it_is(proposal, RUNS, was):
         return was  # as nearly always; to make it anew takes ten times as long
     record = _running(proposal, was, now)
-    if record.queued_at is None:  # its record was lost, or is of a release without accounting
+    if record.queued_at is None:  # its record was lost
         record = replace(record, queued_at=now, admitted_at=now)
     if up is not None and was is not None and was.spec_file == record.spec_file:
         # The estimate at its start counts for as long as it lives, even if its file has changed since.

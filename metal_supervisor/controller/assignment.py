@@ -381,9 +381,9 @@ class Assignment:
         return note is not None and bool(note.pid)
 
     def _start_refused(self, record: Record | None, snapshot: Snapshot) -> bool:
-        """True once the launcher has refused to start a barred program or a revoked spec."""
+        """True once the launcher has refused to start a barred program."""
         note = snapshot.notes.get(record.program) if record is not None else None
-        refused = note is not None and note.refused in (launch.BARRED, launch.REVOKED)
+        refused = note is not None and note.refused == launch.BARRED
         return bool(refused and note and record and note.spec_file == record.spec_file)
 
     def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Proposal:

@@ -24,7 +24,7 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.controller import leftovers
 from metal_supervisor.controller.leftovers import Say
-from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import require_policies
 from metal_supervisor.controller.program_files import put_aside_refused
 from metal_supervisor.host import machine, processes
 from metal_supervisor.runtimes import metal_device, shims
@@ -43,7 +43,7 @@ SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
 """While an installer has this file there, nothing may start: it is exchanging the job that does."""
 LAUNCHD_LOG_BYTES = 4 << 20
-SCRIPTS = {"metal-supervisor": "metal_supervisor", "attendant": "metal_supervisor.runtimes.model_attacher",
+SCRIPTS = {"metal-supervisor": "metal_supervisor", "attacher": "metal_supervisor.runtimes.model_attacher",
            "ollama-gate": "metal_supervisor.runtimes.shims.ollama_engine"}  # fmt: skip
 LAUNCH = """\
 # The launcher from its bytecode: as a script it would be compiled at each start.
@@ -74,7 +74,8 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.remove_unfinished()
     save_overrides(directory.path, overrides)
     leftovers.rehome(directory, say)
-    complete_specs(directory, settings.confinement)
+    if settings.confinement == "required":
+        require_policies(directory)
     link_current(directory)
     leftovers.sweep(directory, say)
     leftovers.forget_families(directory)

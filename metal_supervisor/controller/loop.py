@@ -29,7 +29,7 @@ from metal_supervisor.controller.awake import Awake, in_use
 from metal_supervisor.controller.controller_status import ControllerStatus, ModelFiles
 from metal_supervisor.controller.memory_manager import Memory
 from metal_supervisor.controller.plan import Action, Step
-from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import require_policies
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.reasons import Reasons
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -110,7 +110,8 @@ class Controller:
         self.metal = Metal(metal or question_of(settings), self._tell)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
         self.model_files = ModelFiles(self.store, headers.latest)
-        complete_specs(directory, settings.confinement)  # again: the controller before it wrote its own until it ended
+        if settings.confinement == "required":
+            require_policies(directory)  # again: the controller before it wrote its own until it ended
         # While an edit waits for memory, that of its engine cannot be composed anew.
         self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)

@@ -131,7 +131,7 @@ class Memory:
         said = whole(self._state.read_spec(spec_file), "reserved_bytes")
         started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
         ours = record.reserved_bytes if record is not None and started else 0
-        # Specs of an older release do not have it, and records change.
+        # A damaged spec does not have it, and records change.
         reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
         if not reserved and record is None:
             reserved = each.reserved_bytes

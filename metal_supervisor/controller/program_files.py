@@ -35,11 +35,6 @@ def put_aside_refused(directory: StateDir) -> list[tuple[str, str]]:
     return refused
 
 
-def _marked(spec: str, revoked: str) -> str:
-    """Text of a spec with this revocation, "" for none."""
-    return programs.with_revocation(json.loads(spec), revoked) if revoked or '"revoked"' in spec else spec
-
-
 class ProgramFiles:
     """Writes and removes them."""
 
@@ -56,18 +51,15 @@ class ProgramFiles:
         """Text of each spec that the records name, as far as it can be read."""
         names = {name for record in records for name in (record.spec_file, record.next_spec) if name}
         found = {name: self._state.read_spec(name) for name in names}
-        return {name: programs.with_revocation(spec, spec.get("revoked", "")) for name, spec in found.items() if spec}
+        return {name: json.dumps(spec, indent=1, sort_keys=True) + "\n" for name, spec in found.items() if spec}
 
     def write_specs(self, records: Collection[Record], specs: Mapping[str, str]) -> None:
-        """Write the specs that the records name, as far as they are known; those that were lost, again.
-
-        A revocation is kept in the spec itself: a reboot without a cluster goes by it too.
-        """
+        """Write the specs that the records name, as far as they are known; those that were lost, again."""
         for record in records:
             with self._forgiving(record.program):
-                for spec_file, revoked in ((record.spec_file, record.revoked), (record.next_spec, "")):
+                for spec_file in (record.spec_file, record.next_spec):
                     if spec_file and spec_file in specs:
-                        self._state.write_spec(spec_file, _marked(specs[spec_file], revoked))
+                        self._state.write_spec(spec_file, specs[spec_file])
 
     def write_sections(self, records: Collection[Record], complete: bool, snapshot: Snapshot) -> None:
         """Make `models.d/` match the records: write wanted sections, and delete our own that are not wanted.

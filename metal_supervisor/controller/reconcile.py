@@ -15,7 +15,7 @@ from typing import Any
 
 from metal_supervisor.models.metadata import Demand
 from metal_supervisor.spec.instants import utc
-from metal_supervisor.spec.record import RULES, Proposal, Record, Verdict, values_of
+from metal_supervisor.spec.record import Proposal, Record, Verdict, values_of
 from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
     FIELD_IGNORED,
@@ -158,18 +158,14 @@ def refuse(
 ) -> Proposal:
     """The proposal for an InferenceService that cannot run as it is written.
 
-    `start_refused`: its start is barred or its spec revoked, and the launcher has refused to start it; nothing is left
-    to interrupt.
+    `start_refused`: its start is barred, and the launcher has refused to start it; nothing is left to interrupt.
     `up`: its engine has a process.
     """
     off = rejected.suspended or rejected.replicas == 0
     if record is not None and record.runs and rejected.keeps_running and not start_refused:
-        said = rejected.reason, rejected.message
         if rejected.bars_start:
             return _barred(record, rejected, up)
-        if record.rules < RULES:
-            return _revoked(record, rejected, *said)
-        return _warned(record, rejected, *said, up)
+        return _warned(record, rejected, rejected.reason, rejected.message, up)
     before = record.verdict if record else None
     decided = verdict(before, Standing.FAILED, rejected.reason, rejected.message, now)
     if off:  # switching off must work even if the rest of the manifest is invalid
@@ -221,13 +217,6 @@ def missing(record: Record, until: float) -> Proposal:
     """The proposal for an engine whose InferenceService a restored API lacks. `until`: Unix time."""
     text = f"the Kubernetes API was restored to a state without this service; its engine may run until {utc(until)}"
     return replace(unchanged(record), warning=(MISSING, f"{text}. Apply its manifest again to keep it"))
-
-
-def _revoked(record: Record, item: Service | Rejected, reason: str, message: str) -> Proposal:
-    """Let an engine of an older release finish, and keep anything of that release from being started again."""
-    why = f"{message}; an older release allowed it: the engine runs until its next start, which is refused"
-    kept = replace(unchanged(record), uid=item.uid, generation=item.generation, warning=(reason, why))
-    return replace(kept, revoked=f"{reason}: {message}"[:LONGEST_TEXT], next_spec="", next_bytes=0)
 
 
 def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
@@ -299,8 +288,6 @@ def accept(
     if hindrance := _waiting(service, outlook):
         standing, reason, message = hindrance
         if record is not None and record.runs and not start_refused:
-            if reason in UNSAFE and record.rules < RULES:
-                return _revoked(record, service, reason, message)
             if reason == CHECKING and (record.uid, record.generation) == (service.uid, service.generation):
                 return unchanged(record)  # a controller that has just started looks at everything anew
             return _warned(record, service, reason, message, up)
@@ -312,7 +299,6 @@ def accept(
         "asked": asked,
         "limit_bytes": outlook.limit_bytes,
         "daemon": outlook.engine.daemon,
-        "rules": RULES,
         "unconfined": outlook.unconfined,
     }
     if (

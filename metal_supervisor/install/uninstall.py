@@ -30,7 +30,7 @@ from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.state import own_processes, trees
 from metal_supervisor.state.directory import StateDir
-from metal_supervisor.state.home import DIRECTORIES
+from metal_supervisor.state.home import DIRECTORIES, FORMAT_FILE
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 PASSING = (
@@ -39,8 +39,8 @@ PASSING = (
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
     "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "power.bell", "cordon", "handover",
-    "app", "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS, "ollama",
-    "ollama.made.lock", "use",
+    "app", FORMAT_FILE, "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS,
+    "ollama", "ollama.made.lock", "use",
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))

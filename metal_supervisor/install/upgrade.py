@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metal_supervisor import __version__
 from metal_supervisor.controller import boot
-from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import require_policies
 from metal_supervisor.settings import loader
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, State
@@ -37,9 +37,10 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
     if not supervisord.answers():
         say(f"no supervisord runs on {directory.path}; start it with: {loader.start_command(directory.path)}")
         return NOT_RUNNING
-    directory.create()  # a release may know directories that the one before it did not
+    directory.create()  # this build may know directories that the one before it did not
     settings, problem = loader.load_good(directory.path)
-    complete_specs(directory, settings.confinement)
+    if settings.confinement == "required":
+        require_policies(directory)
     boot.link_current(directory)
     if settings.embedded and not _lives(supervisord, "apiserver"):
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port

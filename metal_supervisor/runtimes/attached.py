@@ -26,7 +26,7 @@ def of_the_daemon(service: Service, daemon: str) -> tuple[str, str] | None:
 def attended(service: Service, place: Place, daemon: str, job: Mapping[str, Any], probe: Probe) -> Engine:
     """The attacher of one model. `job`: parameters for that kind of daemon; `probe`: the daemon's own probe."""
     told = json.dumps({"daemon": daemon, "name": service.name, **job}, sort_keys=True)
-    argv = (f"{place.cwd}/current/attendant", program_name(service.key), place.cwd)
+    argv = (f"{place.cwd}/current/attacher", program_name(service.key), place.cwd)
     path, body = smallest(service.mode, service.name)
     asked = replace(probe, identity=service.name, shared=True, first_path=path, first_body=body)
     return Engine(argv, ((JOB, told),), place.cwd, asked, daemon=daemon)

@@ -91,11 +91,7 @@ class Observer:
         self.state, self.prober, self.meter, self._counters = state, prober, meter, counters
         self.published, self.dead = published, dead
         self._exits = Exits(state.path / "log" / "supervisord.log")
-        now = time.time()  # an earlier release kept no counted_start; older starts must not be counted again
-        self._before = {
-            program: replace(seen, counted_start=seen.counted_start or now)
-            for program, seen in state.observations().items()
-        }
+        self._before = dict(state.observations())
         self._unkept: set[str] = set()
         """Programs whose latest observation could not be written."""
         self._engines: dict[str, int] = {}

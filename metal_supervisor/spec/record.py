@@ -9,9 +9,6 @@ from typing import Any
 from metal_supervisor.spec.types import Endpoint, Key, Probe, Standing, engine_key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
-RULES = 1
-"""Edition of the rules for what a manifest may ask for. Raise it when they refuse what they used to accept."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -112,10 +109,6 @@ class EngineRun:
     """Program of the shared daemon that serves its model, "" if its own process does."""
     unconfined: str = ""
     """Reason why the operating system will not confine its next start, "" if it will."""
-    rules: int = 0
-    """Edition of the rules under which its spec was accepted, see `RULES`; 0 for one of a release without them."""
-    revoked: str = ""
-    """Reason why its spec, of an older release, must not start again while its engine may finish; "" if it may."""
     barred: str = ""
     """Reason why no engine of it may be started, "" if one may. One that already runs is left running."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from metal_supervisor import launch
 from metal_supervisor.spec.ini import SAFE_HOME
+from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.user_error import UserError
 
 DIRECTORIES = (
@@ -20,6 +21,9 @@ DIRECTORIES = (
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 POWER_FILE = "power.json"
+FORMAT_FILE = "format"
+STATE_FORMAT = "2"
+"""Format of the files that one build leaves for the next: records, specs, sections, notes."""
 
 
 class StateError(UserError):
@@ -52,16 +56,28 @@ class StateHome:
         return f"{self.home}/supervisor.sock"
 
     def create(self) -> None:
-        """Make the directories, mode 0700. Raises StateError."""
+        """Make the directories, mode 0700. Raises StateError, also for a directory of another format."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
+            self._check_format()
             for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             text = f"state directory {self.path}: {error.strerror} ({error.filename or self.path}); put that right, or"
             raise StateError(f"{text} choose another with --state-dir") from None
         self.refresh_link()
+
+    def _check_format(self) -> None:
+        """Raises OSError, StateError."""
+        path = self.path / FORMAT_FILE
+        if not path.exists() and not (self.path / "records").exists():
+            path.write_text(STATE_FORMAT, "utf-8")
+            path.chmod(0o600)
+        found = path.read_text("utf-8", "replace").strip() if path.exists() else "1"
+        if found != STATE_FORMAT:
+            text = f"state directory {self.path} has format {printable(found):.20}, and this version has {STATE_FORMAT}"
+            raise StateError(f"{text}: use the version that made it, or choose another directory with --state-dir")
 
     def other_home(self) -> str:
         """Home of the directory that this one is a copy of, or was moved from, until the next boot; "" if neither.

@@ -109,12 +109,6 @@ def compose(
     return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")
 
 
-def with_revocation(spec: Json, why: str) -> str:
-    """Text of a spec file with the reason why it must not be started again; "" removes the reason."""
-    plain = {name: value for name, value in spec.items() if name != "revoked"}
-    return json.dumps({**plain, **({"revoked": why} if why else {})}, indent=1, sort_keys=True) + "\n"
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -251,9 +251,3 @@ def _states(rows: Iterable[Any]) -> dict[str, ProgramState]:
     return {
         name: ProgramState(name, State(state), pid, float(start), float(stop)) for name, state, pid, start, stop in rows
     }
-
-
-if __name__ == "__main__":  # as the last release starts supervisord, and a foreground process of it still does
-    from metal_supervisor.supervisord.daemon import main
-
-    main()

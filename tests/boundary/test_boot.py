@@ -16,7 +16,6 @@ import pytest
 from metal_supervisor import launch
 from metal_supervisor.confinement import probe
 from metal_supervisor.controller import boot, leftovers
-from metal_supervisor.controller.prerequisites.confinement_policies import complete_specs
 from metal_supervisor.install import uninstall
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.types import Engine, Probe
@@ -213,7 +212,7 @@ def test_a_script_that_an_upgrade_replaces_can_be_started_at_any_moment(
     directory.create()
     monkeypatch.setattr(Path, "replace", looked_at)
     boot.link_current(directory)
-    assert {"metal-supervisor", "attendant", "supervisorctl"} <= set(seen)
+    assert {"metal-supervisor", "attacher", "supervisorctl"} <= set(seen)
 
 
 @pytest.mark.parametrize("answer", [True, False, None])
@@ -258,12 +257,3 @@ def test_a_damaged_address_of_the_embedded_api_is_chosen_anew(tmp_path: Path, te
     directory.create()
     (directory.path / "apiserver.json").write_text(text)
     assert boot.embedded_access(directory) == own_processes.saved_access(directory)
-
-
-@pytest.mark.parametrize("argv", [5, {}, None, "x"])
-def test_a_damaged_spec_of_an_older_release_keeps_nothing_from_starting(tmp_path: Path, argv: object) -> None:
-    directory = StateDir(tmp_path / "state")
-    directory.create()
-    directory.write_spec("default.a.0123456789ab.json", json.dumps({"program": "default.a", "argv": argv}))
-    complete_specs(directory, "on")
-    assert "confinement" in directory.read_spec("default.a.0123456789ab.json")

@@ -1,4 +1,4 @@
-"""What becomes of an engine's confinement: its policy, the trial of its build, and specs of an older release."""
+"""What becomes of an engine's confinement: its policy, and the trial of its build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from metal_supervisor.confinement.policy import policy
 from metal_supervisor.confinement.probe import Trial, Trials, TrialVerdict
 from metal_supervisor.confinement.seatbelt import profile
 from metal_supervisor.controller.prerequisites import path_looks
-from metal_supervisor.controller.prerequisites.confinement_policies import CODE, Confined, Confinement, complete_specs
+from metal_supervisor.controller.prerequisites.confinement_policies import CODE, Confined, Confinement, require_policies
 from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.model_files import looked_at
 from metal_supervisor.runtimes import RUNTIMES, Binary
@@ -350,43 +350,19 @@ def test_an_engine_that_cannot_serve_confined_fails_its_trial_with_its_last_line
     assert not verdict.works and "the engine ended with 1" in verdict.why
 
 
-# ── specs of an older release ────────────────────────────────────────────────────────────────────
-
-
-def test_specs_of_an_older_release_get_a_policy_of_their_own_paths(tmp_path: Path) -> None:
-    state = StateDir(tmp_path / "state")
-    state.create()
-    model = tmp_path / "m.gguf"
-    model.write_text("x")
-    old = {"format": 1, "program": "default.tiny", "argv": [str(engine_path()), "-m", str(model)], "port": 18100}
-    mine = {**old, "confinement": {"format": 1}}
-    daemon = {**old, "program": "omlx"}
-    for name, spec in (("old", old), ("mine", mine), ("daemon", daemon), ("attendant", {**old, "shared": True})):
-        state.spec_path(f"{name}.json").write_text(json.dumps(spec))
-    complete_specs(state, "on")
-    found = {name: state.read_spec(f"{name}.json")["confinement"] for name in ("old", "mine", "daemon", "attendant")}
-    assert (found["mine"], found["daemon"], found["attendant"]) == ({"format": 1}, False, False)
-    if sys.platform == "linux":
-        assert (found["old"]["read"], found["old"]["bind"]) == ([str(model)], [18100])
-    state.spec_path("old.json").write_text(json.dumps(old))
-    complete_specs(state, "off")
-    assert state.read_spec("old.json")["confinement"] is False
-
-
 def test_what_was_started_without_is_not_started_so_again_once_it_is_required(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")
     state.create()
     was = {"format": 1, "program": "default.tiny", "argv": [str(engine_path())], "port": 18100, "confinement": False}
-    specs = {"engine": was, "daemon": {**was, "program": "ollama"}, "attendant": {**was, "shared": True}}
+    specs = {"engine": was, "daemon": {**was, "program": "ollama"}, "attacher": {**was, "shared": True}}
     for name, spec in specs.items():
         state.spec_path(f"{name}.json").write_text(json.dumps(spec))
-    complete_specs(state, "on")
-    assert not any(state.read_spec(f"{name}.json")["confinement"] for name in specs)
-    complete_specs(state, "required")
+    require_policies(state)
     found = {name: state.read_spec(f"{name}.json")["confinement"] for name in specs}
-    assert isinstance(found["engine"], dict) and found["attendant"] is False
-    with pytest.raises(launch.Unconfined, match="no policy"):
-        launch.confinement(found["daemon"])
+    assert found["attacher"] is False
+    for name in ("engine", "daemon"):
+        with pytest.raises(launch.Unconfined, match="no policy"):
+            launch.confinement(found[name])
 
 
 # ── the profile of a Mac, as text ────────────────────────────────────────────────────────────────

@@ -68,7 +68,7 @@ def test_a_spec_that_cannot_be_written_delays_no_other_engine(
     monkeypatch.setattr(state, "write_spec", no_space_for_p)
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
     records: Any = [
-        SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="", revoked="") for name in ("p", "q")
+        SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="") for name in ("p", "q")
     ]
     files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
     assert state.specs_on_file() == ["q.a.json"]
@@ -96,8 +96,8 @@ def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(
 
 def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
-    record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="")
-    edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="", revoked="")
+    record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="")
+    edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="")
     table = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0)}
     notes = {"p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")}
     snapshot = Snapshot(2.0, {}, True, {}, table, notes, {})
@@ -136,19 +136,7 @@ def test_where_confinement_has_become_required_a_controller_keeps_no_spec_withou
     settings, nothing = Settings(state_dir=str(state.path), confinement="required"), cast(Any, None)
     controller = Controller(settings, state, cast(Any, NoKube()), nothing, lambda: True)
     controller.applier.files.write_specs(controller.records.values(), controller.prerequisites.specs)
-    assert isinstance(state.read_spec(open_one.spec_file)["confinement"], dict)
-
-
-def test_a_revocation_is_in_the_spec_until_it_is_taken_back(state: StateDir) -> None:
-    files = ProgramFiles(state, Settings(state_dir=str(state.path)))
-    kept: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="", revoked="NotAllowed: x")
-    state.write_spec("p.a.json", '{"argv": []}')
-    specs = files.read_specs([kept])
-    for revoked in ("NotAllowed: x", ""):
-        kept.revoked = revoked
-        files.write_specs([kept], specs)
-        assert state.read_spec("p.a.json").get("revoked", "") == revoked
-        assert files.read_specs([kept]) == {"p.a.json": state.spec_path("p.a.json").read_text()}
+    assert state.read_spec(open_one.spec_file)["confinement"] is None
 
 
 def test_an_engine_whose_stand_in_lasts_longer_does_not_wake_one_pass_after_another() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import metal_supervisor
+from metal_supervisor.state.home import FORMAT_FILE, STATE_FORMAT
 from tests.support.faults import Figure, fault
 from tests.support.releases import install
 from tests.support.system import System, engine_path, eventually, kill, running, service
@@ -22,27 +23,14 @@ NEXT = "9.9.9"
 CHANGES = {
     "__init__.py": [(f'"{metal_supervisor.__version__}"', f'"{NEXT}"')],
     "state/programs.py": [
-        ("\nFORMAT = 1", "\nFORMAT = 2"),
-        ("\nSPEC_FORMAT = 1", "\nSPEC_FORMAT = 2"),
         ("startretries=3", "startretries=4"),
         ("-I -S {home}/current/launch.py ", "-I -S -B {home}/current/launch.py "),
-    ],
-    "spec/record.py": [
-        (
-            "    uid: str\n    generation: int\n    program: str",
-            '    uid: str\n    generation: int\n    shape: str\n    """It has no default."""\n    program: str',
-        )
-    ],
-    "controller/reconcile.py": [('"program": program_name(', '"shape": "round", "program": program_name(')],
-    "launch.py": [
-        ("FORMAT = 1", "FORMAT = 2"),
-        ('{"format": FORMAT, "spec": ', '{"news": [], "format": FORMAT, "spec": '),
     ],
     "runtimes/llama_server.py": [
         ('argv.append("--jinja"', 'argv.append("--check-tensors")\n    argv.append("--jinja"')
     ],
 }
-"""What the next release does differently: formats, a record's fields, section, launcher, an engine's arguments."""
+"""What the next build does differently: section, launcher's call, an engine's arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +79,13 @@ def version(system: System) -> str:
 
 
 @fault(
-    "U145", "a release with another path, section, launcher, record format and engine arguments takes over",
+    "U145", "a release with another path, section and engine arguments takes over",
     happens="its controller and sidecar start; the engines go on as they were started",
     sees="the new version in /status", bound="same pids, 0 bytes lost",
 )
 @fault(
     "U146", "the release before is put back, and supervisord is then killed with -9",
-    happens="newer records are put aside and made again; the survivors are stood in for", sees="the old version",
+    happens="the survivors are stood in for", sees="the old version",
     bound="same pids, 0 bytes lost",
 )
 def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
@@ -111,7 +99,6 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     eventually(lambda: system.health()[0] == 200, 30, "health")
     eventually((system.state / "pending" / "default.tiny.conf").exists, 30, "the new section to wait")
     assert "startretries=3" in system.files.section_text("default.tiny")
-    assert '"format": 2' in system.files.record_path("default.tiny").read_text()
     assert system.pid() == engine
     system.apply(service("born-next"))
     younger = system.ready("born-next")
@@ -122,7 +109,6 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     with figure.timed("downgraded"):
         take_over(system, sys.executable)
     eventually(lambda: version(system) == metal_supervisor.__version__, 30, "this release to speak")
-    eventually(lambda: '"format": 1' in system.files.record_path("default.born-next").read_text(), 30, "its records")
     eventually(lambda: system.health()[0] == 200, 30, "health")
     system.ready()
     system.ready("born-next")
@@ -146,6 +132,19 @@ def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
     assert not (system.state / "pending" / "default.tiny.conf").exists()
     system.delete("born-next")
     eventually(lambda: "default.born-next" not in system.rpc.table(), 30, "it to be gone")
+
+
+def test_a_state_directory_of_another_format_is_refused_in_a_sentence(system: System) -> None:
+    engine, kept = system.ready(), system.state / FORMAT_FILE
+    said = f"state directory {system.state} has format 9, and this version has {STATE_FORMAT}: use"
+    kept.write_text("9")
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(system.state)],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (1, "") and said in done.stderr
+    assert system.pid() == engine
+    kept.write_text(STATE_FORMAT)
 
 
 def command_of(pid: int) -> list[str]:

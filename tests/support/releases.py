@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
-
-from tests.support.system import ROOT
-
-LAST = "310cd01"
-"""Commit of the last release before manifests were judged by allow-lists and engines were confined."""
 
 
 def install(base: Path) -> Path:
@@ -21,13 +15,3 @@ def install(base: Path) -> Path:
     paths = f"{base / 'lib'}\n{sysconfig.get_paths()['purelib']}\n"
     (base / "venv" / "lib" / tag / "site-packages" / "release.pth").write_text(paths)
     return base / "venv" / "bin" / "python"
-
-
-def last_release(base: Path) -> Path:
-    """The python of an installation of the last release; needs the history of the checkout."""
-    lib = base / "lib"
-    lib.mkdir()
-    parts = "metal_supervisor", "conf", "launchd"
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", LAST, *parts], capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(lib)], input=archive.stdout, check=True)
-    return install(base)

@@ -17,7 +17,7 @@ from metal_supervisor.controller import admission, reconcile
 from metal_supervisor.controller.admission import AdmissionRules, Up
 from metal_supervisor.memory.ledger import Ledger
 from metal_supervisor.spec.limits import Amount
-from metal_supervisor.spec.record import RULES, Record, Verdict
+from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Key, Standing
 from tests.support.effort import cases
@@ -122,13 +122,13 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> 
     assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
 
 
-def test_a_revoked_engine_stays_revoked_while_its_edit_waits_for_memory() -> None:
-    first = admitted(wants("a", 20, revoked="NotAllowed: x"), wants("b", 20))
+def test_a_barred_engine_stays_barred_while_its_edit_waits_for_memory() -> None:
+    first = admitted(wants("a", 20, barred="NotAllowed: x"), wants("b", 20))
     a = first["default", "a"]
-    edited = replace(wants("a", 40, digest="b", rules=RULES), queued_at=a.queued_at)
+    edited = replace(wants("a", 40, digest="b"), queued_at=a.queued_at)
     held = {record.key: up(record) for record in first.values()}
     kept, _ = settle({**first, a.key: edited}, first, held, AdmissionRules(BUDGET), 2.0)
-    assert (kept[a.key].revoked, kept[a.key].rules) == ("NotAllowed: x", 0), "its spec is the one of before"
+    assert kept[a.key].barred == "NotAllowed: x", "its spec is the one of before"
 
 
 def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_as_it_was() -> None:

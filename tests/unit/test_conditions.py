@@ -35,7 +35,7 @@ OTHER_WORDS = frozenset({
     "ConfinementFailed", "Cellar", "Klear",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
-    "ClusterIP", "NodePort", "LoadBalancer", "Revoked", "StartBarred", "InvalidFileSet", "Connection",
+    "ClusterIP", "NodePort", "LoadBalancer", "StartBarred", "InvalidFileSet", "Connection",
     "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
     "ExecCredential", "Config",

@@ -22,7 +22,7 @@ from metal_supervisor.controller.reconcile import (
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import EngineUse, RunNote
-from metal_supervisor.spec.record import RULES, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import (
     Endpoint,
     Engine,
@@ -256,41 +256,6 @@ def test_a_bad_edit_leaves_the_engine_exactly_as_it_runs() -> None:
     assert record.warning is not None and record.warning[0] == "InvalidSpec"
     assert record.warning[1].startswith("spec.x is wrong") and "keeps running" in record.warning[1]
     assert record == replace(before, uid="u", generation=3, warning=record.warning)
-
-
-# ── refused since this release, accepted by an older one ─────────────────────────────────────────
-
-
-def test_an_engine_of_an_older_release_finishes_and_its_spec_is_revoked() -> None:
-    before = running(rules=0, next_spec="default.tiny.b.json", next_bytes=7)
-    record = refuse(rejected(), before, 500.0)
-    assert (record.runs, record.spec_file, record.revoked) == (True, before.spec_file, "InvalidSpec: spec.x is wrong")
-    assert (record.next_spec, record.next_bytes) == ("", 0), "nothing else of that release is started either"
-    assert record.warning is not None and "until its next start, which is refused" in record.warning[1]
-
-
-def test_a_revoked_engine_fails_with_the_reason_once_its_launcher_has_refused_a_start() -> None:
-    revoked = refuse(rejected(), running(rules=0), 500.0)
-    record = refuse(rejected(), revoked, 600.0, start_refused=True)
-    assert (record.verdict.standing, record.verdict.reason) == (Standing.FAILED, "InvalidSpec")
-    assert (record.spec_file, record.revoked, record.port) == (None, "", 18100)
-
-
-def test_a_place_that_is_refused_now_revokes_too_but_what_passes_does_not() -> None:
-    before = running(rules=0)
-    refused = outlook(file=ModelFile("Failed", reason="SourceNotAllowed", message="not below"), engine=None)
-    assert accept(SERVICE, before, refused, 500.0).revoked.startswith('SourceNotAllowed: Model "phi"')
-    assert accept(SERVICE, before, refused, 600.0, start_refused=True).verdict.standing is Standing.FAILED
-    assert not accept(SERVICE, running(), refused, 500.0).revoked, "accepted by these rules: a setting changed"
-    assert not accept(SERVICE, before, outlook(problem=("RuntimeBroken", "x")), 500.0).revoked
-
-
-def test_a_revocation_ends_with_a_request_that_is_accepted() -> None:
-    revoked = refuse(rejected(), running(rules=0), 500.0)
-    up = Running("default.tiny.a.json", revoked.asked, revoked.probe, 18100, "now")
-    record = accept(SERVICE, revoked, outlook("b", running=up), 600.0)
-    assert (record.revoked, record.rules, record.next_spec) == ("", RULES, "default.tiny.b.json")
-    assert not refuse(rejected(), record, 700.0).revoked, "a bad edit of what was accepted interrupts nothing"
 
 
 # ── rejected by LLMKube's operator ───────────────────────────────────────────────────────────────

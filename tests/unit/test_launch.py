@@ -388,14 +388,6 @@ def test_a_taken_port_is_no_crash_and_never_turns_into_one(place: Place, listene
     assert [(place.run(spec)[0], place.said()["refused"]) for _ in range(2)] == [(75, "PortInUse")] * 2
 
 
-def test_a_revoked_spec_is_78_and_its_note_tells_the_reason(place: Place) -> None:
-    why = "InvalidSpec: spec.extraArgs[0] --rpc is refused"
-    code, output, errors, _ = place.run(place.spec(*ENGINE, revoked=why))
-    assert (code, output) == (78, b"") and f"not started: {why}" in errors
-    noted = read_run(place.note.read_text())
-    assert (noted.refused, noted.refused_message, noted.spec_file, noted.pid) == (launch.REVOKED, why, SPEC, 0)
-
-
 def test_a_barred_program_is_78_and_its_note_has_the_reason_until_the_bar_is_removed(place: Place) -> None:
     place.note.parent.mkdir(exist_ok=True)
     bar, why = place.note.with_suffix(".bar"), "ModelSourceNotAllowed: rejected"

@@ -39,7 +39,7 @@ def job(asked: Service, place: Place = PLACE) -> dict[str, Any]:
 
 def test_a_service_of_a_file_is_an_attendant_that_makes_it() -> None:
     made = engine(service(), BINARY, PLACE)
-    assert made.argv == ("/state/current/attendant", "default.tiny", "/state") and made.daemon == "ollama"
+    assert made.argv == ("/state/current/attacher", "default.tiny", "/state") and made.daemon == "ollama"
     assert made.probe.shared and made.probe.identity == "tiny"
     assert job(service(contextSize=512)) == {
         "daemon": "ollama", "name": "tiny", "library": "", "registry": "", "path": FILE, "models": "/state/ollama",

@@ -42,7 +42,7 @@ def job(asked: Service) -> dict[str, Any]:
 
 def test_a_service_is_an_attendant_with_a_job_and_no_secret() -> None:
     made = engine(service(contextSize=512, turboQuantBits=4), BINARY, PLACE)
-    assert made.argv == ("/state/current/attendant", "default.tiny", "/state") and made.daemon == "omlx"
+    assert made.argv == ("/state/current/attacher", "default.tiny", "/state") and made.daemon == "omlx"
     settings = {"max_context_window": 512, "turboquant_kv_enabled": True, "turboquant_kv_bits": 4}
     assert job(service(contextSize=512, turboQuantBits=4)) == {
         "daemon": "omlx", "name": "tiny", "path": "/models/m", "settings": settings, "key_file": "/state/omlx.key",

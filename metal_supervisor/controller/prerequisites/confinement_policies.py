@@ -22,11 +22,9 @@ from metal_supervisor.confinement.probe import GGUF, MLX, LoadRequest, Trial, Tr
 from metal_supervisor.controller.prerequisites.path_looks import PathLooks
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.runtimes import RUNTIMES, Binary, Place, ollama, omlx, shims
-from metal_supervisor.runtimes.builds import homes_of
 from metal_supervisor.runtimes.omlx_models import MODELS
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.arguments import is_opened, parse
-from metal_supervisor.spec.document import items
 from metal_supervisor.spec.fields import LONGEST_ADDRESS
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.shards import shard_names
@@ -34,7 +32,7 @@ from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Endpoint, Engine, Json, Model, Service
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
-from metal_supervisor.state.programs import DAEMONS, program_name
+from metal_supervisor.state.programs import program_name
 
 CODE = str(Path(shims.__file__).resolve().parent)
 LOOPBACK = "127.0.0.1"
@@ -224,41 +222,14 @@ def _parts(path: str) -> list[str]:
     return [str(place.with_name(name)) for name in shard_names(place.name)] if path else []
 
 
-# ── specs of an older release ────────────────────────────────────────────────────────────────────
+def require_policies(directory: StateDir) -> None:
+    """Have no engine start from a spec that was composed without a policy, until the controller has composed one.
 
-
-def complete_specs(directory: StateDir, mode: str) -> None:
-    """Give specs of a release without confinement a policy: an engine that crashes or reboots starts from its old spec.
-
-    Done before this release's launcher is in place, which starts nothing without one, and when a controller starts: the
-    one before writes its own specs until it ends. `mode`: as `--confinement`. Where it has become `required`, what was
-    composed without one gets one as well, and a daemon waits for its own.
+    For `--confinement required`: an engine that was started before that setting may crash before the first pass. An
+    attacher needs no policy.
     """
     for path in (directory.path / "specs").glob("*.json"):
         spec = directory.read_spec(path.name)
-        attacher, daemon = spec.get("shared") is True, spec.get("program") in DAEMONS
-        open_ones = mode == "required" and spec.get("confinement") is False and not attacher
-        if not spec or ("confinement" in spec and not open_ones):
-            continue
-        made: Json | Literal[False] | None = False
-        if daemon and mode == "required":
-            made = None  # which models it may read is not in its command line; the controller composes it anew
-        elif not (attacher or daemon or mode == "off"):
-            made = _policy(_older_access(directory, spec))
-        with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
-            write_atomic(path, json.dumps({**spec, "confinement": made}, indent=1, sort_keys=True) + "\n")
-
-
-def _older_access(directory: StateDir, spec: Json) -> Access:
-    """The access that an older spec's command line needs, by the paths in it."""
-    program, *arguments = map(str, items(spec, "argv") or [""])
-    python = Path(program).name.startswith("python")
-    code = (CODE,) if python else ()
-    named = list(filter(os.path.exists, (each for each in arguments if each.startswith("/"))))
-    private = (f"{directory.home}/current/", f"{directory.path}/current/")
-    read = [os.path.realpath(part) for each in named if not each.startswith(private) for part in _parts(each)]
-    scratch = str(directory.scratch_path(str(spec.get("program"))))
-    port = spec.get("port")
-    homes = homes_of(Path(program), program if python else "")
-    bind = (port,) if isinstance(port, int) else ()
-    return Access((program,), (*homes, *code), tuple(dict.fromkeys(read)), (scratch,), bind, python=python)
+        if spec.get("confinement") is False and spec.get("shared") is not True:
+            with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
+                write_atomic(path, json.dumps({**spec, "confinement": None}, indent=1, sort_keys=True) + "\n")

@@ -7,8 +7,7 @@ is taken, answers under the model's path and to any web page, and exceeds its pr
 process.
 
 Run as `python -E mlx_engine.py --alias NAME[,NAME] [--context TOKENS] ARGUMENTS OF mlx_lm.server`; needs mlx_lm alone.
-A spec of an older release may name this file: keep its arguments as they are. Exit codes: 1 it cannot serve,
-2 an argument is wrong, 69 this version of mlx_lm is not supported.
+Exit codes: 1 it cannot serve, 2 an argument is wrong, 69 this version of mlx_lm is not supported.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ else is for this machine alone, with the key.
 
 Run as `python -E omlx_engine.py --key-file FILE --base-path DIRECTORY [--served DIRECTORY] ARGUMENTS OF omlx serve`.
 The base path is used by nothing else, and is emptied at the start; below `--served` are the files of models, under
-their names. A spec of an older release may name this file: keep its arguments as they are.
+their names.
 Exit codes: 1 it cannot serve, 69 this version of oMLX is not supported, others oMLX's own (3: the port is taken).
 """
 

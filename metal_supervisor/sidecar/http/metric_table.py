@@ -139,12 +139,6 @@ SERVED = (
         SERVICE,
         "not there without a process, or while that is unknown",
     ),
-    MetricEntry(
-        OURS + "service_revoked",
-        GAUGE,
-        "1 while the engine runs as an older release allowed; its next start is refused.",
-        SERVICE,
-    ),
     MetricEntry(OURS + "service_evicted", GAUGE, "1 while the service is stopped because memory was short.", SERVICE),
     MetricEntry(
         OURS + "service_memory_bytes",
