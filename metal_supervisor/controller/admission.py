@@ -64,20 +64,6 @@ class AdmissionRules:
     """Memory limit by namespace; `*` for all others."""
 
 
-@dataclass(frozen=True)
-class Settled:
-    """An engine that keeps the memory it has under a record that stays as it is, and what that was decided by."""
-
-    proposal: Proposal
-    record: Record
-    up: Up | None
-    entry: Entry
-
-    def holds(self, proposal: Proposal, was: Record | None, up: Up | None) -> bool:
-        """True if it was decided by these very values."""
-        return self.proposal is proposal and self.record is was and self.up is up
-
-
 def settle(
     proposals: Mapping[Key, Proposal],
     before: Mapping[Key, Record],
@@ -85,26 +71,16 @@ def settle(
     rules: AdmissionRules,
     now: float,
     yielding: Mapping[Key, Yielding] = MappingProxyType({}),
-    settled: dict[Key, Settled] | None = None,
 ) -> tuple[dict[Key, Record], Ledger]:
     """The records of this pass, and the ledger behind them.
 
     `before`: the records of the last pass. `ups`: the engines that are up, by the key of their record. `yielding`: the
-    on-demand engines among them that give their memory to others. `settled`: those of the last pass, replaced by those
-    of this one: they need not be judged again.
+    on-demand engines among them that give their memory to others.
     """
     entries: list[Entry] = []
     leaving: Counter[str] = Counter()
-    settled = {} if settled is None else settled
-    same = {
-        key: known.record for key, known in settled.items()
-        if key in proposals and known.holds(proposals[key], before.get(key), ups.get(key))
-    }  # fmt: skip
     for key, proposal in proposals.items():
-        if key in same:
-            found, left = [settled[key].entry], 0
-        else:
-            found, left = _entries(proposal, before.get(key), ups.get(key), now)
+        found, left = _entries(proposal, before.get(key), ups.get(key), now)
         entries += [_yielding(each, yielding[key]) for each in found] if key in yielding else found
         leaving[proposal.namespace] += left
     pools = _pools(rules, leaving)
@@ -115,9 +91,7 @@ def settle(
     result = {}
     for key, proposal in proposals.items():
         was, said = before.get(key), book.decisions.get(key)
-        if key in same and key not in displaced:
-            result[key] = _within(same[key], book, pools, key in ups)
-        elif proposal.verdict is not None:
+        if proposal.verdict is not None:
             stays = was is not None and reconcile.leaves_as_it_is(proposal, proposal.verdict, was)
             result[key] = was if was is not None and stays else reconcile.recorded(proposal, proposal.verdict)
         elif proposal.evicted_at is not None:
@@ -132,12 +106,6 @@ def settle(
             result[key] = _as_it_was(proposal, was, said, key in ups, now)
         else:
             result[key] = _queued(proposal, was, said, now)
-    for key in settled.keys() - same.keys():
-        del settled[key]
-    for key, proposal in proposals.items():
-        was, up = before.get(key), ups.get(key)
-        if key not in same and was is not None and result[key] is was and proposal.asks and key not in book.decisions:
-            settled[key] = Settled(proposal, was, up, _having(proposal, up))
     return result, book
 
 

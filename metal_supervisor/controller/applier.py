@@ -93,20 +93,15 @@ class Applier:
             return self.supervisord.reload()
 
     def plan(
-        self, records: Collection[Record], at_rest: Collection[str], snapshot: Snapshot,
-        is_users: Callable[[Record], bool],
-    ) -> list[Step]:  # fmt: skip
+        self, records: Collection[Record], snapshot: Snapshot, is_users: Callable[[Record], bool]
+    ) -> list[Step]:
         """The steps of this pass, after its reload.
 
-        `at_rest`: programs that run as they should; they have none but for a section that has changed. `is_users`:
-        true for a model on the user's own daemon, whose start needs no Metal device.
+        `is_users`: true for a model on the user's own daemon, whose start needs no Metal device.
         """
         wanted, stopping = {}, dict(self._stopping)
         answering = self._answering([each for each in records if self._is_unsaid(each, snapshot)], snapshot.notes)
-        idle = frozenset(at_rest) - self._told.keys() - self._diff.changed
         for record in records:
-            if record.program in idle:
-                continue
             name = record.program
             note, seen, known = snapshot.notes.get(name), snapshot.observed.get(name), stopping.get(name)
             if record.runs and record.spec_file:
@@ -117,7 +112,7 @@ class Applier:
                 found = self._on_its_way(known, record, note, seen, answering.get(name))
                 stopping[name] = plan.with_use(found, snapshot.uses.get(name), record.withdraw)
         due = plan.steps(
-            wanted, frozenset(self.files.ours - idle), snapshot.table, self._diff, snapshot.notes, stopping,
+            wanted, frozenset(self.files.ours), snapshot.table, self._diff, snapshot.notes, stopping,
             snapshot.now, time.monotonic(),
         )  # fmt: skip
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())

@@ -20,7 +20,6 @@ from metal_supervisor.cluster.report import holds_requests
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
 from metal_supervisor.controller.leaving import Leaving
-from metal_supervisor.controller.plan import runs_as_wanted
 from metal_supervisor.controller.prerequisites.offers import CANNOT_S
 from metal_supervisor.controller.prerequisites.ports import Ports, is_unloaded
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
@@ -32,7 +31,7 @@ from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, name_claims, references
-from metal_supervisor.spec.processes import UNUSED, Observed, ProgramState, RunNote
+from metal_supervisor.spec.processes import UNUSED, Observed
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND
 from metal_supervisor.spec.sources import Artifact
@@ -43,17 +42,10 @@ from metal_supervisor.state.home import StateError
 
 Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
 """Of a service: (the slots that this Mac holds, the number that other Macs serve, the slots that serve here)."""
-Basis: TypeAlias = tuple[
-    "Service | Rejected", Share, Record, "ProgramState | None", "RunNote | None", "Observed | None"
-]  # fmt: skip
 UNSURE_S = 30.0
 """Seconds after the start in which an engine without a record is left alone until it is known what it should run."""
-ANEW_S = 60.0
-"""Seconds after which the proposals for engines that run as they should are made anew, whatever was looked at."""
 MODEL_LAG_S = 1.0
 """Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
-LOOK_EVERY_S = 10.0
-"""Seconds in which an engine of which nothing changed is not looked at, unless there is news."""
 RESTORED_S = 600.0
 """Seconds for which an engine keeps running whose service a restored API lacks."""
 log = logging.getLogger("controller")
@@ -72,12 +64,6 @@ def _replaced(found: Mapping[Key, Service | Rejected], records: Iterable[Record]
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
     """Keys of services with an estimate; a record that is still being checked has none, and counts as an offer."""
     return frozenset(each.owner for each in records if not each.is_daemon and each.verdict.reason != reconcile.CHECKING)
-
-
-def _basis(item: Service | Rejected, record: Record, share: Share, snapshot: Snapshot) -> Basis:
-    """What the proposal for the only engine of a service was made from, besides news."""
-    name = record.program
-    return item, share, record, snapshot.table.get(name), snapshot.notes.get(name), snapshot.observed.get(name)
 
 
 @dataclass(frozen=True)
@@ -121,18 +107,10 @@ class Assignment:
         self._gateway_keys = GatewayKeys(settings)
         self._sleep = sleep_note.SleepNoteReader(directory.path)
         self.placed = Placed({})
-        self.at_rest: set[Key] = set()
-        """Engines of the latest pass that run as they should, and of which nothing has changed since an earlier one."""
         self._unsure_until = time.monotonic() + UNSURE_S
-        self._steady: dict[Key, tuple[tuple[object, ...], Proposal]] = {}
-        """Engine that runs as it should -> what its latest proposal was made from, and that proposal."""
-        self._anew_at = self._look_at = 0.0
         self._files: _ServedFiles | None = None
         self._found: Mapping[Key, Service | Rejected] = {}
         """The services of the latest pass."""
-        self._settled: dict[Key, tuple[Basis, Proposal]] = {}
-        """Service of one engine -> as `_steady`: until there is other news than `_news`, that is all there is to it."""
-        self._news: object = None
         self._leaving = Leaving()
         self._lacking: dict[Key, float] = {}
         """Service without its Model -> the monotonic time from which that counts."""
@@ -146,7 +124,7 @@ class Assignment:
 
         `before`: the records of the last pass, with shared daemons.
         """
-        self.unsure, self.at_rest = False, set()
+        self.unsure = False
         result = {} if snapshot.services is None else self._propose(before, snapshot.services, snapshot)
         for key, record in before.items():
             if key not in result and not record.is_daemon:
@@ -158,7 +136,6 @@ class Assignment:
     ) -> dict[Key, Proposal]:
         """The proposals that change something, or could."""
         result: dict[Key, Proposal] = {}
-        self._look_anew(snapshot.news)
         self._failed_before, self._failed = self._failed, {}
         if snapshot.restored_at != self._restored_at:
             self._restored_at = snapshot.restored_at
@@ -231,14 +208,6 @@ class Assignment:
         self.again_in_s = min(left_s.values(), default=None)
         return set(left_s)
 
-    def _look_anew(self, news: object) -> None:
-        """Drop what is known of engines once it may be out of date."""
-        now = time.monotonic()
-        if now >= self._anew_at:
-            self._steady, self._anew_at = {}, now + ANEW_S
-        if now >= self._look_at or news is not self._news:
-            self._settled, self._look_at, self._news = {}, now + LOOK_EVERY_S, news
-
     def _files_of(self, found: Mapping[Key, Service | Rejected], before: Mapping[Key, Record]) -> _ServedFiles:
         """Files of the services that this Mac serves; the very same while these are the same."""
         inputs = found, self.placed.mine, None if self.placed.known else before
@@ -292,14 +261,6 @@ class Assignment:
             return
         slots = placed.mine.get(key, ()) if placed.known else tuple(record.slot for record in ours if record.claimed)
         peers = self._placement.peers_ready(placed, item)
-        known = basis = None
-        if len(ours) == 1:
-            known, basis = self._settled.get(key), _basis(item, ours[0], (slots, peers, ready), snapshot)
-        if known is not None and known[0] == basis:
-            result[key] = known[1]
-            self.at_rest.add(key)
-            self._prerequisites.headers.still_wanted(ours[0].files)
-            return
         if isinstance(item, Service) and item.references:
             item = references.filled(item, self._references.look)
         ordinals = {record.slot: record.ordinal for record in reversed(ours) if record.slot in slots}
@@ -317,20 +278,10 @@ class Assignment:
                 continue
             if (proposal.slot, proposal.claimed, proposal.peers_ready) != (slot, True, others):
                 proposal = replace(proposal, slot=slot, claimed=True, peers_ready=others)
-            elif basis is not None and engine is item and record is not None and len(slots) == 1:
-                self._settle(basis, proposal)
             result[engine.key] = proposal
         for record in ours:
             if record.ordinal not in ordinals.values():
                 result[record.key] = self._let_go(record, max(1, item.replicas), snapshot)
-
-    def _settle(self, basis: Basis, proposal: Proposal) -> None:
-        """Note that an engine runs as it should, if it does: until there is news its proposal is not made anew."""
-        _, _, record, state, note, seen = basis
-        steady = self._steady.get(record.key)
-        ports = (proposal.port, proposal.front_port) == (record.port, record.front_port)
-        if steady is not None and steady[1] is proposal and ports and runs_as_wanted(record, state, note, seen):
-            self._settled[record.owner] = basis, proposal
 
     def take(
         self,
@@ -345,20 +296,7 @@ class Assignment:
         start_refused = self._start_refused(record, snapshot)
         if isinstance(item, Rejected):
             return reconcile.refuse(item, record, snapshot.now, start_refused, self._is_up(record, snapshot))
-        basis = self._prerequisites.basis(item, record, ports, snapshot) if record is not None else None
-        known = self._steady.get(item.key)
-        if known is not None and known[0] == basis:
-            return known[1]
-        proposal = self._accepted(item, record, ports, snapshot, start_refused)
-        if record is None or basis is None:
-            return proposal
-        if proposal.asks and proposal.spec_file == record.spec_file and not proposal.next_spec:
-            # The share is its record's, so that mostly the very same proposal is handed on.
-            proposal = replace(
-                proposal, slot=record.slot, claimed=record.claimed, peers_ready=record.peers_ready
-            )  # fmt: skip
-            self._steady[record.key] = basis, proposal
-        return proposal
+        return self._accepted(item, record, ports, snapshot, start_refused)
 
     def _accepted(
         self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool

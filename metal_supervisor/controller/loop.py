@@ -128,7 +128,6 @@ class Controller:
         """The next pass is not to wait for more news."""
         self._untold = False
         """The sidecar and the gateway have not been told yet of what was written."""
-        self._torn = False
         """The latest pass did not come to its end."""
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
@@ -175,7 +174,6 @@ class Controller:
 
     def one_pass(self) -> float:
         """One pass; returns the seconds after which the next is worthwhile without a wake."""
-        torn, self._torn = self._torn, True
         self.state.refresh_link()
         snapshot = self._observe()
         known = plan.with_hands(self.records, snapshot.table, snapshot.notes)
@@ -185,50 +183,35 @@ class Controller:
         if proposals.keys() - known.keys():  # one whose record was lost may be up
             ups = self.memory.ups(before, proposals, snapshot)
         self.records = self._admitted(proposals, before, ups, snapshot)
-        moving = self._moving(before, torn)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         files = self.applier.files
-        files.write_specs(moving.values(), self.prerequisites.specs)
-        written = self._keep_records(moving.values())
+        files.write_specs(self.records.values(), self.prerequisites.specs)
+        written = self._keep_records(self.records.values())
         if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
             self._tell_readers()
         complete = snapshot.complete and not self.assignment.unsure
         files.write_sections(self.records.values(), complete, snapshot)
         self.applier.reload(self.controller_status.quarantined)
-        at_rest = {record.program for key, record in self.records.items() if key not in moving}
-        steps = self.applier.plan(self.records.values(), at_rest, snapshot, self.prerequisites.daemons.is_users)
+        steps = self.applier.plan(self.records.values(), snapshot, self.prerequisites.daemons.is_users)
         done = [step for step in steps if self._perform(step, snapshot)]
         self.applier.sweep(snapshot)  # before the spec that has an engine's port is removed
-        self._settle(moving, snapshot, steps)
+        self._settle(snapshot, steps)
         self._report("trash", self._trash.problem)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
         self._publish(snapshot, steps, done)
         self.exits.watch_only(self._pids(snapshot))
-        pause_s = self._pause_s(moving, snapshot, steps, done)
+        pause_s = self._pause_s(snapshot, steps, done)
         self._hurried = self._is_awaited(steps)
-        self._torn = False
         return pause_s
 
-    def _moving(self, before: Mapping[Key, Record], torn: bool) -> dict[Key, Record]:
-        """The records of this pass but those of engines at rest: those are on file, and no step is due.
-
-        `torn`: the last pass did not come to its end. No engine rests then, nor while a record could not be written.
-        """
-        at_rest = frozenset() if torn or self._unkept else self.assignment.at_rest
-        return {
-            key: record for key, record in self.records.items() if key not in at_rest or record is not before.get(key)
-        }
-
-    def _pause_s(
-        self, moving: Mapping[Key, Record], snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]
-    ) -> float:
+    def _pause_s(self, snapshot: Snapshot, steps: Sequence[Step], done: Sequence[Step]) -> float:
         """Seconds after which another pass is worthwhile without a wake."""
         if self.applier.lacks or any(step.do not in TELLING for step in done):
             return SOONEST_S
         self.applier.files.collect(self.records.values(), snapshot)
         later = [step.again_in_s for step in steps if step.do is Action.WAIT]
         later += [ACKNOWLEDGED_S if step.do is Action.WITHDRAW else STARTED_S for step in done]
-        if any(self._stopped_just_now(record, snapshot) for record in moving.values()):
+        if any(self._stopped_just_now(record, snapshot) for record in self.records.values()):
             later.append(plan.HAND_GRACE_S)
         again = (
             self.assignment.placed.again_in_s,
@@ -347,12 +330,11 @@ class Controller:
                 self._tell_readers()
                 return
 
-    def _settle(self, moving: Mapping[Key, Record], snapshot: Snapshot, steps: Sequence[Step]) -> None:
+    def _settle(self, snapshot: Snapshot, steps: Sequence[Step]) -> None:
         """Forget finished business: removed services, completed withdrawals, past retries."""
         busy = {step.program for step in steps if step.do not in (Action.START, Action.ADD)}
         before = len(self.records)
-        for key in moving:
-            record = self.records[key]  # as the steps have left it
+        for key, record in list(self.records.items()):
             name = record.program
             state, note = snapshot.table.get(name), snapshot.notes.get(name)
             kept = plan.after_steps(record, state, note, name in busy, snapshot.now)

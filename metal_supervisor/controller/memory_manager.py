@@ -9,12 +9,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from operator import is_
+from dataclasses import replace
 from typing import Literal
 
 from metal_supervisor.controller import admission
-from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRules, Settled, Up
+from metal_supervisor.controller.admission import EVICTED_DRAIN_S, AdmissionRules, Up
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.controller.pressure_watch import MemoryState, Watchdog
@@ -26,7 +25,7 @@ from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.runtimes.probing import Asked
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import whole
-from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNote
+from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import Json, Key
@@ -41,15 +40,10 @@ ENDS_WITHIN_S = 10.0
 log = logging.getLogger("controller")
 
 
-@dataclass(frozen=True)
-class _Footprint:
-    """Memory that an engine holds, and what that was decided by."""
-
-    basis: tuple[Record | Proposal, ProgramState, RunNote | None, Observed | None]
-    pid: int
-    reserved_bytes: int
-    """The most that was reserved for this process so far."""
-    up: Up
+def _charged(record: Record | None, spec_file: str) -> int:
+    """Bytes that are reserved for the engine of a record, if that is of this spec."""
+    started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
+    return record.reserved_bytes if record is not None and started else 0
 
 
 class Memory:
@@ -67,9 +61,8 @@ class Memory:
         self._evictions = 0
         self._skipped: Counter[str] = Counter()
         self._skipping = ""
-        self._settled: dict[Key, Settled] = {}
-        self._footprints: dict[Key, _Footprint] = {}
-        """Those of the engines that were up in the last pass."""
+        self._reserved: dict[Key, tuple[int, int]] = {}
+        """Engine that was up in the last pass -> (its pid, the most that was reserved for that process)."""
         self._seen = MemoryState()
         """What the watchdog knew at the beginning of the pass."""
 
@@ -102,41 +95,30 @@ class Memory:
         `records`: those by which they were started. `proposals` are for engines whose record was lost: they count by
         name, for what is wanted now says little about what runs; by size too if its spec is lost as well.
         """
-        before, self._footprints = self._footprints, {}
+        before, self._reserved = self._reserved, {}
         engines: dict[Key, Record | Proposal] = {**proposals, **records}
+        found = {}
         for key, each in engines.items():
             state = snapshot.table.get(each.program)
             if state is None or state.state not in LIVE or each.is_daemon:
                 continue
-            note, seen = snapshot.notes.get(each.program), snapshot.observed.get(each.program)
-            known, basis = before.get(key), (each, state, note, seen)
-            # Until its launcher has said what it runs, its section is read each time.
-            if known is None or live_note(note, state) is None or not all(map(is_, known.basis, basis)):
-                known = self._footprint(records.get(key), basis, known)
-            self._footprints[key] = known
-        return {key: each.up for key, each in self._footprints.items()}
-
-    def _footprint(
-        self,
-        record: Record | None,
-        basis: tuple[Record | Proposal, ProgramState, RunNote | None, Observed | None],
-        known: _Footprint | None,
-    ) -> _Footprint:
-        """Footprint of one engine. `known`: as of the last pass."""
-        each, state, note, seen = basis
-        note = live_note(note, state)
-        # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
-        spec_file = note.spec_file if note else self._state.section_spec(each.program)
-        pid = note.pid if note else state.pid
-        said = whole(self._state.read_spec(spec_file), "reserved_bytes")
-        started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
-        ours = record.reserved_bytes if record is not None and started else 0
-        # A damaged spec does not have it, and records change.
-        reserved = max(said, ours, known.reserved_bytes if known is not None and known.pid == pid else 0)
-        if not reserved and record is None:
-            reserved = each.reserved_bytes
-        measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
-        return _Footprint(basis, pid, reserved, Up(spec_file, max(reserved, measured)))
+            note, seen = live_note(snapshot.notes.get(each.program), state), snapshot.observed.get(each.program)
+            # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
+            spec_file = note.spec_file if note else self._state.section_spec(each.program)
+            pid = note.pid if note else state.pid
+            known_pid, known_bytes = before.get(key, (0, 0))
+            record = records.get(key)
+            reserved = max(
+                whole(self._state.read_spec(spec_file), "reserved_bytes"),
+                _charged(record, spec_file),  # a damaged spec has none, and records change
+                known_bytes if known_pid == pid else 0,
+            )
+            if not reserved and record is None:
+                reserved = each.reserved_bytes
+            self._reserved[key] = pid, reserved
+            measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
+            found[key] = Up(spec_file, max(reserved, measured))
+        return found
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +134,7 @@ class Memory:
         limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
         rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
-        records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding, self._settled)
+        records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding)
         return records
 
     def _paused(self, records: Mapping[Key, Record]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -71,16 +71,13 @@ class BackgroundLooks(Generic[T]):
             return look.answer
 
     def latest(self, name: str) -> T | None:
-        """The latest answer, None if there is none; nothing is asked."""
+        """The latest answer, None without one. Nothing is asked, and the answer is kept as by `look`."""
         with self._lock:
             look = self._looks.get(name)
-            return None if look is None else look.answer
-
-    def still_wanted(self, names: Iterable[str]) -> None:
-        """Keep the answers to these, as if they had been looked for."""
-        with self._lock:
-            for name in self._looks.keys() & names:
-                self._looks[name].wanted = True
+            if look is None:
+                return None
+            look.wanted = True
+            return look.answer
 
     def forget_others(self) -> None:
         """Forget the answers not looked for since the last call; what is looked for later is asked anew."""

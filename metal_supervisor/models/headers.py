@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,7 +114,6 @@ class Headers:
 
     def latest(self, path: str) -> Reading | None:
         """As `look`; what is known is not read again, however old it is."""
-        self.still_wanted((path,))
         return _reading(self._looks.latest(path)) or self.look(path)
 
     def judged(self, path: str, is_here: Callable[[], bool]) -> Reading | None:
@@ -140,10 +139,6 @@ class Headers:
             return _KnownHeader(read_library(source, settings))
 
         return _reading(self._looks.look(source, ask, 0.0, REMOTE_AGAIN_S))
-
-    def still_wanted(self, paths: Iterable[str]) -> None:
-        """Keep what is known of these files, without a look at them."""
-        self._looks.still_wanted(paths)
 
     def forget_others(self) -> None:
         """Forget the headers not asked for since the last call.

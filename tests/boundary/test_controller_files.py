@@ -172,11 +172,11 @@ def test_files_that_cannot_be_removed_are_reported_once_and_fail_no_pass(
     monkeypatch.setattr(plan, "after_steps", lambda *_: None)
     snapshot = Snapshot(1.0, {}, True, {}, {}, {}, {})
     for _ in range(3):
-        controller._settle(dict(controller.records), snapshot, [])
+        controller._settle(snapshot, [])
     assert list(controller.records) == [left.key] and len(caplog.records) == 1
     assert [each["name"] for each in controller.controller_status._notices] == [f"files of {left.program}"]
     monkeypatch.setattr(state, "forget", forget)
-    controller._settle(dict(controller.records), snapshot, [])
+    controller._settle(snapshot, [])
     assert not controller.records and not controller.controller_status._notices
 
 

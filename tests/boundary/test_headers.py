@@ -478,8 +478,6 @@ def test_a_local_file_is_known_at_once_and_read_once(asker: Asker, tiny: Path, t
     asker.headers.forget_others()
     assert asker.headers.look(str(path)) is known
     asker.headers.forget_others()
-    asker.headers.still_wanted([str(path)])
-    asker.headers.forget_others()
     assert asker.headers.latest(str(path)) is known
     asker.headers.forget_others()
     asker.headers.forget_others()

@@ -85,7 +85,7 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
     applier._diff = Diff(removed=frozenset(table))
     steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
-                         (), Snapshot(now, {}, True, {}, table, notes, {}), lambda _: False)
+                         Snapshot(now, {}, True, {}, table, notes, {}), lambda _: False)
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 
@@ -97,7 +97,7 @@ def test_one_that_was_told_to_end_and_serves_again_is_no_longer_told(tmp_path: P
     seen = Observed(each.program, 1000, True, 1.0, "RUNNING")
     applier._told[each.program] = 1000, Hung("it hangs", 1.0)
     snapshot = Snapshot(100.0, {}, True, {}, {each.program: row}, {each.program: note}, {each.program: seen})
-    assert applier.plan([each], {each.program}, snapshot, lambda _: False) == []
+    assert applier.plan([each], snapshot, lambda _: False) == []
     assert not applier._told
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +11,18 @@ import pytest
 
 from metal_supervisor.controller.loop import Controller
 from metal_supervisor.controller.plan import Action, Step
-from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.launch import NOW
 from metal_supervisor.memory.ledger import Decision, Ledger
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell
-from metal_supervisor.supervisord.client import Unavailable
 from tests.boundary.test_many_stops import record
 from tests.boundary.test_placement import NoKube
 
 
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    """One with an engine at rest, and without a cluster and a supervisord."""
+    """One without a cluster and a supervisord."""
     state = StateDir(tmp_path / "state")
     state.create()
     nothing: Any = None
@@ -34,27 +31,8 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     for part in ("services", "models", "placement", "memory", "metal"):
         monkeypatch.setattr(controller, part, SimpleNamespace(start=lambda: None))
     made = record("new")
-    controller.records, controller.assignment.at_rest = {made.key: made}, {made.key}
+    controller.records = {made.key: made}
     return controller
-
-
-def test_what_is_not_on_file_or_not_done_does_not_rest(controller: Controller) -> None:
-    (key, made), = controller.records.items()
-    assert controller._moving({key: made}, torn=False) == {}
-    assert controller._moving({key: made}, torn=True) == {key: made}, "the last pass failed in the middle"
-    assert controller._moving({key: replace(made, port=1)}, torn=False) == {key: made}, "it is another one now"
-    controller._unkept = "no room"
-    assert controller._moving({key: made}, torn=False) == {key: made}
-
-
-def test_a_pass_that_fails_is_remembered(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing() -> Snapshot:
-        raise Unavailable("timed out")
-
-    monkeypatch.setattr(controller, "_observe", failing)
-    with pytest.raises(Unavailable):
-        controller.one_pass()
-    assert controller._torn
 
 
 @pytest.mark.parametrize("error", [OSError("full"), ValueError("a programming error")])

@@ -454,7 +454,7 @@ class Lookout(prerequisites.Prerequisites):
     """What this Mac can do: everything, at once."""
 
     def __init__(self, mac: Mac) -> None:
-        headers: Any = SimpleNamespace(forget_others=lambda: None, still_wanted=lambda _: None)
+        headers: Any = SimpleNamespace(forget_others=lambda: None)
         nobody: Any = SimpleNamespace()
         super().__init__(SETTINGS, mac.files, nobody, headers, nobody)  # type: ignore[arg-type]
         self._mac = mac
@@ -468,10 +468,6 @@ class Lookout(prerequisites.Prerequisites):
         return Outlook(ready, port, engine, made, running=running, demand=self._mac.demand(service))
 
 
-    def _around(self, service: Service, record: Any, ports: Any, snapshot: Snapshot) -> tuple[object, ...] | None:
-        return self._mac.release, self._mac.demand(service)
-
-
 class Purse(Memory):
     """The machine's memory: a budget, and nobody who watches for pressure."""
 
@@ -479,7 +475,7 @@ class Purse(Memory):
         self._settings, self._state = SETTINGS, mac.files
         self.ledger = Ledger(mac.budget_bytes, 0, {})
         self._leaving, self._skipping, self._seen = frozenset(), "", MemoryState()
-        self._footprints, self._settled = {}, {}
+        self._reserved = {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
             level=lambda _: None, seen=MemoryState(), ask_about=lambda _: None, pace=Pace(),
@@ -489,24 +485,13 @@ class Purse(Memory):
     def ups(self, *world: Any) -> dict[Any, Up]:
         """The engines that are up, and what each holds: as looked up anew, or what its process was given before."""
         found = super().ups(*world)
-        kept, self._footprints = self._footprints, {}
+        kept, self._reserved = self._reserved, {}
         anew = super().ups(*world)
-        self._footprints = kept
+        self._reserved = kept
         assert found.keys() == anew.keys()
         for key, each in anew.items():
             same = found[key].spec_file == each.spec_file and found[key].bytes >= each.bytes
             assert same, f"{found[key]} was kept, {each} is right"
-        return found
-
-    def settle(
-        self, proposals: Any, before: Any, ups: Any, yielding: Any, now: float
-    ) -> dict[Any, Record]:
-        """The records, which have to be those that are judged from nothing."""
-        found = super().settle(proposals, before, ups, yielding, now)
-        book, kept, self._settled = self.ledger, self._settled, {}
-        anew = super().settle(proposals, before, ups, yielding, now)
-        self._settled = kept
-        assert found == anew and book == self.ledger, f"{found} was kept, {anew} is right"
         return found
 
 
@@ -514,25 +499,13 @@ class Asked(Assignment):
     """What a cluster asks for that answers at once, and has one Mac."""
 
     def __init__(self, mac: Mac, prerequisites: Any) -> None:
-        self.mac, self._prerequisites, self._steady = mac, prerequisites, {}
-        self._settled, self._anew_at, self._look_at, self._news = {}, 0.0, 0.0, None
+        self.mac, self._prerequisites = mac, prerequisites
         self._placement: Any = SimpleNamespace(peers_ready=lambda *_: 0)
         self._unsure_until = 0.0
         mine = {("default", name): (0,) for name in NAMES}
         self.placed: Any = SimpleNamespace(again_in_s=None, known=True, mine=mine)
 
     def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
-        """The proposals, which have to be those that are made from nothing."""
-        result = self._made(before, snapshot)
-        kept, self._steady, self._settled = (self._steady, self._settled, self.at_rest), {}, {}
-        anew = self._made(before, snapshot)
-        self._steady, self._settled, self.at_rest = kept
-        assert result == anew, f"{result} was kept, {anew} is right"
-        return result
-
-    def _made(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
-        self._look_anew(snapshot.news)
-        self.at_rest = set()
         found, result, ports = self.mac.wanted, dict[Any, Proposal](), Ports(before.values())
         for name in reversed(found) if self.mac.reverse else found:
             item = asked_for(name, *found[name])
@@ -560,7 +533,7 @@ class Brain(Controller):
         self.assignment: Any = Asked(mac, self.prerequisites)
         self.exits: Any = SimpleNamespace(watch_only=lambda _: None)
         self.awake: Any = SimpleNamespace(look=lambda *_: None)
-        self._untold, self._torn, self._unkept = False, False, ""
+        self._untold, self._unkept = False, ""
 
     def _observe(self) -> Snapshot:
         now, table = self.mac.clock.time(), self.supervisord.table()

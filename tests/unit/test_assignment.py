@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import assignment as module
@@ -28,7 +26,6 @@ from metal_supervisor.spec.resources import MODEL_NOT_FOUND, rejected
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Key, Rejected, Standing
 from metal_supervisor.state.programs import program_name
-from tests.support.effort import cases
 from tests.support.system import model, service
 from tests.unit.model_supervisord import asked_for
 from tests.unit.test_manifests import record as a_record
@@ -46,10 +43,8 @@ class Sharing(Assignment):
     """Shares one service out among the slots of this Mac; its engines run as they should."""
 
     def __init__(self, slots: tuple[int, ...]) -> None:
-        headers = SimpleNamespace(still_wanted=lambda _: None)
-        self._prerequisites: Any = SimpleNamespace(basis=lambda *given: given[:2], headers=headers)
         self._placement: Any = peers(0)
-        self._steady, self._settled, self._unsure_until, self.at_rest = {}, {}, 0.0, set()
+        self._unsure_until = 0.0
         self.placed = Placed({ITEM.key: slots})
         self.taken: list[Key] = []
         self.notes: dict[str, RunNote] = {}
@@ -76,12 +71,6 @@ class Sharing(Assignment):
         assert all(proposal.key == key for key, proposal in found.items())
         return found
 
-    def from_nothing(self, records: Collection[Record]) -> dict[Key, Proposal]:
-        """The same by one that has kept nothing."""
-        other = Sharing(self.placed.mine[ITEM.key])
-        other._placement, other.notes, other.down = self._placement, self.notes, self.down
-        return other.made(records)
-
 
 def running(ordinal: int) -> Record:
     namespace, name = ITEM.key
@@ -102,37 +91,6 @@ def test_an_engine_that_runs_as_it_should_does_not_hide_a_slot_without_one() -> 
     sharing, first = Sharing((0, 1)), running(0)
     assert [list(sharing.made([first])) for _ in range(3)] == [[first.key, running(1).key]] * 3
     assert sharing.taken.count(running(1).key) == 3
-
-
-SLOTS = (), (0,), (1,), (0, 1)
-EVENTS = "slots", "admitted", "admitted", "admitted", "lost", "leaves", "crash", "down", "up", "peers"
-
-
-@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=16))
-@settings(max_examples=cases(5_000), database=None, derandomize=True, deadline=None)
-def test_what_is_kept_of_two_slots_is_what_is_made_from_nothing(history: list[tuple[str, int]]) -> None:
-    sharing, records, proposals = Sharing((0, 1)), dict[Key, Record](), dict[Key, Proposal]()
-    for what, how in history:
-        key = running(how % 2).key
-        program = program_name(key)
-        if what == "slots":
-            sharing.placed = Placed({ITEM.key: SLOTS[how]})
-        elif what == "admitted":
-            fresh = {each: reconcile.recorded(proposals[each], running(0).verdict) for each in proposals}
-            records = {each: records[each] if records.get(each) == made else made for each, made in fresh.items()}
-        elif what == "lost":
-            records.pop(key, None)
-        elif what == "leaves" and key in records:
-            records[key] = reconcile.dismiss(records[key], 100.0)
-        elif what == "crash":
-            sharing.notes[program] = RunNote(7, 7, "s", f"{program}.0.json", (1.0, 2.0 + how), 0.0, "", "")
-        elif what in ("down", "up"):
-            (sharing.down.add if what == "down" else sharing.down.discard)(program)
-        elif what == "peers":
-            sharing._placement = peers(how)
-        ours = sorted(records.values(), key=lambda each: each.ordinal)
-        proposals = sharing.made(ours)
-        assert proposals == sharing.from_nothing(ours)
 
 
 def test_a_service_that_is_still_being_checked_is_not_counted_as_charged() -> None:
@@ -213,8 +171,6 @@ class Reading(Assignment):
         self._lacking, self._found, self._failed, self._failed_before = {}, {}, {}, {}
         self.placed = Placed({})
         self.found, self.shared, self.fails = found, list[str](), dict[str, Exception]()
-
-    def _look_anew(self, news: object) -> None: ...
 
     def _files_of(self, *_: Any) -> Any: ...
 

@@ -109,7 +109,9 @@ class PortChoice:
         kept = self._kept_ports(service, record)
         note = snapshot.notes.get(record.program) if record else None
         allowed = self._settings.port_range
-        wanted = service.container_port if service.container_port in allowed else None
+        wanted = service.container_port
+        if wanted is not None and wanted not in allowed:
+            wanted = None
         holder = None if wanted is None else ports.holder(wanted, service.key)
         if holder is not None and service.idle_s is None:
             known = f"belongs to {'.'.join(holder)} already" if holder[0] == service.namespace else "is taken"

@@ -16,7 +16,7 @@ from metal_supervisor.controller.prerequisites.context_choice import Composition
 from metal_supervisor.controller.prerequisites.daemons import Daemons
 from metal_supervisor.controller.prerequisites.missing_files import READING, Files, MissingFiles
 from metal_supervisor.controller.prerequisites.offers import Offers
-from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports, front_key
+from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook, Running
 from metal_supervisor.controller.remembered import Remembered, nothing
@@ -128,35 +128,6 @@ class Prerequisites:
         if service.idle_s is not None and front is None and found.port is not None:
             found = replace(found, problem=found.problem or self.ports.none_free(ports))
         return replace(found, host=host, live=live, front_port=front)
-
-    def basis(self, service: Service, record: Record, ports: Ports, snapshot: Snapshot) -> tuple[object, ...] | None:
-        """All that the outlook of an engine depends on that runs from its spec, or waits for its turn; else None."""
-        note, up = snapshot.notes.get(record.program), snapshot.live_note(record.program)
-        steady = record.runs and not record.withdraw and (up is None or up.spec_file == record.spec_file)
-        if not steady or not reconcile.same_request(record.asked, service.asked):
-            return None
-        around = self._around(service, record, ports, snapshot)
-        return None if around is None else (service, record, note, up is None, *around)
-
-    def _around(
-        self, service: Service, record: Record, ports: Ports, snapshot: Snapshot
-    ) -> tuple[object, ...] | None:
-        """As `basis`, of what is neither the service nor its record; None also where that is more than this."""
-        opened = service.allowed_args and any("/" in each for each in service.extra_args)  # files, looked at each time
-        further = RUNTIMES[service.runtime].shared is not None or service.companions or opened
-        if further or record.port not in self._settings.port_range:
-            return None
-        file, build = self._store.state(service.model.artifact), self._build(RUNTIMES[service.runtime])
-        if build[0] is None or file.phase != "Ready":
-            return None
-        confined = self._confinement.tried(service.runtime, build[0])
-        if confined is None:
-            return None
-        held = ports.holder(service.container_port or record.port or 0, service.key)
-        front = record.front_port and ports.holder(record.front_port, front_key(service.key))
-        taken = record.front_port in snapshot.taken
-        room = snapshot.room.total, snapshot.room.budget
-        return file, self.headers.look(file.path), build, snapshot.metal.problem, confined, held, front, taken, room
 
     def _found(
         self,
