@@ -167,10 +167,11 @@ def commands_for(
     path, body = first_request.example(mode, name)
     flag = state_flag(settings.state_path)
     own = f"$({tool} key show {name}{flag})" if engine_keys(StateDir(settings.state_path), name) else ""
-    at_gateway = f"${KEY_VARIABLE}" if settings.gateway_on and settings.gateway_keys_path else own
+    gateway = settings.gateway_url if settings.gateway_on else ""
+    at_gateway = f"${KEY_VARIABLE}" if gateway and settings.gateway_keys_path else own
     lines = []
     if base:
-        key = at_gateway if base == settings.gateway_url else own
+        key = at_gateway if base == gateway else own
         header = f'-H "Authorization: Bearer {key}" ' if key else ""
         lines.append(f"curl {base}{path} {header}-d '{body}'")
     if mode == "chat":

@@ -128,12 +128,14 @@ def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
 
 
 @pytest.mark.parametrize(
-    ("base", "has_own", "keys_of_gateway", "before", "key", "after"),
+    ("base", "has_own", "settings_of_gateway", "before", "key", "after"),
     [
         (ENGINE, False, {}, [], "", CHAT),
         (ENGINE, True, {}, [], OWN, CHAT_WITH_OWN),
         (ENGINE, True, {"gateway_keys": "keys"}, [EXPORT], OWN, CHAT),
         (ENGINE, False, {"gateway_keys": "keys"}, [EXPORT], "", CHAT),
+        (ENGINE, False, {"gateway": "off"}, [], "", CHAT),
+        (ENGINE, True, {"gateway": "off", "gateway_keys": "keys"}, [], OWN, CHAT_WITH_OWN),
         (GATEWAY, False, {}, [], "", CHAT),
         (GATEWAY, True, {}, [], OWN, CHAT_WITH_OWN),
         (GATEWAY, True, {"gateway_keys": "keys"}, [EXPORT], GIVEN, CHAT),
@@ -141,11 +143,12 @@ def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     ],
 )
 def test_a_printed_command_reads_the_key_that_it_needs(
-    keyed: StateDir, base: str, has_own: bool, keys_of_gateway: dict[str, Any], before: list[str], key: str, after: str
-) -> None:
+    keyed: StateDir, base: str, has_own: bool, settings_of_gateway: dict[str, Any], before: list[str], key: str,
+    after: str,
+) -> None:  # fmt: skip
     if not has_own:
         with_engine(keyed, "tiny", "default", {})
-    settings = Settings(state_dir=str(keyed.path), gateway="127.0.0.1:9100", **keys_of_gateway)
+    settings = Settings(**{"state_dir": str(keyed.path), "gateway": "127.0.0.1:9100", **settings_of_gateway})
     lines = changes.commands_for(settings, "tiny", base, "chat", "m")
     header = f'-H "Authorization: Bearer {key}" ' if key else ""
     body = '{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
