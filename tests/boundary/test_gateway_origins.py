@@ -10,7 +10,7 @@ import pytest
 from metal_supervisor.gateway import worker as workers
 from metal_supervisor.settings.schema import Settings
 from metal_supervisor.state.directory import StateDir
-from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, head, run, serving
+from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, run, serving
 
 PAGE, OBSIDIAN, EXTENSION = "http://localhost:3000", "app://obsidian.md", f"chrome-extension://{'abcdefghijklmnop' * 2}"
 OTHERS = (
@@ -20,10 +20,10 @@ OTHERS = (
 )  # fmt: skip
 
 
-async def asked(gateway: Open, method: str, path: str, *headers: str) -> bytes:
+async def asked(gateway: Open, method: str, path: str, *headers: str, host: str = "localhost") -> bytes:
     """The head of an answer, in lower case, and its body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
     told = await reader.read()
     writer.close()
@@ -130,15 +130,29 @@ def test_a_preflight_allows_no_header_that_is_no_name(names: str) -> None:
     run(go)
 
 
-def test_a_rebound_name_is_refused_for_a_named_origin_too() -> None:
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("host.docker.internal", 200), ("gateway.docker.internal", 200), ("docker.for.mac.localhost", 200),
+        ("docker.for.mac.host.internal", 200), ("host.k3d.internal:9100", 200), ("host.orb.internal", 200),
+        ("host.containers.internal", 200), ("host.lima.internal", 200), ("host.rancher-desktop.internal", 200),
+        ("host.minikube.internal", 200), ("HOST.DOCKER.INTERNAL", 200), ("localhost", 200), ("127.0.0.1", 200),
+        ("evil.example", 421), ("x.host.docker.internal", 421), ("host.docker.internal.evil.example", 421),
+        ("host.evil.internal", 421), ("docker.orb.internal", 421), ("evil.localhost", 421), ("", 421),
+    ],
+)  # fmt: skip
+def test_only_exact_names_that_cannot_be_rebound_are_accepted(name: str, status: int, tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+
     async def go() -> None:
+        worker = workers.Worker(Settings(state_dir=str(tmp_path), gateway="127.0.0.1:1"), state, lambda: None)
+        await worker._proxy.close()
         async with opened() as gateway:
-            gateway.proxy.hosts = frozenset({"localhost"})
-            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            wanted = b"Origin: " + PAGE.encode()
-            writer.write(head(b"{}", wanted).replace(b"Host: localhost", b"Host: evil.example") + b"{}")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 421 ")
-            writer.close()
+            gateway.proxy.hosts = worker._hosts()
+            for origin in (), (f"Origin: {PAGE}",):
+                told = await asked(gateway, "GET", "/v1/models", *origin, host=name)
+                assert told.startswith(f"http/1.1 {status} ".encode()), told
 
     run(go)
 
