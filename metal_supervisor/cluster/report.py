@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Standing
+from metal_supervisor.spec.types import Json, Standing
 
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
@@ -74,6 +74,8 @@ class Report:
     wants_service: bool
     wants_slice: bool
     draining: bool
+    acceleration: Json = field(default_factory=dict)
+    """`status.acceleration`, {} if it is not known."""
 
 
 def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple[str, str, str]:
@@ -270,6 +272,7 @@ def report(
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving or held) and standing is not Standing.REMOVING,
         draining=leaving,
+        acceleration=observed.acceleration if observed else {},
     )
 
 
