@@ -138,7 +138,9 @@ def _standing(
     if observed and observed.ready and not record.withdraw:
         port, phase = record.front_port or record.port, _whole(record, 1)
         text = f"{record.runtime} serves {record.name} on port {port}"
-        if record.probe.names_itself:
+        if record.probe.names_itself and observed.model_name:
+            text += f", under a model name of its own: requests have to use {observed.model_name}"
+        elif record.probe.names_itself:
             text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
         if not record.claimed:
             return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"

@@ -122,7 +122,9 @@ class Observer:
         """Last finding about this very process, even by an earlier sidecar: a restart must not withdraw what serves."""
         before = self._before.get(record.program)
         same = before is not None and before.pid == pid
-        return ProbeFinding(before.ready, before.message, before.served) if same and before else ProbeFinding(False, "")
+        if before is None or not same:
+            return ProbeFinding(False, "")
+        return ProbeFinding(before.ready, before.message, before.served, model_name=before.model_name)
 
     def see(self, look: ServiceView, records: Mapping[str, Record], leaving: bool) -> LastSeen:
         """Observe one service and keep the observation. `leaving`: the whole system stops."""
@@ -167,6 +169,7 @@ class Observer:
             wakes=self._wakes(before, record, bool(pid) and finding.served, now),
             served=bool(pid) and finding.served,
             hung=finding.hung if pid else "",
+            model_name=finding.model_name if pid else "",
             acceleration=self._acceleration(before, record, pid if finding.served else 0),
             last_exit=last_exit,
             confined=self._confined(look, records),
