@@ -4,7 +4,8 @@ A daemon like oMLX or Ollama serves many models, and starts and stops on its own
 the model a program like any other: supervisorctl starts, stops and shows it, it has a log, it outlives the controller,
 and it unloads the model when it is stopped. It keeps a note of its phase in `attached/`, for the sidecar.
 
-It never gives up: it waits for a daemon that is away, and retries a model that is refused, with backoff.
+It waits for a daemon that is away, and retries a model that is refused, with backoff. It ends by itself only where the
+daemon has lost a model that may not be started again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import OmlxModel
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import ring
@@ -75,6 +77,9 @@ class ModelAttacher:
                     self._over.wait(LOOK_EVERY_S)
                     continue
                 lost, since = since and time.monotonic() - since < STAYED_S, 0.0
+                if why := self._refused_start():  # its own next start is refused for the same reason
+                    say(f"the model is not loaded again: {why}")
+                    break
                 if lost:
                     raise DaemonRefused(200, "it unloaded the model soon after it had loaded it, for another one?")
                 self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
@@ -131,9 +136,18 @@ class ModelAttacher:
         if failed and not self._over.is_set():
             raise failed[0]
 
+    @property
+    def _record(self) -> Record | None:
+        return self._state.record_of(self._program)
+
+    def _refused_start(self) -> str:
+        """Reason why the controller lets no engine of its service start, "" if one may."""
+        record = self._record
+        return record.barred or record.revoked if record is not None else ""
+
     def _name(self) -> None:
         """Have the daemon serve the model under the further names of its record, by the next look at the latest."""
-        record = self._state.record_of(self._program)
+        record = self._record
         names = record.daemon_names if record is not None else ()
         if names == self._names:
             return
