@@ -119,9 +119,12 @@ class OllamaModel:
             raise refused
 
     def _delete(self, daemon: Daemon, names: Collection[str]) -> None:
-        """Delete names of the model from a supervised daemon, except those that now lead to another model."""
+        """Delete names of the model from a supervised daemon, except those that now lead to another model.
+
+        The name of the pulled model stays, because Ollama deletes weights that no name leads to.
+        """
         for name in names if daemon.ours else ():
-            if _digest_of(daemon, name) == self._made:
+            if name != _plain(self._job["library"]) and _digest_of(daemon, name) == self._made:
                 daemon.call("DELETE", "/api/delete", {"model": name})
 
     def detach(self, daemon: Daemon, timeout_s: float, keep: bool, others: Collection[str]) -> None:

@@ -436,6 +436,14 @@ def test_further_names_are_copies_that_go_with_the_model(tmp_path: Path) -> None
     assert library.digests == {"qwen": "another", "gemma": "made"}
 
 
+def test_a_further_name_that_is_that_of_the_pulled_model_keeps_its_weights(tmp_path: Path) -> None:
+    library: Any = Library(ours=True)
+    model = use(library, ollama(tmp_path / "m.gguf") | {"library": "qwen3"})
+    model.rename(library, ("qwen3",), ())
+    leave(model, library)
+    assert library.digests.keys() == {"qwen3"}, "without a name Ollama would delete what it has pulled"
+
+
 def test_a_model_of_the_users_keeps_a_name_that_a_service_claims(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF")
@@ -482,7 +490,7 @@ def test_numbers_of_an_ollama_that_are_none_end_no_attendant(stand: Stand, tmp_p
         stand.answers["GET", path] = said(200, {"models": [made]})
     told: list[str] = []
     daemon = Daemon("127.0.0.1", stand.port, ours=True)
-    model = OllamaModel({**ollama(tmp_path / "m"), "library": "qwen3:latest"})
+    model = OllamaModel({**ollama(tmp_path / "m"), "library": "qwen3"})
     model.attach(daemon, 20.0, told.append)
     assert told[-1] == "Ollama loads the model" and not model.attached(daemon)
 
