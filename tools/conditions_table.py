@@ -197,8 +197,9 @@ _STANDARD = (
     Group("Degraded", (DEGRADED,), (), (
         Reason("Failed", "True: the phase is Failed; MetalReady has the message", "read MetalReady"),
         Reason("NameTaken", "True: it runs; the gateway does not answer to one of its names, which an older service of "
-               "another namespace has, or had when this one was last edited, or which has another namespace in it",
-               "use NAMESPACE/NAME, or other names"),
+               "another namespace has, or had when this one was last edited, or which has another namespace in it; or "
+               "its shared daemon does not answer to its Model's name, which another service has",
+               "use NAMESPACE/NAME, or other names; send a daemon the service's name"),
         Reason("OnDemandIgnored", "True: it stays loaded, because the gateway is off, which would load it",
                "set `--gateway`, or remove the annotation"),
         Reason("MissingAfterRestore", "the API's data went back, as after a restored backup, and lacks the service; "

@@ -24,7 +24,7 @@ METAL_READY, READY = "MetalReady", "Ready"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 SHARED_CONDITIONS = frozenset({"Available", "Progressing", "Degraded", "GPUAvailable", "Suspended", "MemoryPressure"})
 """Conditions that LLMKube's operator or agent writes of the same things as this program does without them."""
-SHARED_FIELDS = ("endpoint", "schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor")
+SHARED_FIELDS = ("endpoint", "schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor", "acceleration")
 """Fields of a status that are not always there, likewise."""
 OUR_ZONE = "+00:00"
 """End of this program's `lastUpdated`; what is written in Go, as LLMKube's operator, ends in Z."""
@@ -129,6 +129,8 @@ def status(record: Record, told: Report, before: Json, now: str, direct: str = "
         body["endpoint"] = endpoint
     if told.scheduling:
         body["schedulingStatus"], body["schedulingMessage"] = told.scheduling[0], plain(told.scheduling[1])
+    if told.acceleration:
+        body["acceleration"] = told.acceleration
     if record.queue_position:
         body["queuePosition"], body["waitingFor"] = record.queue_position, "memory"
     return _unless_same(body, before)
@@ -183,11 +185,12 @@ def left_by_others(shown: Json, body: Json) -> Json:
 
 def own_part(before: Json) -> Json:
     """Part of a status that is this program's where LLMKube's operator writes the rest."""
-    return {"conditions": [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]}
+    own = [each for each in before.get("conditions") or [] if each.get("type") in OWN_CONDITIONS]
+    return {"conditions": own, **({"acceleration": before["acceleration"]} if before.get("acceleration") else {})}
 
 
 def own_status(record: Record, told: Report, before: Json, now: str, silence: str = "") -> Json:
-    """`status` to apply beside LLMKube's operator: only this program's own conditions.
+    """`status` to apply beside LLMKube's operator: only this program's own conditions, and what the engine runs on.
 
     MetalReady's message also holds what has no other place: a rejected edit, because Degraded is the operator's, and
     `silence`, the reason why the operator may be gone.
@@ -198,7 +201,8 @@ def own_status(record: Record, told: Report, before: Json, now: str, silence: st
         replace(each, message=each.message + further) if each.type == METAL_READY else each
         for each in told.conditions if each.type in OWN_CONDITIONS
     ]  # fmt: skip
-    return {"conditions": timed(own, before.get("conditions") or [], record.generation, now)}
+    conditions = timed(own, before.get("conditions") or [], record.generation, now)
+    return {"conditions": conditions, **({"acceleration": told.acceleration} if told.acceleration else {})}
 
 
 def left_by_agent(found: Json, name: str, now: float, own_addresses: Collection[str]) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Standing
+from metal_supervisor.spec.types import Json, Standing
 
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
@@ -74,6 +74,8 @@ class Report:
     wants_service: bool
     wants_slice: bool
     draining: bool
+    acceleration: Json = field(default_factory=dict)
+    """`status.acceleration`, {} if it is not known."""
 
 
 def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple[str, str, str]:
@@ -137,7 +139,9 @@ def _standing(
     if observed and observed.ready and not record.withdraw:
         port, phase = record.front_port or record.port, _whole(record, 1)
         text = f"{record.runtime} serves {record.name} on port {port}"
-        if record.probe.names_itself:
+        if record.probe.names_itself and observed.model_name:
+            text += f", under a model name of its own: requests have to use {observed.model_name}"
+        elif record.probe.names_itself:
             text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
         if not record.claimed:
             return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"
@@ -271,6 +275,7 @@ def report(
         wants_service=claimed and standing is not Standing.REMOVING,
         wants_slice=claimed and (standing is Standing.RUN or leaving or held) and standing is not Standing.REMOVING,
         draining=leaving,
+        acceleration=observed.acceleration if observed else {},
     )
 
 

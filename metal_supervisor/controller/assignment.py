@@ -165,8 +165,10 @@ class Assignment:
         for key, item in found.items():
             if key in lagging:
                 continue  # an engine that is there goes on
-            if isinstance(item, Service) and key in lost:
-                item = name_claims.without(item, lost[key])  # noqa: PLW2901
+            if isinstance(item, Service):
+                item = self._prerequisites.daemons.named(item)  # noqa: PLW2901
+                if key in lost:
+                    item = name_claims.without(item, lost[key])  # noqa: PLW2901
             try:
                 self._share_out(key, item, ours.get(key, ()), serving.get(key, frozenset()), result, ports, snapshot)
             except (OSError, StateError):  # of this Mac

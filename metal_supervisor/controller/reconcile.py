@@ -279,6 +279,7 @@ def accept(
         protected=service.protected,
         aliases=service.aliases,
         lost_names=service.lost_names,
+        daemon_names=service.daemon_names,
         idle_s=service.idle_s,
         warning=outlook.warning or _left_out(service.ignored),
     )

@@ -4,7 +4,8 @@ A daemon like oMLX or Ollama serves many models, and starts and stops on its own
 the model a program like any other: supervisorctl starts, stops and shows it, it has a log, it outlives the controller,
 and it unloads the model when it is stopped. It keeps a note of its phase in `attached/`, for the sidecar.
 
-It never gives up: it waits for a daemon that is away, and retries a model that is refused, with backoff.
+It waits for a daemon that is away, and retries a model that is refused, with backoff. It ends by itself only where the
+daemon has lost a model that may not be started again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama_models import OllamaModel
 from metal_supervisor.runtimes.omlx_models import OmlxModel
 from metal_supervisor.spec.attachment import JOB, Attachment, Phase
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import ring
@@ -50,6 +52,8 @@ class ModelAttacher:
         self._state, self._program, self._job = directory, program, job
         self._model = KINDS[job["daemon"]](job)
         self._over, self._news = threading.Event(), threading.Event()
+        self._names: tuple[str, ...] | None = None
+        """Further names that the daemon serves the model under, None if they are not known."""
         self._told = Attachment("", 0, Phase.WAITING, "", 0.0, "")
         self._told_at = 0.0
 
@@ -65,6 +69,7 @@ class ModelAttacher:
         while not self._over.is_set():
             try:
                 if self._model.attached(self._daemon(keyed=False)):
+                    self._name()
                     self._tell(Phase.ATTACHED, "")
                     away_s, since = AWAY_S, since or time.monotonic()
                     if time.monotonic() - since >= STAYED_S:
@@ -72,9 +77,13 @@ class ModelAttacher:
                     self._over.wait(LOOK_EVERY_S)
                     continue
                 lost, since = since and time.monotonic() - since < STAYED_S, 0.0
+                if why := self._refused_start():  # its own next start is refused for the same reason
+                    say(f"the model is not loaded again: {why}")
+                    break
                 if lost:
                     raise DaemonRefused(200, "it unloaded the model soon after it had loaded it, for another one?")
                 self._tell(Phase.ATTACHING, f"{self._job['daemon']} is told to load the model")
+                self._names = ()
                 self._attach()
                 if not self._over.is_set() and not self._model.attached(self._daemon(keyed=False)):
                     raise DaemonRefused(200, "it has loaded the model, and does not have it now")
@@ -127,11 +136,40 @@ class ModelAttacher:
         if failed and not self._over.is_set():
             raise failed[0]
 
+    @property
+    def _record(self) -> Record | None:
+        return self._state.record_of(self._program)
+
+    def _refused_start(self) -> str:
+        """Reason why the controller lets no engine of its service start, "" if one may."""
+        record = self._record
+        return record.barred or record.revoked if record is not None else ""
+
+    def _name(self) -> None:
+        """Have the daemon serve the model under the further names of its record, by the next look at the latest."""
+        record = self._record
+        names = record.daemon_names if record is not None else ()
+        if names == self._names:
+            return
+        try:
+            self._model.rename(self._daemon(), names, self._names_of_others())
+        except Away:  # without the daemon's key it serves under the names that it has
+            return
+        except DaemonRefused as error:  # it still answers to the service's name
+            say(f"{self._job['daemon']} does not take the names {', '.join(names)}: {error}")
+        self._names = names
+
+    def _names_of_others(self) -> set[str]:
+        """Names under which the daemon serves other services."""
+        served = [each for each in self._state.records()[0].values() if each.daemon == self._job["daemon"]]
+        others = [each for each in served if each.program != self._program]
+        return {name for each in others for name in (each.name, *each.daemon_names)}
+
     def _detach(self) -> None:
         # Its claim goes before it looks for others: of two that end together, each would leave the file to the other.
         self._state.attached_path(self._program).unlink(missing_ok=True)
         try:
-            self._model.detach(self._daemon(), DETACH_S, self._needed_by_another())
+            self._model.detach(self._daemon(), DETACH_S, self._needed_by_another(), self._names_of_others())
         except (Away, DaemonRefused) as error:
             say(f"not unloaded: {error}")
 

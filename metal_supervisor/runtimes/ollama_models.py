@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class OllamaModel:
         self._job = job
         self._made = ""
         """Digest in Ollama of the model created for the service, "" before."""
+        self._names: tuple[str, ...] = ()
+        """Further names of that model in Ollama."""
         self.file = ""
         """Model or file that Ollama runs, once attached, if services of the same file share its process; else ""."""
 
@@ -62,7 +64,7 @@ class OllamaModel:
         _keep(daemon, job, FOREVER, timeout_s)
         self._made = _digest_of(daemon, job["name"])
         if not daemon.ours:
-            self._note(self._made)
+            self._note(job["name"], self._made)
 
     def _claim_name(self, daemon: Daemon) -> None:
         """Make sure that the name is not that of a user's own model. Raises Away, DaemonRefused."""
@@ -70,15 +72,15 @@ class OllamaModel:
             return
         name = self._job["name"]
         there = _digest_of(daemon, name)
-        if there and not self._is_made(there):
+        if there and not self._is_made(name, there):
             text = f"this Ollama has a model {name!r} that was not made for this service; rename the InferenceService"
             mine = name == _plain(self._job["library"])  # the user's, and what it is made from
             raise DaemonRefused(409, text if mine else f"{text}, or remove that model (ollama rm {name})")
-        self._note("")  # what is made next, even if this process is killed before its digest is known
+        self._note(name, "")  # what is made next, even if this process is killed before its digest is known
 
-    def _is_made(self, digest: str) -> bool:
-        """True if the model that the user's own daemon has under the name was made for a service."""
-        return self._book().get(self._job["name"]) in ("", digest)
+    def _is_made(self, name: str, digest: str) -> bool:
+        """True if the model that the user's own daemon has under a name was made for a service."""
+        return self._book().get(name) in ("", digest)
 
     def _book(self) -> dict[str, str]:
         """Name -> digest of each model made on the user's own daemon; "" where it is not known."""
@@ -88,26 +90,57 @@ class OllamaModel:
             return {}
         return {name: digest for name, _, digest in (line.partition(" ") for line in lines if line)}
 
-    def _note(self, digest: str) -> None:
-        """Note the digest of the service's model. Each attacher is a process, and all share one book."""
+    def _note(self, name: str, digest: str) -> None:
+        """Note the digest of a model made under a name. Each attacher is a process, and all share one book."""
         path = Path(self._job["book"])
         with path.with_name(f"{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            made = {**self._book(), self._job["name"]: digest}
+            made = {**self._book(), name: digest}
             write_atomic(path, "".join(f"{name} {known}".strip() + "\n" for name, known in made.items()))
 
-    def detach(self, daemon: Daemon, timeout_s: float, keep: bool) -> None:
-        """Unload the model, and delete its name from a supervised daemon. `keep`: another service uses the file, which
-        stays loaded.
+    def rename(self, daemon: Daemon, names: tuple[str, ...], others: Collection[str]) -> None:
+        """Replace the further names of the model. Raises Away, DaemonRefused, once all that can be are set.
+
+        `others`: names of other services, which may have a model of the same digest.
+        """
+        refused = None
+        self._delete(daemon, set(self._names) - {*names, *others})
+        self._names = ()
+        for name in names:
+            there = "" if daemon.ours else _digest_of(daemon, name)
+            if there and not self._is_made(name, there):
+                refused = DaemonRefused(409, f"this Ollama has a model {name!r} that was not made for a service")
+                continue
+            daemon.call("POST", "/api/copy", {"source": self._job["name"], "destination": name})
+            self._names = (*self._names, name)
+            if not daemon.ours:
+                self._note(name, self._made)
+        if refused is not None:
+            raise refused
+
+    def _delete(self, daemon: Daemon, names: Collection[str]) -> None:
+        """Delete names of the model from a supervised daemon, except those that now lead to another model.
+
+        The name of the pulled model stays, because Ollama deletes weights that no name leads to.
+        """
+        for name in names if daemon.ours else ():
+            if name != _plain(self._job["library"]) and _digest_of(daemon, name) == self._made:
+                daemon.call("DELETE", "/api/delete", {"model": name})
+
+    def detach(self, daemon: Daemon, timeout_s: float, keep: bool, others: Collection[str]) -> None:
+        """Unload the model, and delete its names from a supervised daemon, except those of other services.
+
+        `keep`: another service uses the file, which stays loaded.
 
         Raises Away, DaemonRefused.
         """
         there = _digest_of(daemon, self._job["name"])
-        if not daemon.ours and not self._is_made(there):
+        if not daemon.ours and not self._is_made(self._job["name"], there):
             return  # it is the user's
         self._made = self._made or there
         if not keep:
             self._unload(daemon, timeout_s)
+        self._delete(daemon, set(self._names) - set(others))
         if daemon.ours:  # of the user's own daemon nothing is deleted without being asked
             if self._job["name"] != _plain(self._job["library"]):  # what was pulled stays
                 daemon.call("DELETE", "/api/delete", {"model": self._job["name"]})

@@ -6,6 +6,7 @@ Settings for all models together, such as caches, are the daemon's, and services
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ KEY_FILE, BASE = "omlx.key", "omlx"
 SERVED, KEY = "served/omlx", "served/omlx/key"
 """Paths that a confined daemon may read: the models attached while it runs, and its key."""
 MODELS = f"{SERVED}/models"
+BASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Base names of directories that clients may send as a model's name."""
 
 NOT_HERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     **NOT_MLX,
@@ -70,6 +73,12 @@ def engine(service: Service, _binary: Binary, place: Place) -> Engine:
         busy_path=f"/metal-supervisor/slots/{service.name}",
     )
     return attended(service, place, NAME, job, probe)
+
+
+def names(service: Service) -> tuple[str, ...]:
+    """The Model's name and the base name of its source: LLMKube's ModelRouter asks oMLX for that one."""
+    base = service.model.source.rstrip("/").rpartition("/")[2]
+    return tuple(dict.fromkeys((service.model.name, *([base] if BASE_NAME.fullmatch(base) else []))))
 
 
 def daemon(binary: Binary, place: Place, options: Mapping[str, Any]) -> Engine:
@@ -117,6 +126,6 @@ RUNTIME = Runtime(
     refuse=refuse,
     engine=engine,
     demand=demand,
-    shared=Shared(daemon, options=DAEMON_OPTIONS),
+    shared=Shared(daemon, options=DAEMON_OPTIONS, names=names),
     access=access,
 )

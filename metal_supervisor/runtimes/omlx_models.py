@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
 
@@ -52,7 +52,14 @@ class OmlxModel:
         except DaemonRefused as error:
             raise error if linked else DaemonRefused(error.status, f"{error}; {IN_PLACE}") from None
 
-    def detach(self, daemon: Daemon, timeout_s: float, _keep: bool) -> None:
+    def rename(self, daemon: Daemon, names: tuple[str, ...], _others: Collection[str]) -> None:
+        """Replace the further names that the model answers to. Raises Away, DaemonRefused.
+
+        A gate of an older release ignores them.
+        """
+        daemon.call("PUT", self._path, {**self._body, "names": names})
+
+    def detach(self, daemon: Daemon, timeout_s: float, _keep: bool, _others: Collection[str]) -> None:
         """Unload the model and remove its links. Raises Away, DaemonRefused."""
         daemon.call("DELETE", self._path, timeout_s=timeout_s)
         _removed(self._served)

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import io
 import json
+import re
 import socket
 import struct
 import time
@@ -29,6 +30,8 @@ TIMEOUT_S, CONNECT_S, BUSY_S = 2.0, 1.0, 0.5
 MOST_ASKED = 64
 """Engines that are asked at a time whether they are busy."""
 MOST_BYTES = 1 << 20
+MODEL_NAME = re.compile(r"\w[\w .:@+/-]{0,199}", re.ASCII)
+"""Names of models that a status may show."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of a socket whose close is a reset."""
 K = TypeVar("K")
@@ -244,6 +247,8 @@ class FirstRequest:
         self._until = time.monotonic() + timeout_s
         self._connection: socket.socket | None = None
         self._data = bytearray()
+        self.model_name = ""
+        """Name by which an engine that `names_itself` wants to be asked, once it is; "" if it cannot be shown."""
 
     def wait(self, seconds: float) -> ProbeAnswer | None:
         """The result; None if there is none within these seconds."""
@@ -267,7 +272,9 @@ class FirstRequest:
         host, port = self._at
         body = self._asked.first_body
         if self._asked.names_itself:
-            body = first_request.named(body, _own_name(host, port, self._asked))
+            name = _own_name(host, port, self._asked)
+            self.model_name = name if MODEL_NAME.fullmatch(name) else ""
+            body = first_request.named(body, name)
         connection = self._connection = _connected(host, port, TIMEOUT_S)
         _send(connection, f"POST {self._asked.first_path}", f"{in_url(host)}:{port}", self._key[1], body)
         return connection

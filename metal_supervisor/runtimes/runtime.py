@@ -88,6 +88,8 @@ class Shared:
     """Options of a service that are the daemon's."""
     per_file: Callable[[Service], object] | None = None
     """Parameters that all services of one model file must share; None if each may have its own."""
+    names: Callable[[Service], tuple[str, ...]] = lambda service: (service.model.name,)
+    """Names besides its own that it is to serve a service under, if no other service has them."""
 
 
 @dataclass(frozen=True)

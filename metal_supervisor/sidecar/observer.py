@@ -15,6 +15,7 @@ from metal_supervisor.cluster.report import CRASH_LOOP, HELD, rests
 from metal_supervisor.launch import NOW, SOON
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.sidecar import exit_messages, sharing
+from metal_supervisor.sidecar.acceleration import LLAMA, LOAD_BYTES, LOAD_LINES, acceleration
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.memory_sampler import MemorySampler, SampledEngine
 from metal_supervisor.sidecar.probes import ProbeFinding, Prober, ProbeTarget
@@ -117,7 +118,9 @@ class Observer:
         """Last finding about this very process, even by an earlier sidecar: a restart must not withdraw what serves."""
         before = self._before.get(record.program)
         same = before is not None and before.pid == pid
-        return ProbeFinding(before.ready, before.message, before.served) if same and before else ProbeFinding(False, "")
+        if before is None or not same:
+            return ProbeFinding(False, "")
+        return ProbeFinding(before.ready, before.message, before.served, model_name=before.model_name)
 
     def see(self, look: ServiceView, records: Mapping[str, Record], leaving: bool) -> LastSeen:
         """Observe one service and keep the observation. `leaving`: the whole system stops."""
@@ -166,6 +169,8 @@ class Observer:
             wakes=self._wakes(before, record, served, now),
             served=served,
             hung=finding.hung if pid else "",
+            model_name=finding.model_name if pid else "",
+            acceleration=self._acceleration(before, record, pid if finding.served else 0),
             last_exit=last_exit,
             failing=failing,
             confined=self._confined(look, records),
@@ -258,6 +263,14 @@ class Observer:
         if record.idle_s is None or record.queued_at is None:
             return known
         return dict([*known.items(), (utc(record.queued_at), round(now - record.queued_at, 3))][-MOST_WAKES:])
+
+    def _acceleration(self, before: Observed | None, record: Record, pid: int) -> dict[str, str | int]:
+        """`status.acceleration` of a process that has served, read once. `pid`: 0 before."""
+        if not pid or record.runtime != LLAMA:
+            return {}
+        if before is not None and before.served and before.pid == pid:
+            return before.acceleration
+        return acceleration(self.state.log_tail(record.program, LOAD_LINES, LOAD_BYTES))
 
     def _last_exit(self, record: Record, before: Observed | None, died: bool, word: str) -> str:
         """The last exit of its engine; read from supervisord's log only when it may have changed."""

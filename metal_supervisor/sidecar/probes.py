@@ -62,6 +62,8 @@ class ProbeFinding:
     """It has been ready before."""
     hung: str = ""
     """Reason why it should be restarted, or ""."""
+    model_name: str = ""
+    """As `Observed.model_name`."""
 
 
 def rest_s(engines: int) -> float:
@@ -79,6 +81,7 @@ class _Asker:
         self.rest_s = READY_EVERY_S
         self._first: FirstRequest | None = None
         self._first_failed = False
+        self._model_name = known.model_name
         self._pulse = Pulse(born=time.monotonic(), ready=known.ready, served=known.served)
         self.finding = known
         self.answered = False
@@ -96,7 +99,7 @@ class _Asker:
         if not self.over:
             was = self.finding
             self._pulse = pulse = liveness.heard(self._pulse, self._look(), self._limits)
-            self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung)
+            self.finding = ProbeFinding(pulse.ready, pulse.message, pulse.served, pulse.hung, self._model_name)
             self.answered = True
             if self.finding != was and not self.over:
                 same = replace(self.finding, message=was.message) == was
@@ -155,7 +158,7 @@ class _Asker:
             self._give_up_first()
         if answer is None:
             return self._seen(False, True, FIRST_AWAITED, asked=True)
-        self._first_failed = not answer.ready
+        self._first_failed, self._model_name = not answer.ready, first.model_name
         return self._seen(answer.ready, True, answer.message, asked=not answer.ready)
 
     def _give_up_first(self) -> None:

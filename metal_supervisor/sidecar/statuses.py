@@ -212,9 +212,13 @@ class Statuses:
             written.want, written.changed_at = want, NEVER
             return
         body = manifests.own_status(record, want.report, written.body, now, self.silence)
-        if not written.beside or body != manifests.own_part(written.body):
+        before = manifests.own_part(written.body)
+        if not written.beside or body != before:
             written.body = None
-            self._writer.apply("InferenceService", record.owner, body)
+            # The operator writes what pods run on, and leaves it when the service moves to a Mac.
+            self._writer.apply("InferenceService", record.owner, body, force="acceleration" in body)
+            if "acceleration" in before and "acceleration" not in body:
+                self._writer.merge(api_path("inferenceservices", *record.owner), {"acceleration": None})
             written.body, written.beside = body, True
         self._scheduling(want, written)
 

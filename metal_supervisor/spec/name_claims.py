@@ -1,14 +1,17 @@
-"""Which service of several namespaces answers to a name at the gateway, so that no prompt reaches another tenant.
+"""Which service answers to a name: at the gateway, among those of several namespaces, and on a shared daemon.
 
 A name with a namespace in it belongs to that namespace. Any other one belongs to the service that holds it, at first
 the oldest; one of another namespace loses it until it is edited, even if the holder is deleted meanwhile: a client
 that still uses the name gets an error, not another tenant's model.
+
+A shared daemon serves each model under the service's own name and under further ones, such as its Model's. Several
+services may claim one of those: their own names come first, then the present holder, then the oldest service.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from metal_supervisor.spec.record import Record
@@ -57,6 +60,33 @@ def _wanted(item: Service | Rejected, lost: Collection[str]) -> Collection[str]:
 def _is_of_another(name: str, namespace: str) -> bool:
     qualified = QUALIFIED.fullmatch(name)
     return qualified is not None and qualified[1] != namespace
+
+
+def on_daemons(
+    services: Collection[Service], records: Collection[Record], wanted: Callable[[Service], Collection[str]]
+) -> Mapping[Key, Service]:
+    """The services with the further names that their shared daemons serve them under.
+
+    `wanted`: the further names that a service claims. `records`: of the latest pass. Names that differ only in case
+    count as equal, because daemons look them up so.
+    """
+    held = {(each.daemon, name.casefold(), each.uid) for each in records for name in each.daemon_names}
+    holders = dict[tuple[str, str], tuple[bool, bool, str, str, Key]]()
+    for each in services:
+        for name in dict.fromkeys((each.name, *map(str.casefold, wanted(each)))):
+            claim = name != each.name, (each.runtime, name, each.uid) not in held, each.created, each.uid, each.key
+            holders[each.runtime, name] = min(claim, holders.get((each.runtime, name), claim))
+    found = {}
+    for each in services:
+        claimed = {name: holders[each.runtime, name.casefold()][-1] for name in wanted(each) if name != each.name}
+        granted = replace(each, daemon_names=tuple(name for name, holder in claimed.items() if holder == each.key))
+        for name, holder in claimed.items():
+            if holder != each.key:
+                text = f"the {each.runtime} daemon does not answer to {name} for this service: {'/'.join(holder)} has "
+                text += f"that name; send {each.name}, or give the two services Models of their own"
+                granted = replace(granted, not_granted=(*granted.not_granted, (NAME_TAKEN, text)))
+        found[each.key] = granted
+    return found
 
 
 def without(service: Service, lost: tuple[str, ...]) -> Service:

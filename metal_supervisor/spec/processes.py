@@ -120,6 +120,10 @@ class Observed:
     """The operating system confines this process to its policy; None if that is not known."""
     exits: dict[str, int] = field(default_factory=dict)
     """Exits of its engine, counted by reason: `stopped` if it was to stop, else `exit_1`, `SIGKILL` …"""
+    model_name: str = ""
+    """Name of its own that the engine wants in requests, "" if it takes the service's, or if that is not known."""
+    acceleration: dict[str, str | int] = field(default_factory=dict)
+    """`status.acceleration` of this process, {} if it does not say what it has on the GPU."""
     wakes: dict[str, float] = field(default_factory=dict)
     """On demand, its latest loads: UTC time at which it was asked for -> seconds until it was ready."""
 

@@ -48,6 +48,8 @@ class Requested:
     """Further names for the gateway's clients."""
     lost_names: tuple[str, ...] = ()
     """Names of these and its own that another namespace has, or had when it was last edited (`name_claims`)."""
+    daemon_names: tuple[str, ...] = ()
+    """Further names under which its shared daemon serves its model (`name_claims`)."""
     idle_s: float | None = None
     """As `Service.idle_s`."""
     ordinal: int = 0

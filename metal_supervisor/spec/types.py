@@ -194,6 +194,8 @@ class Service:
     """Further names for the gateway's clients (annotation); they change nothing about its engine."""
     lost_names: tuple[str, ...] = ()
     """As `Record.lost_names`."""
+    daemon_names: tuple[str, ...] = ()
+    """As `Record.daemon_names`."""
     idle_s: float | None = None
     """On demand: seconds without a request until its engine is unloaded, 0 for only to make room. None: always on."""
     allowed_args: frozenset[str] = frozenset()

@@ -113,7 +113,8 @@ class Omlx:
 
     def _put(self) -> Answer:
         self.loaded = True
-        self.asked = next(json.loads(body) for method, _, body, _ in reversed(self.stand.asked) if method == "PUT")
+        asked = next(json.loads(body) for method, _, body, _ in reversed(self.stand.asked) if method == "PUT")
+        self.asked = {"path": asked["path"], "settings": asked["settings"]}
         return said(200, {"id": NAME})
 
     def _delete(self) -> Answer:
@@ -307,6 +308,45 @@ def test_a_model_that_is_put_out_soon_is_not_loaded_again_at_once(state: StateDi
         phase(state, Phase.ATTACHED)
 
 
+def named(state: StateDir, *names: str, program: str = PROGRAM, daemon: str = "omlx") -> None:
+    """Writes a service's record with further names, as the controller does."""
+    state.write_record(a_record(program.partition(".")[2], program=program, daemon=daemon, daemon_names=names))
+
+
+def test_a_model_answers_to_the_further_names_of_its_record_and_follows_them_without_a_load(
+    state: StateDir, stand: Stand
+) -> None:
+    listens(state, "omlx", stand.port)
+    Omlx(stand)
+
+    def given() -> list[Any]:
+        return [json.loads(body).get("names") for method, _, body, _ in stand.asked if method == "PUT"]
+
+    named(state, "phi")
+    with attending(state, omlx(state)):
+        phase(state, Phase.ATTACHED)
+        assert given() == [None, ["phi"]]
+        named(state, "phi", "Phi-4")
+        eventually(lambda: given() == [None, ["phi"], ["phi", "Phi-4"]], what="the new names")
+
+
+@pytest.mark.parametrize("reason", ["barred", "revoked"])
+def test_a_model_that_may_not_start_is_not_attached_again_after_the_daemon_has_lost_it(
+    state: StateDir, stand: Stand, reason: str
+) -> None:
+    listens(state, "omlx", stand.port)
+    daemon = Omlx(stand)
+    with attending(state, omlx(state)):
+        phase(state, Phase.ATTACHED)
+        why: Any = {reason: "ModelSourceNotAllowed: rejected"}
+        state.write_record(a_record(NAME, program=PROGRAM, daemon="omlx", **why))
+        phase(state, Phase.ATTACHED)
+        puts = sum(method == "PUT" for method, *_ in stand.asked)
+        daemon.loaded = False
+        eventually(lambda: state.attachment(PROGRAM) is None, what="it to end, so that its next start is refused")
+        assert sum(method == "PUT" for method, *_ in stand.asked) == puts
+
+
 class Library:
     """A stand-in for Ollama's names and what it runs: no more than `OllamaModel` asks for."""
 
@@ -315,11 +355,14 @@ class Library:
         self.asked: list[tuple[str, str]] = []
 
     def call(self, method: str, path: str, body: Any = None, _timeout_s: float = 0.0) -> dict[str, Any]:
-        self.asked.append((path, body["model"] if isinstance(body, dict) else ""))
+        self.asked.append((path, body.get("model", "") if isinstance(body, dict) else ""))
         if path == "/api/generate":
             (self.loaded.add if body["keep_alive"] else self.loaded.discard)(body["model"])
         if path == "/api/delete":
             del self.digests[body["model"]]
+        if path == "/api/copy":
+            self.digests[body["destination"]] = self.digests[body["source"]]
+            self.asked[-1] = path, body["destination"]
         names = self.loaded & self.digests.keys() if path == "/api/ps" else self.digests.keys()
         return {"models": [{"name": f"{each}:latest", "digest": self.digests[each]} for each in sorted(names)]}
 
@@ -350,7 +393,7 @@ def use(library: Any, job: dict[str, Any]) -> OllamaModel:
 
 
 def leave(model: OllamaModel, library: Any) -> None:
-    model.detach(library, 1.0, False)
+    model.detach(library, 1.0, False, ())
 
 
 def test_a_model_of_the_users_is_neither_replaced_nor_unloaded(tmp_path: Path) -> None:
@@ -374,6 +417,44 @@ def test_a_model_of_the_users_is_neither_replaced_nor_unloaded(tmp_path: Path) -
         use(theirs, job)
     leave(OllamaModel(job), theirs)
     assert theirs.loaded == {"tiny"}, "what they have made since under that name"
+
+
+def test_further_names_are_copies_that_go_with_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    library: Any = Library(ours=True)
+    model = use(library, ollama(path) | {"models": str(tmp_path)})
+    model.rename(library, ("phi", "qwen"), ())
+    assert library.digests.keys() == {NAME, "phi", "qwen"}
+    library.digests["qwen"] = "another"  # the model of a service of that name
+    model.rename(library, ("gemma",), ())
+    assert library.digests.keys() == {NAME, "qwen", "gemma"}
+    model.rename(library, (), {"gemma"})
+    assert "gemma" in library.digests, "it is that of another service now, which has the same digest"
+    model.rename(library, ("phi",), ())
+    leave(model, library)
+    assert library.digests == {"qwen": "another", "gemma": "made"}
+
+
+def test_a_further_name_that_is_that_of_the_pulled_model_keeps_its_weights(tmp_path: Path) -> None:
+    library: Any = Library(ours=True)
+    model = use(library, ollama(tmp_path / "m.gguf") | {"library": "qwen3"})
+    model.rename(library, ("qwen3",), ())
+    leave(model, library)
+    assert library.digests.keys() == {"qwen3"}, "without a name Ollama would delete what it has pulled"
+
+
+def test_a_model_of_the_users_keeps_a_name_that_a_service_claims(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    theirs: Any = Library(ours=False, phi="mine")
+    model = use(theirs, ollama(path))
+    with pytest.raises(DaemonRefused, match="phi"):
+        model.rename(theirs, ("phi", "qwen"), ())
+    assert theirs.digests == {NAME: "made", "phi": "mine", "qwen": "made"}
+    model.rename(theirs, (), ())
+    assert theirs.digests.keys() == {NAME, "phi", "qwen"}, "of the user's own daemon nothing is deleted"
+    use(theirs, ollama(path) | {"name": "qwen"})
 
 
 def test_an_unload_is_waited_for_as_long_as_it_may_take_and_no_longer(tmp_path: Path) -> None:
@@ -409,7 +490,7 @@ def test_numbers_of_an_ollama_that_are_none_end_no_attendant(stand: Stand, tmp_p
         stand.answers["GET", path] = said(200, {"models": [made]})
     told: list[str] = []
     daemon = Daemon("127.0.0.1", stand.port, ours=True)
-    model = OllamaModel({**ollama(tmp_path / "m"), "library": "qwen3:latest"})
+    model = OllamaModel({**ollama(tmp_path / "m"), "library": "qwen3"})
     model.attach(daemon, 20.0, told.append)
     assert told[-1] == "Ollama loads the model" and not model.attached(daemon)
 

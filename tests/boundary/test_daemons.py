@@ -239,7 +239,7 @@ def test_a_models_files_are_linked_for_the_daemon_and_go_with_it(
         model.attach(daemon, 1.0, lambda _: None)  # type: ignore[arg-type]
         assert sorted(each.name for each in here.iterdir()) == ["config.json", "model.safetensors"]
         assert (here / "model.safetensors").samefile(blob) and not (here / "model.safetensors").is_symlink()
-    model.detach(daemon, 1.0, False)  # type: ignore[arg-type]
+    model.detach(daemon, 1.0, False, ())  # type: ignore[arg-type]
     assert not list(here.parent.iterdir())
 
     source.chmod(0o555)

@@ -301,6 +301,18 @@ def test_an_engine_with_a_name_of_its_own_is_asked_for_it(engine: Engine) -> Non
     assert first(engine, asked).ready, "what it says to a request without a name is its own affair"
 
 
+@pytest.mark.parametrize(("name", "shown"), [("org/Phi-4 mini", "org/Phi-4 mini"), ("a\nb", ""), ("x" * 201, "")])
+def test_the_name_that_an_engine_has_of_its_own_is_kept_if_it_can_be_shown(
+    engine: Engine, name: str, shown: str
+) -> None:
+    engine.answers[CHAT] = (200, b'{"choices": []}')
+    engine.answers["/v1/models"] = (200, json.dumps({"data": [{"id": name}]}).encode())
+    body = smallest("chat")[1]
+    request = FirstRequest(engine.port, Probe(names_itself=True, first_path=CHAT, first_body=body), ("", ""), 10)
+    assert request.wait(10) == ProbeAnswer(True, "") and request.model_name == shown
+    request.close()
+
+
 def test_a_key_that_is_known_is_sent_and_not_told(engine: Engine) -> None:
     engine.answers[CHAT] = (401, b'{"error": {"message": "Invalid API Key s3cret"}}')
     assert first(engine) == ProbeAnswer(True, ""), "somebody guards it"

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -184,6 +185,19 @@ def test_one_that_served_and_closed_its_port_is_not_said_to_load() -> None:
         asker = _Asker(prober, "tiny", ProbeTarget(1, "127.0.0.1", port, Probe()), ProbeFinding(False, "", served))
         asker.once()
         assert asker.finding == ProbeFinding(False, f"the engine does not listen {word}", served)
+
+
+def test_a_name_of_its_own_is_found_with_the_first_request_and_known_to_the_next_sidecar(start: Start) -> None:
+    up = start("--fake-identity", "org/Phi-4")
+    _, body = smallest("chat")
+    own = Probe(names_itself=True, first_path=CHAT, first_body=body)
+    up.target = replace(up.target, probe=own)
+    served = ProbeFinding(True, "", True, model_name="org/Phi-4")
+    for known in (UNKNOWN, served):
+        up.prober.ask_only({})
+        up.ask(known)
+        up.finds(served)
+    assert len(up.requests()) == 1
 
 
 def test_an_engine_that_never_loads_is_never_asked(start: Start) -> None:

@@ -277,6 +277,20 @@ def no_space(*_: object, **__: object) -> bool:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_what_a_process_says_of_itself_is_known_to_the_next_sidecar_and_goes_with_the_process(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    log = life.state.log_path(NAME)
+    log.write_text("load_model: loading model 'm'\nload_tensors: offloaded 2/3 layers to GPU\n")
+    life.quiet.found = ProbeFinding(True, "", True, model_name="org/Phi-4")
+    counts = {"layersOffloaded": 2, "layersTotal": 3}
+    assert (found := life.look(State.RUNNING, 7, 7)).model_name == "org/Phi-4" and found.acceleration == counts
+    life.begin()
+    life.quiet.found = None
+    log.write_text("")
+    assert (found := life.look(State.RUNNING, 7, 7)).model_name == "org/Phi-4" and found.acceleration == counts
+    assert (found := life.look(State.RUNNING, 8, 8)).model_name == "" and found.acceleration == {}
+
+
 def test_whether_an_engine_is_confined_is_known_by_its_own_note_alone(tmp_path: Path) -> None:
     life = Life(tmp_path)
     for changes, known in (

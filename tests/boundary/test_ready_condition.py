@@ -213,6 +213,28 @@ def test_what_an_operator_that_is_gone_left_in_a_status_goes(cluster: Cluster) -
     assert cluster.kube.requests == before
 
 
+@pytest.mark.parametrize("operator", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_an_engine_runs_on_is_in_the_status_until_it_does_not_say_so(
+    cluster: Cluster, operator: bool, known: bool
+) -> None:
+    found = {"device": "MTL0 (Apple M4)", "layersOffloaded": 33, "layersTotal": 33}
+    item = cluster.kube.request("GET", f"{ISVC}/tiny")
+    item["status"] = {"acceleration": {"device": "CUDA0 (NVIDIA GB200)", "layersOffloaded": 3, "layersTotal": 3}}
+    cluster.kube.request("PUT", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, item)
+
+    def shown() -> object:
+        return cluster.kube.request("GET", f"{ISVC}/tiny")["status"].get("acceleration")
+
+    cluster.statuses.operator = operator
+    for expected in (found, {}) if known else ({},):
+        cluster.write(replace(UP, acceleration=expected))
+        assert shown() == (expected or None)
+        before = cluster.kube.requests
+        cluster.write(replace(UP, acceleration=expected))
+        assert cluster.kube.requests == before
+
+
 def test_what_it_left_in_the_status_of_a_model_goes(cluster: Cluster) -> None:
     made = cluster.kube.apply(f"{MODELS}/tiny", model("tiny", "hf://o/r/m.gguf"), "user")
     made["status"] = {"phase": "Ready", "gguf": {"architecture": "llama"}, "conditions": [theirs_of("Available")]}

@@ -85,6 +85,19 @@ def test_a_model_that_only_the_operator_cannot_obtain_is_served_and_the_failure_
     eventually(lambda: f"{reason}: not below allowedHostPathRoots" in mac.told("tiny"), what="the failure to be named")
 
 
+def test_what_the_engine_runs_on_is_in_the_status_beside_the_operator(beside: tuple[AgentMac, Operator]) -> None:
+    mac, operator = beside
+    mac.apply(mac.tiny_model(), service("tiny", extraArgs=["--threads", "1", "--log-verbosity", "4"]))
+    mac.ready("tiny", 60)
+    # The engine at hand finds no GPU, and its log counts the layers as offloaded all the same.
+    found = eventually(lambda: mac.status("tiny").get("acceleration"), what="what it runs on")
+    assert (found["device"], found["layersOffloaded"]) == ("CPU", 0) and found["layersTotal"] > 0
+    writes = operator.writes
+    mac.apply(service("tiny", extraArgs=["--threads", "1"]))
+    eventually(lambda: "acceleration" not in mac.status("tiny"), 60, "a log without it to leave nothing in the status")
+    assert operator.writes > writes
+
+
 # ── the relay of 0.10 ────────────────────────────────────────────────────────────────────────────
 
 

@@ -55,6 +55,19 @@ def test_each_answers_under_its_own_name_a_library_model_too(system: System) -> 
     assert daemon.environ()["OLLAMA_MODELS"].startswith(str(system.state))
 
 
+def test_a_model_answers_to_its_models_name_until_a_service_has_that_name(system: System) -> None:
+    for service_name, name in ((LOCAL, "file"), (PULLED, "library")):
+        status, answer = system.ask(service_name, model=name)
+        assert (status, answer["model"]) == (200, name)
+    assert len(runs(system, LOCAL)) == 2, "a name is no model of its own"
+    system.apply(on_ollama("file", "library"))
+    system.ready("file", within_s=60)
+    eventually(lambda: system.condition("Degraded", LOCAL).get("reason") == "NameTaken", what="the condition")
+    assert system.ask("file", model="file")[0] == 200
+    system.delete("file")
+    eventually(lambda: system.ask(LOCAL, model="file")[0] == 200, what="the name to be its Model's again")
+
+
 def test_two_services_of_one_file_have_a_context_each(system: System) -> None:
     system.apply(on_ollama("second", "file", contextSize=1024))
     system.ready("second", within_s=60)

@@ -78,6 +78,31 @@ def test_each_answers_under_its_own_name_and_one_daemon_serves_both(system: Syst
         assert f"{program} " in shown and "RUNNING" in shown
 
 
+def test_a_model_answers_to_its_models_name_and_its_directorys_and_the_older_service_keeps_them(
+    system: System,
+) -> None:
+    path = mlx.tiny(system.state.parent / "Phi-4-Mini", "--endless", "--context", "32768")
+    system.apply(mlx_model("phi", path), on_omlx("older", "phi"))
+    system.ready("older", within_s=60)
+    for name in ("older", "phi", "Phi-4-Mini"):
+        status, answer = system.ask("older", model=name)
+        assert (status, answer["model"]) == (200, "older"), name
+    system.apply(on_omlx("newer", "phi"))
+    system.ready("newer", within_s=60)
+    assert system.ask("newer", model="newer")[0] == 200
+    assert system.ask("newer", model="phi")[1]["model"] == "older"
+    found = system.condition("Degraded", "newer")
+    assert found["reason"] == "NameTaken" and "default/older has that name" in found["message"]
+    pid = system.pid("newer")
+    system.delete("older")
+    for name in ("phi", "Phi-4-Mini"):
+        eventually(lambda name=name: system.ask("newer", model=name)[1].get("model") == "newer", what=f"{name} to move")
+    assert system.pid("newer") == pid, "no model is loaded for it"
+    system.delete("newer")
+    eventually(lambda: "newer" not in loaded(system), what="it to be unloaded")
+    assert system.ask(ONE, model="phi")[0] == 404
+
+
 def put(system: System, name: str, path: Path) -> int:
     """Status of telling the daemon itself to load a model, with its key."""
     key = (system.state / "omlx.key").read_text()

@@ -70,6 +70,11 @@ def test_one_agent_serves_all_runtimes_at_once_each_service_under_its_own_name(s
     answers(system, *(kind.one for kind in had()))
 
 
+def test_each_answers_to_its_models_name_too(system: System, kind: Kind) -> None:
+    status, answer = system.ask(kind.one, model=kind.format)
+    assert status == 200, answer
+
+
 def test_another_service_comes_and_goes_under_the_stream_of_the_first(system: System, kind: Kind) -> None:
     with untouched(system, *had()), stream(system, kind.one) as first:
         system.apply(manifest(kind, kind.two))

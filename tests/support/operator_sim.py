@@ -13,6 +13,7 @@ Of 0.10 it has, by the names of LLMKube's sources (internal/controller, read at 
 | else a fresh slice of `<isvc>`: the Deployment goes, the Service keeps its selector   | `_relay`   |
 | else the Mac is offline: a relay stays                                               | `_relay`   |
 | an adopted Service keeps clusterIP and uid, and gets selector, owner, label and port  | `_adopt`   |
+| acceleration (`reconcileAccelerationStatus`) is of pods alone; a Mac's stays        | not at all |
 | seven reasons in schedulingStatus stay, any other becomes WaitingForMetalAgent       | `KEPT`     |
 
 and of Kubernetes the endpoints of the relay's pods (`_endpoints`), as kube-controller-manager maintains them.

@@ -162,7 +162,7 @@ class Reading(Assignment):
 
     def __init__(self, **found: Any) -> None:
         nothing: Any = SimpleNamespace(
-            prepare=lambda *_: None, keys=lambda *_: frozenset(), place=lambda *_: Placed({}),
+            prepare=lambda *_: None, named=lambda item: item, keys=lambda *_: frozenset(), place=lambda *_: Placed({}),
             read=lambda *_: {("default", name): item for name, item in self.found.items()},
         )  # fmt: skip
         self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)

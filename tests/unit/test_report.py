@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metal_supervisor.cluster.report import UNLOADED, WAITING, Condition, Report, happening, report
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
-from metal_supervisor.spec.types import Standing
+from metal_supervisor.spec.types import Probe, Standing
 from tests.support.records import a_record
 
 PROPERTY = settings(max_examples=200, database=None, derandomize=True)
@@ -48,6 +48,15 @@ def test_a_serving_service_is_ready_in_the_operators_words() -> None:
     assert condition(told, "Suspended") == ("False", "NotSuspended", "spec.suspend is not set")
     assert condition(told, "Progressing") is None and condition(told, "Degraded") is None
     assert told.scheduling is None, "a value of earlier times must not stay on a healthy service"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("org/Phi-4", "requests have to use org/Phi-4"), ("", "the one that its /v1/models tells")]
+)
+def test_a_service_whose_engine_takes_no_name_says_what_it_answers_to(name: str, words: str) -> None:
+    told = report(record(runtime="mlx-server", probe=Probe(names_itself=True)), replace(UP, model_name=name))
+    assert told.message.startswith("mlx-server serves tiny on port 18100, under a model name of its own: ")
+    assert told.message.endswith(words)
 
 
 def test_a_loading_service_is_creating_and_waits_for_the_agent() -> None:

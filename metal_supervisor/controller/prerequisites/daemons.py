@@ -37,6 +37,7 @@ from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec import name_claims
 from metal_supervisor.spec.processes import LIVE, ProgramState
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
@@ -78,6 +79,7 @@ class Daemons:
         self.own = Own("" if settings.ollama_url == "off" else settings.ollama_url, wake)
         self._unused_since: dict[str, float] = {}
         self._services: dict[str, list[Service]] = {}
+        self._named: Mapping[Key, Service] = {}
         self._records: Mapping[Key, Record] = {}
         self._asked = False
         """True once the cluster's requests are known; until then daemons stay as they are."""
@@ -103,7 +105,14 @@ class Daemons:
         ]  # fmt: skip
         for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
             self._services.setdefault(each.runtime, []).append(each)
+        served = [each for each in shared if self.problem(each) is None]
+        names = {program: row.names for program, row in DAEMONS.items()}
+        self._named = name_claims.on_daemons(served, records.values(), lambda each: names[each.runtime](each))
         self.own.want(OLLAMA in self._services or _is_own(records.get(key_of(OLLAMA))))
+
+    def named(self, service: Service) -> Service:
+        """A service with the further names that its daemon serves it under, and with a condition for those it lost."""
+        return self._named.get(service.key, service)
 
     def address(self, program: str, ports: Ports) -> tuple[str, int] | None:
         """(host, port) of a daemon; None before it is known, or without a free port."""

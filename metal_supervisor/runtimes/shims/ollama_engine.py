@@ -199,10 +199,11 @@ class OllamaGate(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._free = threading.BoundedSemaphore(MOST_CLIENTS)
 
     def models(self) -> frozenset[str]:
-        """The models that clients of other machines may use: those of the services of Ollama that run."""
+        """The names that clients of other machines may use: those of the services of Ollama that run."""
         with self._turn:
             records = self._state.records()[0].values()
-        return frozenset(each.name for each in records if each.daemon == "ollama" and each.runs)
+        running = [each for each in records if each.daemon == "ollama" and each.runs]
+        return frozenset(name for each in running for name in (each.name, *each.daemon_names))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread. Close connections of other machines beyond MOST_CLIENTS; this machine has no limit."""

@@ -5,7 +5,8 @@ line into its settings, and either requires its key of all clients or lets any c
 models are attached and detached one by one while the others answer, all clients may use the attached models, and all
 else is for this machine alone, with the key.
 
-    PUT    /metal-supervisor/models/NAME  {"path": …, "settings": {…}}   attached and loaded when it answers 200
+    PUT    /metal-supervisor/models/NAME  {"path": …, "settings": {…}}   attached and loaded when it answers 200;
+                                          with "names": [NAME, …] requests for those names are for it, too
     DELETE /metal-supervisor/models/NAME                                 unloaded; requests in flight are cut off
     GET    /metal-supervisor/models                                      {"data": [{"id", "loaded", "active", "asked"}]}
     GET    /metal-supervisor/slots/NAME                                  [{"is_processing": …}]
@@ -27,7 +28,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -65,6 +66,8 @@ class ServedModels:
         """Model -> lock of attach and detach: they run in order, so that the last one holds, also during a load."""
         self._asked: dict[str, dict[str, Any]] = {}
         """Model -> path and settings that it was attached with."""
+        self._names: dict[str, str] = {}
+        """Further name -> the model that requests for it are for."""
         self.active: Counter[str] = Counter()
         """Requests in flight, by model."""
 
@@ -83,17 +86,23 @@ class ServedModels:
         ]
 
     def name_of(self, asked: object) -> str:
-        """Name of the model that a request's `model` resolves to."""
+        """Name of the model that a request's `model` resolves to. Models' own names come first."""
+        if str(asked) in self._names and self._pool.get_entry(str(asked)) is None:
+            return self._names[str(asked)]
         return str(self._pool.resolve_model_id(str(asked), self._state.settings_manager))
 
-    async def attach(self, name: str, path: str, settings: dict[str, Any]) -> None:
-        """Add a model and load it, unless it is loaded with the same path and settings. Raises Trouble."""
+    async def attach(self, name: str, path: str, settings: dict[str, Any], names: Sequence[str] = ()) -> None:
+        """Add a model and load it, unless it is loaded with the same path and settings. Raises Trouble.
+
+        `names`: further names, which it has instead of those that it had, and takes over from other models.
+        """
         link, asked = self._directory / name, {"path": path, "settings": settings}
         async with self._turns.setdefault(name, asyncio.Lock()):
             entry = self._pool.get_entry(name)
             if entry is not None and entry.engine is not None and self._asked.get(name) != asked:
                 await self._pool._unload_engine(name)
             self._asked[name] = asked
+            self._names = {**self._other_names(name), **dict.fromkeys(names, name)}
             link.unlink(missing_ok=True)
             link.symlink_to(self._place(name, path))
             self._apply(name, settings)
@@ -105,6 +114,10 @@ class ServedModels:
             except Exception as error:  # noqa: BLE001 - whatever a model makes a library raise
                 raise Trouble(500, f"{type(error).__name__}: {error}"[:1000]) from None
 
+    def _other_names(self, name: str) -> dict[str, str]:
+        """The further names of the other models."""
+        return {other: model for other, model in self._names.items() if model != name}
+
     def _place(self, name: str, path: str) -> Path:
         """Directory to read a model from: if confined, this process may not open a `path` attached after its start."""
         here = self._served / name if self._served is not None else None
@@ -114,6 +127,7 @@ class ServedModels:
         """Unload and forget a model; one that is not there is no error."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             (self._directory / name).unlink(missing_ok=True)
+            self._names = self._other_names(name)
             await self._pool._unload_engine(name)
             self._look()
 
@@ -184,6 +198,8 @@ class OmlxGate:
             if gate.names_foreign_media(asked):
                 return await _refuse(send, Trouble(400, gate.NOT_DATA))
             name = self._models.name_of(asked.get("model"))
+            if isinstance(asked.get("model"), str) and asked["model"] != name:  # oMLX knows a model by one name
+                body = json.dumps({**asked, "model": name}).encode()
         except (ValueError, AttributeError, RecursionError, Trouble):
             name = ""  # oMLX answers with the error
         given = False
@@ -218,7 +234,8 @@ class OmlxGate:
                 await self._models.detach(name)
             elif scope["method"] == "PUT":
                 asked = json.loads(await _body(receive))
-                await self._models.attach(name, str(asked["path"]), dict(asked.get("settings") or {}))
+                names = [str(each) for each in asked.get("names") or ()]
+                await self._models.attach(name, str(asked["path"]), dict(asked.get("settings") or {}), names)
             else:
                 raise Trouble(405, "PUT or DELETE")
         except Trouble as trouble:

@@ -157,6 +157,7 @@ WORDS: Mapping[str, str] = {
     "mode": "`status.mode`",
     "runtime": "which engine runs it",
     **dict.fromkeys(("probe.first_path", "probe.first_body"), "what it is asked first"),
+    "daemon_names": "names that the daemon serves it under",
     "url": "`status.endpoint`",
     "Service.spec.type": "type of the Service",
     "Service.spec.ports.0.port": "port of the Service",

@@ -21,6 +21,7 @@ from metal_supervisor.models.metadata import Demand, Reading
 from metal_supervisor.placement import placement
 from metal_supervisor.runtimes import Binary, Executable, Place
 from metal_supervisor.spec.attachment import JOB
+from metal_supervisor.spec.name_claims import on_daemons
 from metal_supervisor.spec.references import Holding, Source, filled
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.sizes import GIB
@@ -184,6 +185,8 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     if refusal := row.refuse(service) or row.lacks(service, binary):
         return Outcome(refusal, Counter(), {})
     service = filled(service, held)
+    if row.shared is not None:
+        service = on_daemons([service], (), row.shared.names)[service.key]
     port = service.container_port or PORT
     path = service.model.source.removeprefix("file://")  # the store keeps what is downloaded by its source, too
     reading = Reading(4 * GIB, config=None if service.model.format == "gguf" else MLX_CONFIG)
@@ -232,7 +235,10 @@ def daemon_arguments(service: Service, binary: Binary, place: Place) -> Counter[
 
 
 DAEMON = "daemon: "
-ACTED_ON = ("replicas", "mode", "priority", "drain_s", "protected", "limit_bytes", "reserved_bytes", "runtime", "model")
+ACTED_ON = (
+    "replicas", "mode", "priority", "drain_s", "protected", "limit_bytes", "reserved_bytes", "runtime", "model",
+    "daemon_names",
+)  # fmt: skip
 """Fields of a record that others act on."""
 
 
