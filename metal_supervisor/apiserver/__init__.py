@@ -17,6 +17,8 @@ OpenAPI v2                      with definitions, by which kubectl  empty; the s
 `metadata.uid` and finalizers   some causes are listed twice        once
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
+deletion in the foreground      the owner waits for its dependents  as in the background
+`orphanDependents`              an old form of a policy             400
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 Exact lists of the past         any that etcd still has             those that its history reaches back to
 watch from a future version     stays open without events           410 Expired

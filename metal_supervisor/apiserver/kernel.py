@@ -336,14 +336,8 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
     if policy not in ("", *_POLICIES):
         raise _refused(request, errors.unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
-    orphan = body.get("orphanDependents")
-    if orphan is None and "orphanDependents" in request.query:
-        orphan = flag(request.query, "orphanDependents")
-    if orphan is not None and policy:
-        detail = "orphanDependents and deletionPropagation cannot be both set"
-        raise _refused(request, errors.invalid_value("propagationPolicy", policy, detail))
-    if orphan is not None:
-        policy = "Orphan" if orphan else "Background"
+    if "orphanDependents" in {**request.query, **body}:
+        raise errors.bad_request("orphanDependents is not supported: use propagationPolicy")
     return DeleteOptions(policy, body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 
