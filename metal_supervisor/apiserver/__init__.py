@@ -28,6 +28,7 @@ a CRD that becomes stricter     not for fields that stay            not where th
 a CRD with a new default        applied to what is read             applied by the next write
 objects whose owner goes with   are collected                       stay, until the CRD is back
 its CRD
+EndpointSlices and Events        more than their types is checked    only the types, and immutable `addressType`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
 strategic patches               with `$retainKeys`                  without: no kind here has fields for it
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says

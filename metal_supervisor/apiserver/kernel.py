@@ -53,8 +53,6 @@ class Options:
     """TCP port; 0 lets the system choose one."""
     crd_paths: tuple[Path, ...] = ()
     """YAML files with CRDs, applied at every start."""
-    allow_loopback_endpoints: bool = False
-    """Accept loopback addresses in EndpointSlices, which a real server refuses."""
     bookmark_s: float = 60.0
     """Pause between bookmarks on a quiet watch."""
     empty_refused: str = ""
@@ -114,7 +112,7 @@ class Kernel:
         self.registry = Registry(self.store.wake_all)
         self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
-        self.writer = Writer(self.store, self.registry, self.collector, allow_loopback=options.allow_loopback_endpoints)
+        self.writer = Writer(self.store, self.registry, self.collector)
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""

@@ -37,11 +37,10 @@ class Undecodable(ApiError):
 class Writer:
     """Performs writes. Every method takes the store's lock itself."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, collector: Collector, *, allow_loopback: bool) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, collector: Collector) -> None:
         self._store = store
         self._registry = registry
         self._collector = collector
-        self._allow_loopback = allow_loopback
 
     def create(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """POST to a collection."""
@@ -232,7 +231,7 @@ class Writer:
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and not resource.custom:
-            problems += builtins.complete(resource, stored, previous, others, allow_loopback=self._allow_loopback)
+            problems += builtins.complete(resource, stored, previous, others)
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
