@@ -9,7 +9,9 @@ in one SQLite file. `make run` uses it instead of a cluster, and our tests run a
 what                            the real server                     this one
 ==============================  ==================================  ============================================
 rules in CEL                    all                                 those in `cel.py`; others are not applied
-unreadable bodies, wrong types  Go's words, type and struct names   the same status and reason, words of its own
+messages of errors              Go's words, type and struct names   the same status and reason, words of its own
+a fraction for an integer,      422                                 500
+applied
 paths that mean nothing         404 as plain text                   404 as a Status
 YAML or HTML as answer          YAML; 406                           JSON
 OpenAPI v2                      with definitions, by which kubectl  empty; the server names a wrong item of a List,

@@ -326,7 +326,7 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
     """
     settle(DELETE_OPTIONS, body)
-    if complaint := mistyped(DELETE_OPTIONS, body, "DeleteOptions"):
+    if complaint := mistyped(DELETE_OPTIONS, body):
         raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:
