@@ -30,7 +30,7 @@ a CRD that becomes stricter     not for fields that stay            not where th
 a CRD with a new default        applied to what is read             applied by the next write
 objects whose owner goes with   are collected                       stay, until the CRD is back
 its CRD
-EndpointSlices and Events        more than their types is checked    only the types, and immutable `addressType`
+EndpointSlices and Events       more than types is checked          only the types, and immutable `addressType`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
 strategic patches               with `$retainKeys`                  without: no kind here has fields for it
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
@@ -40,6 +40,9 @@ DELETE with options in a body   ignores those in the query          both count, 
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
+`kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
+`kubectl get crd`               when it was created                 and its age
+`kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs, nodePorts   chosen at random                    the first that is free
