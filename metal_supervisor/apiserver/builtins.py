@@ -59,7 +59,7 @@ def complete(resource: Resource, obj: Json, previous: Json | None, others: list[
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SCHEMA: Json = schemas.fields(
-    type=schemas.choice(["array", "boolean", "integer", "number", "object", "string"]),
+    type=schemas.choice("array", "boolean", "integer", "number", "object", "string"),
     **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
     **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
     **{name: {"type": "integer"} for name in _COUNTS},
@@ -68,7 +68,7 @@ _SCHEMA: Json = schemas.fields(
 """Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
 _SCHEMA["properties"] |= {
     "properties": {"type": "object", "additionalProperties": _SCHEMA},
-    "additionalProperties": {"anyOf": [_SCHEMA, schemas.flag()]},
+    "additionalProperties": {"anyOf": [_SCHEMA, schemas.FLAG]},
     "items": _SCHEMA,
     "not": _SCHEMA,
     **{name: {"type": "array", "items": _SCHEMA} for name in ("allOf", "anyOf", "oneOf")},
