@@ -9,14 +9,19 @@ in one SQLite file. `make run` uses it instead of a cluster, and our tests run a
 what                            the real server                     this one
 ==============================  ==================================  ============================================
 rules in CEL                    all                                 those in `cel.py`; others are not applied
-unreadable bodies, wrong types  Go's words, type and struct names   the same status and reason, words of its own
+messages of errors              Go's words, type and struct names   the same status and reason, words of its own
+a fraction for an integer,      422                                 500
+applied
 paths that mean nothing         404 as plain text                   404 as a Status
 YAML or HTML as answer          YAML; 406                           JSON
+explain of built-in kinds       describes the fields                names them and their types
 OpenAPI v2                      with definitions, by which kubectl  empty; the server names a wrong item of a List,
                                 refuses a List with a wrong item    and the ones before it have been applied
 `metadata.uid` and finalizers   some causes are listed twice        once
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
+deletion in the foreground      the owner waits for its dependents  as in the background
+`orphanDependents`              an old form of a policy             400
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 Exact lists of the past         any that etcd still has             those that its history reaches back to
 watch from a future version     stays open without events           410 Expired
@@ -26,6 +31,7 @@ a CRD that becomes stricter     not for fields that stay            not where th
 a CRD with a new default        applied to what is read             applied by the next write
 objects whose owner goes with   are collected                       stay, until the CRD is back
 its CRD
+EndpointSlices and Events       more than types is checked          only the types, and immutable `addressType`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
 strategic patches               with `$retainKeys`                  without: no kind here has fields for it
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
@@ -35,6 +41,9 @@ DELETE with options in a body   ignores those in the query          both count, 
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
+`kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
+`kubectl get crd`               when it was created                 and its age
+`kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs, nodePorts   chosen at random                    the first that is free

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from . import fields
 from .codec import clone, dig, listed, section, timestamp
-from .errors import ApiError, Json, Problem, as_go_prints, json_type
+from .errors import ApiError, Json
 from .fields import PRESENT, Path, leaves, show
 from .metadata import annotations_too_long, readable
 from .resources import Resource
@@ -25,8 +25,8 @@ CLIENT_SIDE_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
 """The manager as which `kubectl apply --server-side` comes."""
 _MISSING: Any = object()
-_GO_NAMES = {"object": "map", "array": "list"}
-"""Types that structured-merge-diff calls by other names."""
+_MISFITS = ("FieldValueTypeInvalid", "FieldValueDuplicate")
+"""Problems with which no field of a declaration can be owned."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,9 @@ def _conflict(contested: list[tuple[FieldsEntry, Path]]) -> ApiError:
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": field}
         for manager, field in named
     ]
-    text = f"1 conflict: conflict with {named[0][0]}: {named[0][1]}"
-    if len(named) > 1:
-        lines: list[str] = []
-        for manager in sorted({manager for manager, _ in named}):
-            lines += [f"conflicts with {manager}:", *(f"- {field}" for owner, field in named if owner == manager)]
-        text = f"{len(named)} conflicts: " + "\n".join(lines)
-    return ApiError(409, "Conflict", f"Apply failed with {text}", details={"causes": causes})
+    count = f"{len(named)} conflict" + ("s" if len(named) > 1 else "")
+    listing = ", ".join(f"conflict with {manager}: {field}" for manager, field in named)
+    return ApiError(409, "Conflict", f"Apply failed with {count}: {listing}", details={"causes": causes})
 
 
 def _renewed(previous: FieldsEntry | None, manager: Manager, paths: frozenset[Path]) -> FieldsEntry:
@@ -209,8 +205,8 @@ def is_unchanged(before: Json, after: Json, owners: Entries, new_owners: Entries
 # ---- what may be declared -----------------------------------------------------------------------
 
 
-def check_declaration(schema: Json, declaration: Json, group_version: str) -> None:
-    """Raise ApiError 500, with the real server's messages, for a declaration that cannot be owned as a whole.
+def check_declaration(schema: Json, declaration: Json) -> None:
+    """Raise ApiError 500, as the real server does, for a declaration that cannot be owned as a whole.
 
     It may have no unknown fields, wrong types, or items with the same key. What fits may still be invalid, as in any
     other write.
@@ -219,30 +215,9 @@ def check_declaration(schema: Json, declaration: Json, group_version: str) -> No
     own, unknown = readable(section(settled, "metadata"))
     problems = [f".{path}: field not declared in schema" for path in unknown + settle(schema, settled)]
     found = validate(METADATA, own, "metadata") + validate(schema, settled)
-    problems += [text for problem in found if (text := _misfit(problem))]
-    if not problems:
-        return
-    metadata = section(declaration, "metadata")
-    kind = f"{group_version if '/' in group_version else '/' + group_version}, Kind={declaration.get('kind', '')}"
-    listing = problems[0] if len(problems) == 1 else "errors:\n" + "\n".join(f"  {problem}" for problem in problems)
-    subject = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}; {kind}"
-    raise ApiError(500, "", f"failed to create typed patch object ({subject}): {listing}")
-
-
-def _misfit(problem: Problem) -> str:
-    """The message about a wrong type or a repeated key, "" for any other problem."""
-    where, value, found = f".{problem.field}", problem.value, json_type(problem.value)
-    if problem.reason == "FieldValueDuplicate":
-        key = ("k:" if isinstance(value, dict) else "v:") + json.dumps(value, separators=(",", ":"))
-        return f"{where.rpartition('[')[0]}: duplicate entries for key {fields.show((key,))}"
-    match problem.expected:
-        case "string":
-            return f"{where}: expected string, got &value.valueUnstructured{{Value:{as_go_prints(value)}}}"
-        case "boolean" | "array" | "object" as kind:
-            return f"{where}: expected {_GO_NAMES.get(kind, kind)}, got &{{{as_go_prints(value)}}}"
-        case "integer" | "number" if found != "number":
-            return f"{where}: expected numeric (int or float), got {_GO_NAMES.get(found, found)}"
-    return ""
+    problems += [f".{problem}" for problem in found if problem.reason in _MISFITS]
+    if problems:
+        raise ApiError(500, "", "failed to create typed patch object: " + ", ".join(problems))
 
 
 # ---- from client-side to server-side apply ------------------------------------------------------
@@ -254,12 +229,12 @@ def _misfit(problem: Problem) -> str:
 
 def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
     """The fields whose value is the one in the annotation; none if that isn't readable."""
-    schema, group_version = resource.schema, resource.group_version
+    schema = resource.schema
     try:
         applied: Any = json.loads(section(live, "metadata", "annotations").get(CLIENT_SIDE_ANNOTATION) or "")
-        if not isinstance(applied, dict) or applied.get("apiVersion") != group_version:
+        if not isinstance(applied, dict) or applied.get("apiVersion") != resource.group_version:
             return frozenset()
-        check_declaration(schema, applied, group_version)
+        check_declaration(schema, applied)
     except (ValueError, TypeError, RecursionError, ApiError):
         return frozenset()
     present = leaves(schema, live)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from .codec import clone, listed, section, timestamp
+from .codec import clone, listed, timestamp
 from .errors import ApiError, Json, conflict, forbidden
 from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget, Resource
 from .storage import Name, ObjectStore
@@ -19,7 +19,8 @@ from .storage import Name, ObjectStore
 log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
-_FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
+_ORPHAN = "orphan"
+"""Finalizer that holds an object until its dependents have lost their references to it."""
 _CONTENTS = {DEFINITIONS: "customresourcecleanup.apiextensions.k8s.io", NAMESPACES: "kubernetes"}
 """Finalizers that hold objects of these kinds until what is in them is gone."""
 PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
@@ -74,11 +75,10 @@ class Collector:
         stored = self._store.get(kind, name)
         assert stored is not None
         before = listed(stored["metadata"].get("finalizers"))
-        added = {"Foreground": [_FOREGROUND], "Orphan": [_ORPHAN]}.get(policy, [])
+        added = [_ORPHAN] if policy == "Orphan" else []
         if kind in _CONTENTS:
             added = [_CONTENTS[kind]]
-        dropped = {_FOREGROUND, _ORPHAN}.difference(added) if policy else ()
-        finalizers = [finalizer for finalizer in before if finalizer not in dropped]
+        finalizers = [finalizer for finalizer in before if not policy or finalizer != _ORPHAN]
         finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
         if not finalizers:
             return self.remove(kind, name), True
@@ -145,24 +145,19 @@ class Collector:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        found = [self._owner(name[0], owner) for owner in owners]
-        staying = [owners[place] for place, owner in enumerate(found) if owner is not None and not _waits(owner)]
-        finalizers, orphaned = listed(own.get("finalizers")), bool(owners) and not staying
-        # Deleted, and without finalizers: a namespace that an older release began to delete.
-        if (deleted and not finalizers) or (not deleted and (expired or orphaned)):
-            # What waits for this one waits for its dependents, too; but not for another that waits: that is a circle.
-            waiting = [_waits(dependent) for _, _, dependent in self._dependents(own["uid"])] if any(found) else []
-            self._begin(kind, name, "Foreground" if waiting and not any(waiting) else "")
-        elif not deleted and staying and len(staying) < len(owners):
+        staying = [owner for owner in owners if self._exists(name[0], owner)]
+        finalizers = listed(own.get("finalizers"))
+        if not deleted and (expired or (owners and not staying)):
+            self._begin(kind, name)
+        elif not deleted and len(staying) < len(owners):
             self._keep_owners(kind, name, obj, staying)
         elif deleted and _ORPHAN in finalizers:
-            for inner_kind, inner_name, inner in self._dependents(own["uid"]):
-                others = [owner for owner in inner["metadata"]["ownerReferences"] if owner.get("uid") != own["uid"]]
-                self._keep_owners(inner_kind, inner_name, inner, others)
+            for inner_kind, inner_name, inner in self._store.everything():
+                references = listed(inner["metadata"].get("ownerReferences"))
+                others = [owner for owner in references if owner.get("uid") != own["uid"]]
+                if others != references:
+                    self._keep_owners(inner_kind, inner_name, inner, others)
             self._release(kind, name, _ORPHAN)
-        elif deleted and _FOREGROUND in finalizers:
-            if not self._dependents(own["uid"], blocking=True):
-                self._release(kind, name, _FOREGROUND)
         elif deleted and _CONTENTS.get(kind) in finalizers:
             self._finish_contents(kind, name, obj)
 
@@ -174,21 +169,13 @@ class Collector:
             del freed["metadata"]["ownerReferences"]
         self._store.put(kind, name, freed)
 
-    def _owner(self, namespace: str, reference: Json) -> Json | None:
-        """The object that a reference is about, None if it is gone; an empty one of a kind that is not known here."""
+    def _exists(self, namespace: str, reference: Json) -> bool:
+        """True unless the owner that a reference names is gone; an owner of an unknown kind is taken to exist."""
         resource = self._registry.of_kind(reference["apiVersion"], reference["kind"])
         if resource is None:
-            return {}
+            return True
         found = self._store.get(resource.storage_key, (namespace if resource.namespaced else "", reference["name"]))
-        return found if found and found["metadata"]["uid"] == reference["uid"] else None
-
-    def _dependents(self, uid: str, *, blocking: bool = False) -> list[tuple[str, Name, Json]]:
-        """What has an owner; with `blocking` only what the owner has to wait for."""
-
-        def holds(owner: Json) -> bool:
-            return owner.get("uid") == uid and (owner.get("blockOwnerDeletion") or not blocking)
-
-        return [e for e in self._store.everything() if any(map(holds, listed(e[2]["metadata"].get("ownerReferences"))))]
+        return found is not None and found["metadata"]["uid"] == reference["uid"]
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
         """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
@@ -199,12 +186,6 @@ class Collector:
                 left = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1] or left
         if not left:
             self._release(kind, name, _CONTENTS[kind])
-
-
-def _waits(obj: Json) -> bool:
-    """True for an object whose deletion waits for its dependents."""
-    own = section(obj, "metadata")
-    return bool(own.get("deletionTimestamp")) and _FOREGROUND in listed(own.get("finalizers"))
 
 
 def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:

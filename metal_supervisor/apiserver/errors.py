@@ -29,10 +29,6 @@ class Problem:
     """Machine-readable cause, e.g. `FieldValueRequired`."""
     body: str
     """The sentence after the field, e.g. `Required value`."""
-    value: Any = None
-    """What is there, for a wrong type and a duplicate."""
-    expected: str = ""
-    """Type that is wanted, for a wrong type."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.body}" if self.field else self.body
@@ -86,7 +82,7 @@ def wrong_type(field: str, value: Any, expected: str) -> Problem:
     """A field whose value has another type than the schema says."""
     found = "float64" if expected in ("int32", "int64") else json_type(value)
     detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
-    return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}', value, expected)
+    return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
 
 
 def forbidden_value(field: str, detail: str) -> Problem:
@@ -96,7 +92,7 @@ def forbidden_value(field: str, detail: str) -> Problem:
 
 def duplicate_value(field: str, value: Any) -> Problem:
     """A list item that repeats another one."""
-    return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}", value)
+    return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
 
 
 def too_long(field: str, limit: int) -> Problem:
@@ -107,17 +103,6 @@ def too_long(field: str, limit: int) -> Problem:
 def json_type(value: Any) -> str:
     """Name of a JSON value's type, as the messages use it."""
     return _TYPE_NAMES[type(value)]
-
-
-def as_go_prints(value: Any) -> str:
-    """A value as Go's `%v` prints it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "map[" + " ".join(f"{name}:{as_go_prints(value[name])}" for name in sorted(value)) + "]"
-    if isinstance(value, list):
-        return "[" + " ".join(map(as_go_prints, value)) + "]"
-    return str(value)
 
 
 # ---- whole requests ----------------------------------------------------------------------------

@@ -53,8 +53,6 @@ class Options:
     """TCP port; 0 lets the system choose one."""
     crd_paths: tuple[Path, ...] = ()
     """YAML files with CRDs, applied at every start."""
-    allow_loopback_endpoints: bool = False
-    """Accept loopback addresses in EndpointSlices, which a real server refuses."""
     bookmark_s: float = 60.0
     """Pause between bookmarks on a quiet watch."""
     empty_refused: str = ""
@@ -114,7 +112,7 @@ class Kernel:
         self.registry = Registry(self.store.wake_all)
         self.watcher = Watcher(self.store, self.registry, options.bookmark_s)
         self.collector = Collector(self.store, self.registry)
-        self.writer = Writer(self.store, self.registry, self.collector, allow_loopback=options.allow_loopback_endpoints)
+        self.writer = Writer(self.store, self.registry, self.collector)
 
     def start(self) -> None:
         """Serve what the store holds, and create the objects that must exist."""
@@ -328,7 +326,7 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
     """
     settle(DELETE_OPTIONS, body)
-    if complaint := mistyped(DELETE_OPTIONS, body, "DeleteOptions"):
+    if complaint := mistyped(DELETE_OPTIONS, body):
         raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:
@@ -336,14 +334,8 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
     if policy not in ("", *_POLICIES):
         raise _refused(request, errors.unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
-    orphan = body.get("orphanDependents")
-    if orphan is None and "orphanDependents" in request.query:
-        orphan = flag(request.query, "orphanDependents")
-    if orphan is not None and policy:
-        detail = "orphanDependents and deletionPropagation cannot be both set"
-        raise _refused(request, errors.invalid_value("propagationPolicy", policy, detail))
-    if orphan is not None:
-        policy = "Orphan" if orphan else "Background"
+    if "orphanDependents" in {**request.query, **body}:
+        raise errors.bad_request("orphanDependents is not supported: use propagationPolicy")
     return DeleteOptions(policy, body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 

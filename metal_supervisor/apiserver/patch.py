@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from .codec import MAX_BODY_BYTES, clone, encode, listed, whole_number
-from .errors import ApiError, Json, as_go_prints, bad_request, unknown_format
+from .errors import ApiError, Json, bad_request, unknown_format
 from .resources import Resource
 from .schema import child_schema
 
@@ -186,7 +186,7 @@ def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order
             merged += [] if item in merged else [clone(item)]
             continue
         if not isinstance(item, dict) or key not in item:
-            raise ApiError(500, "", f"map: {as_go_prints(item)} does not contain declared merge key: {key}")
+            raise ApiError(500, "", f"an item of a list does not contain declared merge key: {key}")
         place = next((n for n, old in enumerate(merged) if _identity(old, key) == item[key]), None)
         if item.get("$patch") == "delete":
             if place is not None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
-from .errors import ApiError, Json, as_go_prints
+from .errors import ApiError, Json
 from .metadata import label_problems
 from .resources import Registry, RequestTarget, Resource, partial_metadata
 from .storage import ObjectStore, StoredChange
@@ -201,7 +201,8 @@ def _field_test(resource: Resource, term: str) -> Test:
 
     def test(obj: Json) -> bool:
         value = dig(obj, *path)
-        return (wanted == ("" if value is None else as_go_prints(value))) is not negated
+        text = value if isinstance(value, str) else "" if value is None else encode(value).decode()
+        return (wanted == text) is not negated
 
     return test
 

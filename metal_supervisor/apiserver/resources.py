@@ -291,7 +291,7 @@ class DeleteOptions:
     """Options of a deletion."""
 
     policy: str = ""
-    """`Foreground`, `Background` or `Orphan`; empty to leave it to the finalizers that the object has."""
+    """`Orphan` keeps dependents, `Background` and `Foreground` delete them later; empty leaves the finalizers alone."""
     preconditions: Json = field(default_factory=dict)
     """`uid` and `resourceVersion` that the object must have, where given."""
     dry_run: bool = False

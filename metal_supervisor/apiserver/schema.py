@@ -17,7 +17,6 @@ from . import errors
 from .codec import clone, listed, parse_time
 from .errors import Json, Problem, json_type
 
-_GO_NAMES = {"integer": "number", "boolean": "bool"}
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 
 
@@ -127,14 +126,9 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
     yield from _combined_problems(schema, value, path)
 
 
-def mistyped(schema: Json, value: Json, struct: str) -> str:
-    """Go's message about the first field of a wrong type, "" if there is none."""
-    for problem in validate(schema, value):
-        if problem.expected:
-            found = json_type(problem.value)
-            where = f"{struct}.{problem.field} of type {problem.expected}"
-            return f"json: cannot unmarshal {_GO_NAMES.get(found, found)} into Go struct field {where}"
-    return ""
+def mistyped(schema: Json, value: Json) -> str:
+    """Message about the first field of a wrong type, "" if there is none."""
+    return next((str(each) for each in validate(schema, value) if each.reason == "FieldValueTypeInvalid"), "")
 
 
 def _has_type(value: Any, kind: str) -> bool:

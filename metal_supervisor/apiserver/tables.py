@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from .codec import encode, listed, now, parse_time, section, whole_number
 from .errors import Json
@@ -19,44 +19,36 @@ _FILTER = re.compile(r"""\?\(\s*@\.([\w.\-\\/]+)\s*==\s*["']([^"']*)["']\s*\)"""
 _TOKEN = re.compile(r"""\.?\[(\?\(.*?\)|'[^']*'|"[^"]*"|\d+|\*)\]|\.((?:\\.|[^.\[\\])+)""")
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column and how to fill its cell."""
+Column: TypeAlias = "tuple[Json, Callable[[Json], Any]]"
+"""Definition of a column as in a CRD, and the function that fills its cell."""
 
-    name: str
-    cell: Callable[[Json], Any]
-    type: str = "string"
-    format: str = ""
-    priority: int = 0
-    """0 is always shown, more only by `-o wide`."""
-    description: str = ""
-
-    def definition(self) -> Json:
-        """The column definition for the client."""
-        return {name: getattr(self, name) for name in ("name", "type", "format", "description", "priority")}
+_DEFAULTS: Json = {"type": "string", "format": "", "description": "", "priority": 0}
+"""Parts of a definition that a column may leave out."""
 
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, *, include: str, header: bool) -> Json:
-    """A `Table` of objects. `include`: how much of each object is included, Metadata, Object or None."""
-    columns = [_NAME, *(map(_crd_column, resource.columns) if resource.columns else [_AGE])]
-    if not resource.custom:
-        columns = _BUILT_IN.get(resource.kind, columns)
+    """A `Table` of objects. `include`: `Object` puts each whole object into its row, anything else its metadata."""
+    columns: list[Column] = [_NAME, *((declared, partial(_declared_cell, declared)) for declared in resource.columns)]
+    if not resource.columns:
+        columns = [_NAME, *(() if resource.custom else _BUILT_IN.get(resource.kind, ())), _AGE]
+    if resource.is_event:
+        columns = _EVENT
     rows: list[Json] = []
     for obj in objects:
-        told = to_core_event(obj) if resource.is_event else obj
-        row: Json = {"cells": [column.cell(told) for column in columns]}
-        if include == "Object":
-            row["object"] = obj
-        elif include != "None":
-            row["object"] = partial_metadata(obj)
-        rows.append(row)
+        shown = to_core_event(obj) if resource.is_event else obj
+        included = obj if include == "Object" else partial_metadata(obj)
+        rows.append({"cells": [cell(shown) for _, cell in columns], "object": included})
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": [column.definition() for column in columns] if header else None,
+        "columnDefinitions": [_definition(declared) for declared, _ in columns] if header else None,
         "rows": rows,
     }
+
+
+def _definition(declared: Json) -> Json:
+    return {**_DEFAULTS, **{name: part for name, part in declared.items() if name != "jsonPath"}}
 
 
 # ---- ages --------------------------------------------------------------------------------------
@@ -110,34 +102,27 @@ def _step(value: Any, bracket: str, name: str) -> list[Any]:
     return [value[field]] if isinstance(value, dict) and field in value else []
 
 
-def _crd_column(declared: Json) -> Column:
-    path, kind = declared["jsonPath"], declared["type"]
-
-    def cell(obj: Json) -> Any:
-        values = find(obj, path)
-        if not values:
-            return None
-        if kind == "date":
-            return age_of(values[0])
-        if kind == "string":
-            return ",".join(value if isinstance(value, str) else encode(value).decode() for value in values)
-        return values[0]
-
-    more = {name: declared[name] for name in ("format", "priority", "description") if name in declared}
-    return Column(declared["name"], cell, kind, **more)
+def _declared_cell(declared: Json, obj: Json) -> Any:
+    values = find(obj, declared["jsonPath"])
+    if not values:
+        return None
+    if declared["type"] == "date":
+        return age_of(values[0])
+    if declared["type"] == "string":
+        return ",".join(value if isinstance(value, str) else encode(value).decode() for value in values)
+    return values[0]
 
 
 # ---- columns of built-in kinds -----------------------------------------------------------------
 
 
-def _at(*paths: str, missing: Any = "<none>") -> Callable[[Json], Any]:
+def _first(obj: Json, *paths: str) -> Any:
     """The first value at any of these paths that is not empty."""
-    return lambda obj: next((value for path in paths for value in find(obj, path) if value), missing)
+    return next((value for path in paths for value in find(obj, path) if value), None)
 
 
-def _age_at(*paths: str) -> Callable[[Json], str]:
-    moment = _at(*paths, missing=None)
-    return lambda obj: age_of(moment(obj))
+def _at(name: str, path: str, missing: str = "", **more: Any) -> Column:
+    return {"name": name, **more}, lambda obj: _first(obj, path) or missing
 
 
 def _service_ports(obj: Json) -> str:
@@ -146,20 +131,6 @@ def _service_ports(obj: Json) -> str:
         number = f"{port.get('port')}:{port['nodePort']}" if port.get("nodePort") else f"{port.get('port')}"
         shown.append(f"{number}/{port.get('protocol', 'TCP')}")
     return ",".join(shown) or "<none>"
-
-
-def _external_address(obj: Json) -> str:
-    spec = section(obj, "spec")
-    kind, given = spec.get("type"), ",".join(listed(spec.get("externalIPs")))
-    if kind == "ExternalName":
-        return str(spec.get("externalName", ""))
-    # There is no load balancer here that would give an address.
-    return given or ("<pending>" if kind == "LoadBalancer" else "<none>")
-
-
-def _selector(obj: Json) -> str:
-    labels = section(obj, "spec", "selector")
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())) or "<none>"
 
 
 def _shortened(values: list[str]) -> str:
@@ -172,48 +143,35 @@ def _event_object(event: Json) -> str:
     return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
 
 
-def _event_source(event: Json) -> str:
-    parts = [section(event, "source").get(name) for name in ("component", "host")]
-    if not parts[0]:
-        parts = [event.get(name) for name in ("reportingComponent", "reportingInstance")]
-    return ", ".join(str(part) for part in parts if part)
+def _last_seen(event: Json) -> str:
+    return age_of(_first(event, ".series.lastObservedTime", ".lastTimestamp", ".eventTime"))
 
 
-_NAME = Column("Name", _at(".metadata.name"), format="name")
-_DATA = Column("Data", lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")))
-_AGE = Column("Age", _age_at(".metadata.creationTimestamp"))
+_NAME = _at("Name", ".metadata.name", format="name")
+_AGE: Column = ({"name": "Age"}, lambda obj: age_of(_first(obj, ".metadata.creationTimestamp")))
+_DATA: Column = ({"name": "Data"}, lambda obj: len(section(obj, "data")) + len(section(obj, "binaryData")))
 _BUILT_IN: dict[str, list[Column]] = {
     "Service": [
-        _NAME,
-        Column("Type", _at(".spec.type")),
-        Column("Cluster-IP", _at(".spec.clusterIP")),
-        Column("External-IP", _external_address),
-        Column("Port(s)", _service_ports),
-        _AGE,
-        Column("Selector", _selector, priority=1),
+        _at("Type", ".spec.type"),
+        _at("Cluster-IP", ".spec.clusterIP", "<none>"),
+        ({"name": "External-IP"}, lambda obj: ",".join(find(obj, ".spec.externalIPs[*]")) or "<none>"),
+        ({"name": "Port(s)"}, _service_ports),
     ],
     "EndpointSlice": [
-        _NAME,
-        Column("AddressType", _at(".addressType")),
-        Column("Ports", lambda obj: _shortened([str(port.get("port", "*")) for port in find(obj, ".ports[*]")])),
-        Column("Endpoints", lambda obj: _shortened(find(obj, ".endpoints[*].addresses[*]"))),
-        _AGE,
+        _at("AddressType", ".addressType"),
+        ({"name": "Ports"}, lambda obj: _shortened([str(port.get("port", "*")) for port in find(obj, ".ports[*]")])),
+        ({"name": "Endpoints"}, lambda obj: _shortened(find(obj, ".endpoints[*].addresses[*]"))),
     ],
-    "Event": [
-        Column("Last Seen", _age_at(".series.lastObservedTime", ".lastTimestamp", ".eventTime")),
-        Column("Type", _at(".type", missing="")),
-        Column("Reason", _at(".reason", missing="")),
-        Column("Object", _event_object),
-        Column("Subobject", _at(".involvedObject.fieldPath", missing=""), priority=1),
-        Column("Source", _event_source, priority=1),
-        Column("Message", lambda event: str(event.get("message") or "").strip()),
-        Column("First Seen", _age_at(".firstTimestamp", ".eventTime"), priority=1),
-        Column("Count", _at(".series.count", ".count", missing=1), priority=1),
-        replace(_NAME, priority=1),
-    ],
-    "Lease": [_NAME, Column("Holder", _at(".spec.holderIdentity", missing="")), _AGE],
-    "Namespace": [_NAME, Column("Status", _at(".status.phase", missing="")), _AGE],
-    "CustomResourceDefinition": [_NAME, Column("Created At", _at(".metadata.creationTimestamp", missing=""))],
-    "ConfigMap": [_NAME, _DATA, _AGE],
-    "Secret": [_NAME, Column("Type", _at(".type", missing="")), _DATA, _AGE],
+    "Lease": [_at("Holder", ".spec.holderIdentity")],
+    "Namespace": [_at("Status", ".status.phase")],
+    "ConfigMap": [_DATA],
+    "Secret": [_at("Type", ".type"), _DATA],
 }
+"""Columns between the name and the age."""
+_EVENT: list[Column] = [
+    ({"name": "Last Seen"}, _last_seen),
+    _at("Type", ".type"),
+    _at("Reason", ".reason"),
+    ({"name": "Object"}, _event_object),
+    ({"name": "Message"}, lambda event: str(event.get("message") or "").strip()),
+]

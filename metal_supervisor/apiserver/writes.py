@@ -7,7 +7,6 @@ that anything has changed at all. Only then is it stored, unless it is a dry run
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -37,11 +36,10 @@ class Undecodable(ApiError):
 class Writer:
     """Performs writes. Every method takes the store's lock itself."""
 
-    def __init__(self, store: ObjectStore, registry: Registry, collector: Collector, *, allow_loopback: bool) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, collector: Collector) -> None:
         self._store = store
         self._registry = registry
         self._collector = collector
-        self._allow_loopback = allow_loopback
 
     def create(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
         """POST to a collection."""
@@ -93,8 +91,8 @@ class Writer:
             try:
                 return self._write(target, previous, candidate, None, options)
             except Undecodable as problem:
-                value = json.dumps(candidate, separators=(",", ":"))
-                raise errors.invalid("", "", "", [errors.invalid_value("patch", value, problem.why)]) from None
+                unfitting = Problem("patch", "FieldValueInvalid", f"Invalid value: {problem.why}")
+                raise errors.invalid("", "", "", [unfitting]) from None
 
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
@@ -107,7 +105,7 @@ class Writer:
         declaration = self._addressed(target, body, target.name if self._store.get(*target.place) else "")
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
-        apply.check_declaration(resource.schema, body, resource.group_version)
+        apply.check_declaration(resource.schema, body)
         with self._store.lock:
             previous = target.stored(self._store) if target.subresource else self._store.get(*target.place)
             if previous is None:
@@ -132,9 +130,7 @@ class Writer:
                 return self._write(target, previous, merged, entries, options)
             except Undecodable as problem:
                 # The declaration fits its schema, and is yet no object of this kind.
-                subject = f"{target.namespace}/{target.name}; {resource.group_version}, Kind={resource.kind}"
-                message = f"failed to convert new object ({subject}) to proper version: {problem.why}"
-                raise ApiError(500, "", message) from None
+                raise ApiError(500, "", problem.message) from None
 
     def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
         """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
@@ -232,7 +228,7 @@ class Writer:
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and not resource.custom:
-            problems += builtins.complete(resource, stored, previous, others, allow_loopback=self._allow_loopback)
+            problems += builtins.complete(resource, stored, previous, others)
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
@@ -279,8 +275,7 @@ def _check_kind(resource: Resource, declaration: Json) -> None:
     """400 when a declaration says that it is something else, or does not say what it is."""
     version, kind = str(declaration.get("apiVersion") or ""), str(declaration.get("kind") or "")
     if (version, kind) != (resource.group_version, resource.kind):
-        shown_version = version if "/" in version else f"/{version}"
-        raise errors.bad_request(f"invalid object type: {shown_version}, Kind={kind}")
+        raise errors.bad_request(f"invalid object type: {version}, Kind={kind}")
 
 
 def _check_type(resource: Resource, body: Json) -> None:
@@ -311,7 +306,7 @@ def _decoded(resource: Resource, new: Json) -> list[str]:
     unknown = settle(resource.schema, new)
     if resource.custom:
         return unknown
-    if complaint := mistyped(resource.schema, new, resource.kind) or builtins.undecodable(resource.kind, new):
+    if complaint := mistyped(resource.schema, new) or builtins.undecodable(resource.kind, new):
         raise Undecodable(resource, complaint)
     return unknown
 
@@ -320,8 +315,8 @@ def _readable_metadata(resource: Resource, raw: Any) -> Json:
     """The metadata of a body; 400 for what Go could not read."""
     own = {} if raw is None else raw
     if not isinstance(own, dict):
-        raise Undecodable(resource, "json: cannot unmarshal metadata into an object")
-    if complaint := mistyped(METADATA, metadata.readable(own)[0], "ObjectMeta"):
+        raise Undecodable(resource, "metadata must be an object")
+    if complaint := mistyped(METADATA, metadata.readable(own)[0]):
         raise Undecodable(resource, complaint)
     return dict(own)
 

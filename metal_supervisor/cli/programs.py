@@ -155,7 +155,6 @@ def _apiserver(arguments: argparse.Namespace) -> int:
         port=port,
         prefix=prefix,
         crd_paths=tuple(sorted((loader.conf_dir() / "crds").glob("*.yaml"))),
-        allow_loopback_endpoints=True,
         empty_refused=_recorded(settings.state_path),
     )
     try:

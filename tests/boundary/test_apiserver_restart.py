@@ -158,22 +158,6 @@ def test_a_full_disk_is_named_and_nothing_is_changed(
     assert client.get(f"{CONFIG_MAPS}/c").body["data"] == {"a": "b"}
 
 
-def test_a_namespace_that_an_older_release_began_to_delete_ends(tmp_path: Path) -> None:
-    """It had its finalizer in the spec, and was ended when its content was."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "left"}}
-    with ApiServer(options(tmp_path)) as server, Client(server.port) as client:
-        client.post("/api/v1/namespaces", namespace)
-        client.post("/api/v1/namespaces/left/configmaps", config_map("c", a="b"))
-        found = client.get("/api/v1/namespaces/left").body
-    found["metadata"]["deletionTimestamp"] = "2026-11-21T01:41:10Z"
-    found |= {"spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Terminating"}}
-    with contextlib.closing(sqlite3.connect(tmp_path / "api.db")) as db, db:
-        db.execute("UPDATE objects SET body = ? WHERE name = 'left'", (json.dumps(found),))
-    with ApiServer(options(tmp_path)) as server, Client(server.port) as client:
-        eventually(lambda: client.get("/api/v1/namespaces/left").code == 404, what="the namespace to go")
-        assert client.get("/api/v1/configmaps").body["items"] == []
-
-
 def test_what_cannot_be_collected_keeps_nothing_else_and_is_told_once(
     api: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

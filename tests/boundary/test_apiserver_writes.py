@@ -23,7 +23,6 @@ from apiserver_support import (
     condition,
     config_map,
     lease,
-    options,
     widget,
 )
 
@@ -304,27 +303,6 @@ def test_services_get_an_address_that_is_unique_and_stays(client: Client) -> Non
     assert 30000 <= exposed["spec"]["ports"][0]["nodePort"] < 32768
 
 
-@pytest.mark.parametrize(
-    ("address", "kind", "detail"),
-    [
-        ("127.0.0.1", "IPv4", "may not be in the loopback range"),
-        ("::1", "IPv6", "may not be in the loopback range"),
-        ("169.254.1.1", "IPv4", "may not be in the link-local range"),
-        ("fe80::1", "IPv6", "may not be in the link-local range"),
-        ("224.0.0.1", "IPv4", "may not be in the link-local multicast range"),
-        ("0.0.0.0", "IPv4", "may not be unspecified"),
-        ("010.0.0.1", "IPv4", "must not have leading 0s"),
-        ("::ffff:10.0.0.1", "IPv6", "must not be an IPv4-mapped IPv6 address"),
-        ("10.0.0.1", "IPv6", "must be an IPv6 address"),
-        ("here", "IPv4", "must be a valid IP address"),
-    ],
-)
-def test_endpoints_nobody_could_reach_are_refused(client: Client, address: str, kind: str, detail: str) -> None:
-    refused = client.post(SLICES, endpoint_slice(address, kind))
-    assert refused.code == 422 and detail in refused.body["message"]
-    assert causes(refused)[0]["field"].startswith("endpoints[0].addresses")
-
-
 def test_bytes_are_base64(client: Client) -> None:
     secrets = "/api/v1/namespaces/default/secrets"
     for path, field in ((secrets, "data"), (CONFIG_MAPS, "binaryData")):
@@ -339,14 +317,6 @@ def test_slices_have_defaults_and_an_address_type_for_life(client: Client) -> No
     made = client.post(SLICES, endpoint_slice("239.1.1.1")).body
     assert made["ports"] == [{"name": "", "port": 80, "protocol": "TCP"}]
     assert client.put(f"{SLICES}/e", endpoint_slice("2001:db8::1", "IPv6")).code == 422
-
-
-def test_loopback_endpoints_are_for_those_who_ask(tmp_path: Any) -> None:
-    with ApiServer(options(tmp_path, crd_paths=(), allow_loopback_endpoints=True)) as server:
-        client = Client(server.port)
-        assert client.post(SLICES, endpoint_slice("127.0.0.1")).code == 201
-        assert client.put(f"{SLICES}/e", endpoint_slice("169.254.0.1")).code == 422
-        client.close()
 
 
 def test_lease_times_have_microseconds(client: Client) -> None:
@@ -365,15 +335,10 @@ def event(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_an_event_has_two_faces_and_only_its_series_changes(client: Client) -> None:
-    incomplete = client.post(EVENTS, event(action="", reason=""))
-    assert {cause["field"] for cause in causes(incomplete)} == {"action", "reason"}
-    assert [cause["field"] for cause in causes(client.post(EVENTS, event(eventTime=None)))] == ["eventTime"]
+def test_an_event_has_two_faces(client: Client) -> None:
     assert client.post(EVENTS, event()).code == 201
     core = client.get("/api/v1/namespaces/default/events/e").body
     assert (core["apiVersion"], core["message"], core["involvedObject"]["name"]) == ("v1", "n", "p")
-    assert client.merge(f"{EVENTS}/e", {"note": "other"}).code == 422
-    assert client.apply(f"{EVENTS}/e", event(note="other"), "m", force="true").code == 422
     series = {"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}
     assert client.merge(f"{EVENTS}/e", series).body["series"]["count"] == 2
     for path, field in (("/api/v1/events", "involvedObject.name"), ("/apis/events.k8s.io/v1/events", "regarding.name")):

@@ -33,7 +33,7 @@ def test_a_patch_that_makes_no_object_is_an_invalid_patch(space: Space, plural: 
     space.post(plural, thing)
     refused = space.patch(plural, "p", {"spec": {"foo": 1}}, fieldValidation="Strict")
     assert refused.outline == (422, "Invalid") and refused.causes == {"patch": "FieldValueInvalid"}
-    assert refused.message.startswith(' "" is invalid: patch: Invalid value: "{')
+    assert refused.message.startswith(' "" is invalid: patch: Invalid value: ')
     assert refused.message.endswith('strict decoding error: unknown field "spec.foo"')
     assert set(refused.body["details"]) == {"causes"}
     assert 'unknown field \\"spec.foo\\"' in space.patch(plural, "p", {"spec": {"foo": 1}}).headers["warning"]
@@ -294,7 +294,7 @@ def test_strategic_patches_are_for_built_in_kinds(space: Space) -> None:
     mixed = space.patch("services", "t", patch, STRATEGIC).body["spec"]["ports"]
     assert [port["name"] for port in mixed] == ["v", "x", "y", "n", "w", "z"]
     keyless = space.patch("services", "s", {"spec": {"ports": [{"name": "x"}]}}, STRATEGIC)
-    assert (keyless.code, keyless.message) == (500, "map: map[name:x] does not contain declared merge key: port")
+    assert keyless.code == 500 and keyless.message.endswith("does not contain declared merge key: port")
     space.post("widgets", widget())
     refused = space.patch("widgets", "w", {"spec": {"size": 2}}, STRATEGIC)
     assert refused.outline == (415, "UnsupportedMediaType")

@@ -146,7 +146,7 @@ def test_an_api_that_is_down_for_30_seconds_stops_nothing_and_is_caught_up_with(
     # A change made meanwhile, through another server on the same data.
     _, prefix = own_processes.saved_access(system.files)
     meanwhile = Options(data_file=system.state / "apiserver.db", prefix=prefix, port=free_ports(1)[0],
-                        crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")), allow_loopback_endpoints=True)
+                        crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")))
     with ApiServer(meanwhile) as other:
         kubeconfig = system.base / "other-kubeconfig"
         kubeconfig.write_text(system.kubeconfig.read_text().replace(system.kube.server, other.url))
