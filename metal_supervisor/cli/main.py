@@ -138,7 +138,8 @@ def _version(arguments: argparse.Namespace) -> int:
 
 def _add_system(commands: Any) -> None:
     command = add_command(commands, "run", _run, "everything in this terminal, until Ctrl-C")
-    command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
+    text = "manifest to apply to the embedded API, once per content and state directory"
+    command.add_argument("--apply", metavar="FILE", help=text)
     loader.add_flags(command)
     # Commands without a help text are internal: they work, and neither --help nor completion offers them.
     command = commands.add_parser("boot", description="prepare, then become supervisord: what launchd runs")

@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metal_supervisor import launch
 from tests.support.faults import Figure, fault
 from tests.support.own_logs import logged
-from tests.support.system import ROOT, System, eventually, free_ports, kill, running, service
+from tests.support.system import ISVC, ROOT, System, eventually, free_ports, kill, running, service
 
 from tests.support.mac import mac_whole  # isort: skip
 
@@ -191,6 +192,36 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(syst
     assert system.pid() == pid
     system.stop()
     assert system.processes() == []
+
+
+def test_an_applied_manifest_is_not_applied_again_until_it_changes(stopped: System, tmp_path: Path) -> None:
+    """A deleted demo stays deleted, and an edited one keeps its edits."""
+    system, flags, before = stopped, stopped.flags, len(stopped.said())
+    manifest = tmp_path / "demo.json"
+
+    def started(*services: dict[str, Any]) -> None:
+        manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": services}))
+        system.start()
+        eventually(lambda: system.said()[before:].count("kubectl apply") > len(told), what="the manifest to be handled")
+        told.append(system.said())
+
+    told: list[str] = []
+    deleted, edited = service("deleted", replicas=0), service("edited", replicas=0)
+    system.flags = [*flags, "--apply", str(manifest)]
+    try:
+        started(deleted)
+        assert "deleted created" in told[-1][before:]
+        system.delete("deleted")
+        assert system.stop() == 0
+        started(deleted)
+        assert "Skipped     applied before; to repeat: kubectl --kubeconfig " in told[-1]
+        assert system.maybe(f"{ISVC}/deleted") is None
+        assert system.stop() == 0
+        started(edited)
+        eventually(lambda: system.get(f"{ISVC}/edited"), what="the changed manifest to be applied")
+        system.delete("edited")
+    finally:
+        system.flags = flags
 
 
 def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp_path: Path) -> None:
