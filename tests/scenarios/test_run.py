@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from metal_supervisor import launch
+from metal_supervisor.host.processes import systems
 from tests.support.faults import Figure, fault
 from tests.support.own_logs import logged
 from tests.support.system import ISVC, ROOT, System, eventually, free_ports, kill, running, service
@@ -192,6 +193,18 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(syst
     assert system.pid() == pid
     system.stop()
     assert system.processes() == []
+
+
+def test_a_running_system_is_in_the_process_table_and_a_stopped_one_is_not(system: System) -> None:
+    here = system.state.resolve()
+    pid_file = system.state / "supervisord.pid"
+    assert here in systems()
+    noted = pid_file.read_text()
+    pid_file.write_text("1\n")
+    assert here not in systems(), "the process is of a directory that was replaced by another"
+    pid_file.write_text(noted)
+    assert system.stop() == 0
+    assert here not in systems()
 
 
 def test_an_applied_manifest_is_not_applied_again_until_it_changes(stopped: System, tmp_path: Path) -> None:
