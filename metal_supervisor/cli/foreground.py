@@ -27,8 +27,7 @@ from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot, leftovers
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
-from metal_supervisor.settings.checks import kubeconfigs
-from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
+from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good, missing_kubeconfig
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import APPLIED_FILE, StateDir
 from metal_supervisor.state.home import StateError
@@ -341,7 +340,6 @@ class Foreground:
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
     """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
-    if not settings.embedded and not any(map(Path.is_file, kubeconfigs(settings.kubeconfig))):
-        text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
-        raise BadKubeconfig(text)
+    if problem := missing_kubeconfig(settings):
+        raise BadKubeconfig(problem)
     return Foreground(settings, overrides, example, sys.stdout).run()

@@ -258,6 +258,13 @@ def load(overrides: Overrides, **defaults: Any) -> Settings:
     return Settings(**{**defaults, **from_file, **overrides.values})
 
 
+def missing_kubeconfig(settings: Settings) -> str:
+    """Message if no file of the kubeconfig exists, "" otherwise."""
+    if settings.embedded or any(map(Path.is_file, checks.kubeconfigs(settings.kubeconfig))):
+        return ""
+    return f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
+
+
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of the system that a command addresses; its command line takes precedence. Raises ConfigError."""
     overrides = overrides_from(arguments, environ)

@@ -307,6 +307,46 @@ def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(syst
     assert "nothing is left running" in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ARGS": "--prot 1"}, "there is no flag '--prot' (did you mean --port?)"),
+        ({"PORT": "0"}, "--port: port must be between 1 and 65535"),
+        ({"NAMESPACE": "No_Such"}, "--namespace: namespace must be the name of a namespace"),
+        ({"ARGS": "--runtimes nosuch"}, "--runtimes: runtimes "),
+        ({"ARGS": "it's"}, "No closing quotation"),
+        ({"CLUSTER": "/nosuch"}, "kubeconfig /nosuch does not exist"),
+        ({"METAL_SUPERVISOR_PROT": "1"}, "METAL_SUPERVISOR_PROT"),
+    ],
+)
+def test_wrong_flags_of_make_run_are_refused_before_anything_is_installed(
+    tmp_path: Path, given: dict[str, str], says: str
+) -> None:
+    """By a Python without packages, with the message that the command itself ends with."""
+    for name in ("tools", "metal_supervisor", "conf", "Makefile", "pyproject.toml", "requirements-dev.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    python = f"PYTHON={sys.executable} -S"
+
+    def refused(*command: str) -> tuple[list[str], int]:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environ, **given}, capture_output=True, text=True, timeout=60
+        )  # fmt: skip
+        return [line for line in done.stderr.splitlines() if not line.startswith(("make:", "make["))], done.returncode
+
+    words, code = refused("make", "run", python, *(f"{name}={value}" for name, value in given.items()))
+    assert code == 2 and says in words[-1] and not (tmp_path / ".venv").exists()
+    itself, code = refused(sys.executable, str(tmp_path / "tools" / "make_run.py"))
+    assert code in (1, 2, 78) and itself == words
+
+
+def test_make_run_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    script = f"import runpy, sys; sys.version_info = (3, 9, 6); runpy.run_path({str(ROOT / 'tools/make_run.py')!r})"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "make run: Python 3.9.6 is too old; name a Python 3.10 to 3.14: make run PYTHON=python3.12\n"
+
+
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
     for name in ("tools", "metal_supervisor", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name)
