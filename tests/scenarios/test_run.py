@@ -340,11 +340,12 @@ def test_wrong_flags_of_make_run_are_refused_before_anything_is_installed(
     assert code in (1, 2, 78) and itself == words
 
 
-def test_make_run_names_a_python_that_is_too_old(tmp_path: Path) -> None:
-    script = f"import runpy, sys; sys.version_info = (3, 9, 6); runpy.run_path({str(ROOT / 'tools/make_run.py')!r})"
-    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr == "make run: Python 3.9.6 is too old; name a Python 3.10 to 3.14: make run PYTHON=python3.12\n"
+def test_the_set_up_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    script = "import sys; sys.version_info = (3, 9, 6); import set_up; set_up.main()"
+    command = [sys.executable, "-S", "-c", script, str(tmp_path / "venv")]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Python 3.9.6 is too old; name a Python 3.10 to 3.14" in done.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:
