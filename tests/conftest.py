@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from metal_supervisor.host import processes
 from metal_supervisor.runtimes import setting_checks  # noqa: F401 - as in every process that reads settings
 from tests.support import delays, faults, memory, pace
 
@@ -67,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {path: number for number, path in enumerate(waiting)}
     places |= {path: round(share * number) for number, path in enumerate(computing)}
     items[:] = [item for path in sorted(files, key=lambda path: places[path]) for item in files[path]]
+
+
+@pytest.fixture(autouse=True)
+def no_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide other systems on this machine from commands that run inside the tests' process."""
+    monkeypatch.setattr(processes, "systems", list)
 
 
 @pytest.fixture

@@ -323,7 +323,7 @@ def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
                     try_out(program)
                     store.remember(key, "ok")
             except Unusable as error:
-                say(f"{key} is of no use here: {error}")
+                say(f"{key} does not work on this machine; trying the next")
                 failures.append(f"{key}: {error}")
                 if error.lasting:
                     store.remember(key, str(error))

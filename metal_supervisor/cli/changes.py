@@ -20,7 +20,7 @@ from metal_supervisor.cli.terminal import Live
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.host import local_status, processes
-from metal_supervisor.settings.loader import KEY_VARIABLE, Settings, found_state_dir
+from metal_supervisor.settings.loader import KEY_VARIABLE, Settings, local_state_dir
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.terminal_text import printable
@@ -184,5 +184,5 @@ def commands_for(
 
 def state_flag(state: Path) -> str:
     """The flag by which a command typed here finds a system, with a space before it; "" if it needs none."""
-    found = Path(found_state_dir(os.environ)).expanduser().absolute()
+    found = Path(local_state_dir(os.environ)).expanduser().absolute()
     return "" if found == state else f" --state-dir {shown(state)}"

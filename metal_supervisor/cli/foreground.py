@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import signal
@@ -26,11 +27,11 @@ from metal_supervisor.cluster.kube import BadKubeconfig, Kube, KubeError
 from metal_supervisor.controller import boot, leftovers
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
-from metal_supervisor.settings.checks import kubeconfigs
-from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good
+from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good, missing_kubeconfig
 from metal_supervisor.state import own_processes
-from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.directory import APPLIED_FILE, StateDir
 from metal_supervisor.state.home import StateError
+from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
@@ -190,7 +191,7 @@ class Foreground:
             self._check_port()
             self._start()
         if self.example is not None and self.settings.embedded:
-            self._apply(self.example)
+            self._apply_once(self.example)
         self._joining = False
 
     def _start(self) -> None:
@@ -202,8 +203,25 @@ class Foreground:
         while self._child.poll() is None and not self._supervisord.answers() and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _apply(self, example: Path) -> None:
-        """Apply the example with kubectl, once the API answers. Raises CannotBoot."""
+    def _apply_once(self, example: Path) -> None:
+        """Apply a manifest unless this state directory has had it: what was deleted or edited since stays so.
+
+        Raises CannotBoot.
+        """
+        files = sorted(filter(Path.is_file, example.iterdir())) if example.is_dir() else [example]
+        try:
+            digest = hashlib.sha256(b"\0".join(each.read_bytes() for each in files)).hexdigest()
+        except OSError as error:
+            raise CannotBoot(f"--apply {example}: {error.strerror}") from None
+        mark = self._directory.path / APPLIED_FILE
+        if mark.exists() and mark.read_text("utf-8", "replace") == digest:
+            kubectl = f"kubectl --kubeconfig {shown(self._directory.path / 'kubeconfig')}"
+            self._tell("kubectl apply", "Skipped", f"applied before; to repeat: {kubectl} apply -f {shown(example)}")
+        elif self._apply(example):
+            write_atomic(mark, digest)
+
+    def _apply(self, example: Path) -> bool:
+        """Apply the example with kubectl, once the API answers; False if a signal came first. Raises CannotBoot."""
         kubeconfig = self._directory.path / "kubeconfig"
         kube = Kube(kubeconfig)
         until = time.monotonic() + API_WAIT_S
@@ -217,7 +235,7 @@ class Foreground:
                     raise CannotBoot(f"the embedded API does not answer ({error}); see {log}") from None
                 time.sleep(0.02)
         if self._stopping():
-            return
+            return False
         kubectl = self._kubectl()
         cache = self._directory.path / "kubectl-cache"
         try:
@@ -229,12 +247,13 @@ class Foreground:
         except subprocess.TimeoutExpired:
             raise CannotBoot(f"kubectl apply did not end within {KUBECTL_TIMEOUT_S:.0f} s") from None
         if self._stopping():
-            return
+            return False
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).replace(kube.server, kube.server_name)
             raise CannotBoot(f"kubectl apply failed: {said}")
         for line in done.stdout.splitlines():
             self._tell("kubectl apply", "", line)
+        return True
 
     def _follow(self) -> None:
         """Print changes until a signal, or until supervisord is shut down; restart it if it was killed."""
@@ -321,7 +340,6 @@ class Foreground:
 
 def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
     """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
-    if not settings.embedded and not any(map(Path.is_file, kubeconfigs(settings.kubeconfig))):
-        text = f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
-        raise BadKubeconfig(text)
+    if problem := missing_kubeconfig(settings):
+        raise BadKubeconfig(problem)
     return Foreground(settings, overrides, example, sys.stdout).run()

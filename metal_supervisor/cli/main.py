@@ -35,7 +35,14 @@ def _load_runtime_checks() -> None:
     from metal_supervisor.runtimes import setting_checks  # noqa: F401
 
 
+def _running_systems() -> list[Path]:
+    from metal_supervisor.host import processes
+
+    return processes.systems()
+
+
 checks.load_runtime_checks = _load_runtime_checks  # settings are read from here on
+loader.running_systems = _running_systems
 
 
 def _end(command: str, text: str) -> None:
@@ -77,14 +84,19 @@ def _upgrade(arguments: argparse.Namespace) -> int:
     """Have this installation take over a running system."""
     from metal_supervisor.install import upgrade
 
-    return upgrade.upgrade(Path(arguments.state_dir).expanduser().resolve(), say)
+    return upgrade.upgrade(_existing(arguments), say)
+
+
+def _existing(arguments: argparse.Namespace) -> Path:
+    """The state directory of the system that a command addresses. Raises ConfigError."""
+    return Path(arguments.state_dir or loader.found_state_dir(os.environ)).expanduser().resolve()
 
 
 def _cordon(arguments: argparse.Namespace) -> int:
     from metal_supervisor.placement import cordon
     from metal_supervisor.state.directory import StateDir
 
-    state = Path(arguments.state_dir).expanduser().resolve()
+    state = _existing(arguments)
     settings, _ = loader.load_good(state)
     if not settings.uses_claims:
         text = "this Mac is the only one: without a cluster, or with claims = off, nothing can move to another"
@@ -138,7 +150,8 @@ def _version(arguments: argparse.Namespace) -> int:
 
 def _add_system(commands: Any) -> None:
     command = add_command(commands, "run", _run, "everything in this terminal, until Ctrl-C")
-    command.add_argument("--apply", metavar="FILE", help="manifest to apply once, to the embedded API only")
+    text = "manifest to apply to the embedded API, once per content and state directory"
+    command.add_argument("--apply", metavar="FILE", help=text)
     loader.add_flags(command)
     # Commands without a help text are internal: they work, and neither --help nor completion offers them.
     command = commands.add_parser("boot", description="prepare, then become supervisord: what launchd runs")
@@ -153,7 +166,7 @@ def _add_cordon(commands: Any) -> None:
         ("drain", "hand what this Mac runs over to other Macs, and wait until they serve it"),
     ):
         command = add_command(commands, name, _cordon, help_text)
-        command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
+        command.add_argument("--state-dir", type=state_dir)
         if name == "drain":
             command.add_argument("--timeout", type=int, default=600, help="seconds to wait [600]")
 
@@ -161,7 +174,7 @@ def _add_cordon(commands: Any) -> None:
 def _add_upgrade(commands: Any) -> None:
     text = "let a running system go on with this installation; no engine is touched"
     command = add_command(commands, "upgrade", _upgrade, text)
-    command.add_argument("--state-dir", type=state_dir, default=loader.found_state_dir(os.environ))
+    command.add_argument("--state-dir", type=state_dir)
 
 
 def _add_version(commands: Any) -> None:

@@ -28,18 +28,19 @@ Say = Callable[[str], None]
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, str, str]:
     """(settings, their file, what is wrong with them) of the system that runs, or else of the file.
 
-    Writes nothing. Raises ConfigError for an invalid flag.
+    Writes nothing. Raises ConfigError for an invalid flag, and if it is unclear which of several systems is meant.
     """
     problem = ""
     try:
         overrides = loader.overrides_from(arguments, environ)
     except ConfigError as error:
         overrides, problem = loader.overrides_from(arguments, {}), str(error)  # an invalid flag is a usage error
-    usual = {"state_dir": loader.found_state_dir(environ)}
     try:
-        found = loader.load(overrides, **usual)
+        found = loader.load(overrides, state_dir="")
     except ConfigError as error:  # a broken file, which may be one to try out beside a system that runs
-        found, problem = Settings(**{**usual, **overrides.values}), str(error)
+        found, problem = Settings(**{"state_dir": "", **overrides.values}), str(error)
+    if not found.state_dir:
+        found = dataclasses.replace(found, state_dir=loader.found_state_dir(environ))
     state, file = found.state_path, overrides.config
     try:
         if not loader.system_in(state):

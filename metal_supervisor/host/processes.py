@@ -45,14 +45,28 @@ def marked(state: Path) -> dict[int, str]:
 def supervisord_of(state: Path) -> int:
     """Pid of a supervisord of any release that was started on this state directory, 0 without one."""
     here = launch.identity(str(state))
+    return next((pid for pid, directory in _supervisords() if launch.identity(str(directory)) == here), 0)
+
+
+def systems() -> list[Path]:
+    """State directories in which a supervisord of this user runs, of any release, by the process table."""
+    found = []
+    for pid, directory in _supervisords():
+        with contextlib.suppress(Exception):  # as below
+            noted = (directory / "supervisord.pid").read_text("utf-8").strip()
+            if psutil.Process(pid).uids().real == os.getuid() and noted == str(pid):
+                found.append(directory.resolve())
+    return sorted(found)
+
+
+def _supervisords() -> Iterator[tuple[int, Path]]:
+    """(pid, state directory) of each supervisord of metal-supervisor."""
     for process in _processes():
         with contextlib.suppress(Exception):  # as below
             argv = process.cmdline()
             conf = Path(argv[-1])
-            is_ours = conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv)
-            if is_ours and launch.identity(str(conf.parent)) == here:
-                return process.pid
-    return 0
+            if conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv):
+                yield process.pid, conf.parent
 
 
 def abandoned() -> list[Process]:

@@ -12,15 +12,18 @@ import re
 import xml.parsers.expat
 from pathlib import Path
 
+from metal_supervisor.host import local_status
 from metal_supervisor.install.plan import HEADER, SETTINGS_FILE, InstallPaths, read
 from metal_supervisor.install.steps import InstallError
-from metal_supervisor.settings.loader import OVERRIDES_FILE
+from metal_supervisor.settings.loader import OVERRIDES_FILE, Settings
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.own_processes import run_holds
 from metal_supervisor.state.reports import read_object
 from metal_supervisor.supervisord.client import Supervisord
 
 KEPT_FROM_JOBS = ("Desktop", "Documents", "Downloads")
+ASK_S = 2.0
+"""Time limit of a question to a port."""
 KEPT = ("log", "hub")
 """Directories that stay for the user."""
 OF_A_CLUSTER = "cluster-"
@@ -90,6 +93,13 @@ def refuse_running(state: Path) -> None:
         raise InstallError(f"`metal-supervisor run` uses {state}; stop it first with Ctrl-C")
     if state.is_dir() and Supervisord(StateDir(state).socket).answers():
         raise InstallError(f"a supervisord that launchd does not know runs on {state}; end it first")
+
+
+def refuse_taken_port(settings: Settings) -> None:
+    """Raise InstallError if another system runs with the port of these settings: `doctor` looks at that one."""
+    if other := local_status.other_system_on(settings.port, settings.state_path, ASK_S):
+        text = f"a system runs in {other}, with port {settings.port}; stop it first"
+        raise InstallError(f"{text}, or install another beside it with --port, --gateway and --ports of its own")
 
 
 def refuse_kept_place(name: str, path: Path, home: Path) -> None:

@@ -23,7 +23,13 @@ from metal_supervisor.host import launchd, root_file
 from metal_supervisor.host.launchctl import EX_CONFIG, Launchctl
 from metal_supervisor.host.launchd import INCUMBENT
 from metal_supervisor.install import upgrade
-from metal_supervisor.install.checks import refuse_anothers, refuse_kept_place, refuse_running, refuse_strange
+from metal_supervisor.install.checks import (
+    refuse_anothers,
+    refuse_kept_place,
+    refuse_running,
+    refuse_strange,
+    refuse_taken_port,
+)
 from metal_supervisor.install.plan import InstallPaths, InstallPlan, places, read
 from metal_supervisor.install.steps import (
     PLACE,
@@ -149,6 +155,7 @@ def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
     refuse_kept_place("this installation", Path(sys.prefix), machine.home)
     if launchctl.job(where.label) is None:
         refuse_running(where.state)
+        refuse_taken_port(found.settings)
 
 
 def _exchange_lines(found: InstallPlan, launchctl: Launchctl) -> Iterator[str]:

@@ -29,7 +29,7 @@ from metal_supervisor.settings import loader
 from metal_supervisor.settings.schema import SECRET_KEYS, Settings
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.state import own_processes, trees
-from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.directory import APPLIED_FILE, StateDir
 from metal_supervisor.state.home import DIRECTORIES, FORMAT_FILE
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
@@ -44,7 +44,7 @@ PASSING = (
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))
-USERS = (SETTINGS_FILE, f"{SETTINGS_FILE}.before", *DATABASE, "node", "ollama.made", *KEPT)
+USERS = (SETTINGS_FILE, f"{SETTINGS_FILE}.before", *DATABASE, APPLIED_FILE, "node", "ollama.made", *KEPT)
 """Files of the user; --purge removes them too."""
 
 

@@ -63,11 +63,32 @@ def usual_state_dir(environ: Mapping[str, str]) -> str:
     return environ.get(f"{ENV_PREFIX}STATE_DIR") or Settings().state_dir
 
 
+def running_systems() -> list[Path]:
+    """State directories of this user's running systems; the command line replaces it, which may read processes."""
+    return []
+
+
 def found_state_dir(environ: Mapping[str, str]) -> str:
     """State directory of the commands that work on an existing system.
 
-    The environment's, else `./.run` if `make run` or `run --state-dir .run` started a system in it, else the default.
+    The environment's, else that of a running system, `./.run` and the default first, else `local_state_dir`.
+    Raises ConfigError if several run, and neither of those two.
     """
+    here = local_state_dir(environ)
+    if environ.get(f"{ENV_PREFIX}STATE_DIR"):
+        return here
+    running = running_systems()
+    for each in (here, usual_state_dir(environ)):
+        if Path(each).expanduser().resolve() in running:
+            return each
+    if len(running) > 1:
+        names = ", ".join(shlex.quote(str(each)) for each in running)
+        raise ConfigError(f"{len(running)} systems run: {names}; choose one with --state-dir")
+    return str(running[0]) if running else here
+
+
+def local_state_dir(environ: Mapping[str, str]) -> str:
+    """The environment's state directory, else `./.run` if a system was started in it, else the default."""
     if said := environ.get(f"{ENV_PREFIX}STATE_DIR"):
         return said
     try:
@@ -237,10 +258,19 @@ def load(overrides: Overrides, **defaults: Any) -> Settings:
     return Settings(**{**defaults, **from_file, **overrides.values})
 
 
+def missing_kubeconfig(settings: Settings) -> str:
+    """Message if no file of the kubeconfig exists, "" otherwise."""
+    if settings.embedded or any(map(Path.is_file, checks.kubeconfigs(settings.kubeconfig))):
+        return ""
+    return f"kubeconfig {settings.kubeconfig} does not exist; check --kubeconfig (CLUSTER=… with make)"
+
+
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of the system that a command addresses; its command line takes precedence. Raises ConfigError."""
     overrides = overrides_from(arguments, environ)
-    settings = load(overrides, state_dir=found_state_dir(environ))
+    settings = load(overrides, state_dir="")
+    if not settings.state_dir:
+        settings = dataclasses.replace(settings, state_dir=found_state_dir(environ))
     if system_in(settings.state_path):  # the running system's own overrides
         settings = dataclasses.replace(load_good(settings.state_path)[0], **overrides.values)
     return settings

@@ -36,6 +36,8 @@ LOG_NAME = re.compile(r"(.+)\.log(\.[0-9]+)?")
 LAUNCHD_LOG = "launchd.log"
 """What launchd itself opens for supervisord, and may open as root."""
 CORDON_FILE, SESSION_FILE = "cordon", "session"
+APPLIED_FILE = "applied"
+"""Digest of the manifest that `run --apply` applied last."""
 
 
 def _text_of(path: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import metal_agent
 import powermetrics_sudo
 import pytest
+from doctor_support import web
 
 from metal_supervisor import launch
 from metal_supervisor.cli import main
@@ -360,6 +361,16 @@ def test_a_place_that_macos_keeps_from_jobs_is_refused(tmp_path: Path) -> None:
     mac = machine(Mac(), tmp_path, tmp_path)
     with pytest.raises(InstallError, match="is in Documents, which macOS keeps from launchd's jobs"):
         install.install(plan.plan(order(str(tmp_path / "Documents/s"), embedded=True), mac), mac, print)
+
+
+def test_the_running_system_that_doctor_examines_has_to_go_first(tmp_path: Path) -> None:
+    mac = machine(Mac(), tmp_path, tmp_path)
+    with web(lambda path, body: (200, b'{"stateDirectory": "/Users/u/.run"}')) as url:
+        port = int(url.rpartition(":")[2])
+        found = plan.plan(order(str(tmp_path / "s"), embedded=True, values={"port": port}), mac)
+        with pytest.raises(InstallError, match=f"a system runs in /Users/u/.run, with port {port}; stop"):
+            install.install(found, mac, print)
+    assert not (tmp_path / "s").exists()
 
 
 def test_the_other_kind_of_job_has_to_go_first(tmp_path: Path) -> None:

@@ -37,21 +37,23 @@ def test_make_refuses_a_package_whose_digest_is_not_the_locked_one(tmp_path: Pat
     for name in ("Makefile", "pyproject.toml"):
         copy.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "tools" / "locks", copy / "tools" / "locks")
+    shutil.copytree(ROOT / "tools", copy / "tools")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PIP_"))}
     environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
 
-    def made(digest: str) -> tuple[str, bool]:
+    def made(digest: str) -> tuple[str, str, bool]:
         (copy / "requirements-dev.txt").write_text(lock_of(digest))
         ran = subprocess.run(
             ["make", ".venv/.installed"], cwd=copy, env=environ, capture_output=True, text=True, timeout=300
         )  # fmt: skip
         # What the lock names is all there is: the project itself cannot be built from it.
         assert ran.returncode != 0 and not (copy / ".venv" / ".installed").exists()
-        return ran.stderr, bool(list((copy / ".venv").glob("lib/*/site-packages/lock_probe.py")))
+        return ran.stderr, ran.stdout, bool(list((copy / ".venv").glob("lib/*/site-packages/lock_probe.py")))
 
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    said, there = made("0" * 64)
+    said, printed, there = made("0" * 64)
+    assert "requirements-dev.txt ... failed\n" in printed
     assert re.search(rf"DO NOT MATCH THE HASHES(?s:.*)Got +{right}", said) and not there, said
-    said, there = made(right)
+    said, printed, there = made(right)
+    assert re.search(r"\n  packages         requirements-dev.txt \.\.\. \d+ s, \d+ MB\n", printed), printed
     assert there and "DO NOT MATCH" not in said, said

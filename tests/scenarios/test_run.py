@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metal_supervisor import launch
+from metal_supervisor.host.processes import systems
 from tests.support.faults import Figure, fault
 from tests.support.own_logs import logged
-from tests.support.system import ROOT, System, eventually, free_ports, kill, running, service
+from tests.support.system import ISVC, ROOT, System, eventually, free_ports, kill, running, service
 
 from tests.support.mac import mac_whole  # isort: skip
 
@@ -193,6 +195,48 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(syst
     assert system.processes() == []
 
 
+def test_a_running_system_is_in_the_process_table_and_a_stopped_one_is_not(system: System) -> None:
+    here = system.state.resolve()
+    pid_file = system.state / "supervisord.pid"
+    assert here in systems()
+    noted = pid_file.read_text()
+    pid_file.write_text("1\n")
+    assert here not in systems(), "the process is of a directory that was replaced by another"
+    pid_file.write_text(noted)
+    assert system.stop() == 0
+    assert here not in systems()
+
+
+def test_an_applied_manifest_is_not_applied_again_until_it_changes(stopped: System, tmp_path: Path) -> None:
+    """A deleted demo stays deleted, and an edited one keeps its edits."""
+    system, flags, before = stopped, stopped.flags, len(stopped.said())
+    manifest = tmp_path / "demo.json"
+
+    def started(*services: dict[str, Any]) -> None:
+        manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": services}))
+        system.start()
+        eventually(lambda: system.said()[before:].count("kubectl apply") > len(told), what="the manifest to be handled")
+        told.append(system.said())
+
+    told: list[str] = []
+    deleted, edited = service("deleted", replicas=0), service("edited", replicas=0)
+    system.flags = [*flags, "--apply", str(manifest)]
+    try:
+        started(deleted)
+        assert "deleted created" in told[-1][before:]
+        system.delete("deleted")
+        assert system.stop() == 0
+        started(deleted)
+        assert "Skipped     applied before; to repeat: kubectl --kubeconfig " in told[-1]
+        assert system.maybe(f"{ISVC}/deleted") is None
+        assert system.stop() == 0
+        started(edited)
+        eventually(lambda: system.get(f"{ISVC}/edited"), what="the changed manifest to be applied")
+        system.delete("edited")
+    finally:
+        system.flags = flags
+
+
 def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp_path: Path) -> None:
     """The README's first command, in a copy of the checkout that borrows this one's virtual environment."""
     if not (ROOT / ".venv" / ".installed").exists():
@@ -261,6 +305,47 @@ def test_a_run_whose_state_directory_is_removed_ends_all_of_it_and_says_why(syst
     said = system.said()[before:]
     assert f"state directory {system.state}: No such file or directory" in said
     assert "nothing is left running" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ARGS": "--prot 1"}, "there is no flag '--prot' (did you mean --port?)"),
+        ({"PORT": "0"}, "--port: port must be between 1 and 65535"),
+        ({"NAMESPACE": "No_Such"}, "--namespace: namespace must be the name of a namespace"),
+        ({"ARGS": "--runtimes nosuch"}, "--runtimes: runtimes "),
+        ({"ARGS": "it's"}, "No closing quotation"),
+        ({"CLUSTER": "/nosuch"}, "kubeconfig /nosuch does not exist"),
+        ({"METAL_SUPERVISOR_PROT": "1"}, "METAL_SUPERVISOR_PROT"),
+    ],
+)
+def test_wrong_flags_of_make_run_are_refused_before_anything_is_installed(
+    tmp_path: Path, given: dict[str, str], says: str
+) -> None:
+    """By a Python without packages, with the message that the command itself ends with."""
+    for name in ("tools", "metal_supervisor", "conf", "Makefile", "pyproject.toml", "requirements-dev.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    python = f"PYTHON={sys.executable} -S"
+
+    def refused(*command: str) -> tuple[list[str], int]:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environ, **given}, capture_output=True, text=True, timeout=60
+        )  # fmt: skip
+        return [line for line in done.stderr.splitlines() if not line.startswith(("make:", "make["))], done.returncode
+
+    words, code = refused("make", "run", python, *(f"{name}={value}" for name, value in given.items()))
+    assert code == 2 and says in words[-1] and not (tmp_path / ".venv").exists()
+    itself, code = refused(sys.executable, str(tmp_path / "tools" / "make_run.py"))
+    assert code in (1, 2, 78) and itself == words
+
+
+def test_the_set_up_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    script = "import sys; sys.version_info = (3, 9, 6); import set_up; set_up.main()"
+    command = [sys.executable, "-S", "-c", script, str(tmp_path / "venv")]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Python 3.9.6 is too old; name a Python 3.10 to 3.14" in done.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_a_make_run_that_cannot_start_leaves_no_state_directory(tmp_path: Path) -> None:

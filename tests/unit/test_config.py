@@ -80,6 +80,51 @@ def test_a_command_finds_the_system_that_it_is_about(tmp_path: Path, monkeypatch
     assert loader.usual_state_dir({}) == Settings().state_dir, "what is installed or removed is not that of a terminal"
 
 
+def test_a_command_outside_the_checkout_finds_the_running_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`./.run` and the default come first if they run; several others are named with the flag that chooses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    running: list[Path] = []
+    monkeypatch.setattr(loader, "running_systems", lambda: running)
+    here, usual, one, two = (tmp_path / name for name in (".run", "home/.metal-supervisor", "a b/.run", "z/.run"))
+
+    def of(*flags: str, **environ: str) -> Path:
+        return loader.settings_of(parsed(*flags), environ).state_path
+
+    for path in (here, usual, one):
+        path.mkdir(parents=True)
+        save_overrides(path, Overrides("", {"port": 9191}))
+    assert of() == here, "none runs"
+    running[:] = [one]
+    assert of() == one and loader.settings_of(parsed(), {}).port == 9191
+    assert of("--state-dir", str(two)) == two and of(METAL_SUPERVISOR_STATE_DIR=str(two)) == two
+    running[:] = [one, two]
+    with pytest.raises(ConfigError, match=rf"2 systems run: '{one}', {two}; choose one with --state-dir"):
+        of()
+    assert of("--state-dir", str(one)) == one
+    (tmp_path / "ms.toml").write_text(f'state_dir = "{two}"\n')
+    assert of("--config", "ms.toml") == two
+    running[:] = [usual, one]
+    assert of() == usual, "the installed one"
+    running[:] = [here, usual]
+    assert of() == here
+
+
+def test_each_command_on_an_existing_system_looks_for_a_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command advises to start a second one, and none guesses between two."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("status", "list", "explain x", "logs x", "doctor", "cordon", "drain", "uncordon", "upgrade",
+                 "stop x", "rm x", "chat x", "log-level info", "models ls", "key list", "serve o/r --print"):
+        monkeypatch.setattr(loader, "running_systems", lambda: [tmp_path / "a", tmp_path / "b"])
+        assert main.main(name.split()) == ConfigError.code, name
+        said = capsys.readouterr()
+        assert f"2 systems run: {tmp_path / 'a'}, {tmp_path / 'b'}; choose one with --state-dir" in said.err, name
+
+
 def test_the_command_that_is_told_starts_that_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` leaves out the ./.run that `list` finds: told that alone, it starts another system, without the models."""
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)

@@ -92,7 +92,7 @@ def test_pip_installs_packages_of_an_index_from_locks_alone() -> None:
     calls = re.compile(r"""(-m", "pip", (?:"--python", .+, )?"(?:install|download)"|-m pip install)""")
     found = {path.name: path.read_text("utf-8") for path in sources if calls.search(path.read_text("utf-8"))}
     finders = ["find_llama_server.py", "find_mlx.py", "find_ollama.py"]
-    assert sorted(found) == ["Makefile", *finders, "formula.py", "lock.py", "metal_agent.py"]
+    assert sorted(found) == [*finders, "formula.py", "lock.py", "metal_agent.py", "set_up.py"]
     for name, text in found.items():
         assert len(calls.findall(text)) == 1, f"{name}: one place"
         assert "CHECKED" in text or "--require-hashes" in text, name
