@@ -27,14 +27,23 @@ from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path, metal_ready
+from metal_supervisor.controller.prerequisites import own_ollama
+from metal_supervisor.controller.resource_filter import policy_of
+from metal_supervisor.host.machine import NoBinary
 from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store_context import lax_rules
+from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, Bad
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
-from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.resources import GROUP, LIBRARY_RUNTIME, VERSION, read_service
 from metal_supervisor.spec.sources import canonical, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
@@ -45,6 +54,8 @@ MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
 RETRIED, PATIENT_S = "DownloadFailed", 60.0
 """Reason of a failure that is tried again, and seconds that it may last."""
+UNREACHED = frozenset({RETRIED, "SourceNotFound"})
+"""Reasons of a server that does not answer, or lacks the model."""
 FLAGS_OF_OTHERS = (" --kv-type ", " --slots ", " --cache-ram ")
 """Flags of `fit` and of engines: advice with them cannot be followed here."""
 REFUSED = frozenset({400, 403, 409, 422})
@@ -117,35 +128,67 @@ class Serve:
         try:
             found = resolve(self._settings, self._order.source, self._order.context)
             made = manifests(self._order, found)
-        except (Bad, Unusable) as error:
-            raise CommandError(getattr(error, "message", "") or str(error), USAGE) from None
+        except Unusable as error:
+            if error.reason == RETRIED:
+                raise CommandError(f"{error}; nothing is applied") from None
+            raise CommandError(str(error), USAGE) from None
+        except Bad as bad:
+            raise CommandError(bad.message, USAGE) from None
         if only_print:
             self._out.write("---\n".join(yaml.safe_dump(each, sort_keys=False) for each in made))
             return 0
         if found.note:
             self.say(found.note)
+        runs = is_up(StateDir(self._settings.state_path))
+        if not runs and self._order.detach:
+            text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
+            raise CommandError(text, USAGE)
+        try:
+            self._check(made, runs)
+        except Unusable as error:
+            raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
+        except NoBinary as error:
+            raise CommandError(f"{error}; nothing is applied") from None
         if not self._fits(found, complain):
             return 1
-        if not is_up(StateDir(self._settings.state_path)):
-            if self._order.detach:
-                text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
-                raise CommandError(text, USAGE)
+        if not runs:
             return self._as_the_system(made)
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
+
+    def _check(self, made: list[Json], runs: bool) -> None:
+        """Check that this Mac has the file and an engine, and reaches the server. Raises Unusable, NoBinary.
+
+        `runs`: a system runs, whose PATH decides which engines it has: it may be another than here.
+        """
+        model, service = made
+        artifact = read_artifact(model)
+        if artifact.local:
+            model_files.looked_at(Path(artifact.source))
+        if not runs:
+            read = read_service(service, lambda _: model, policy_of(self._settings), "")
+            if isinstance(read, Bad):
+                raise Unusable(read.reason, read.message)
+            runtime = RUNTIMES[read.runtime]
+            address = own_ollama.address_of(self._settings.ollama_url) if runtime.name == LIBRARY_RUNTIME else None
+            if address is None or not own_ollama.answers(address):
+                builds.find(self._settings, runtime.executables)
+        stored = ModelDirectory(self._settings.store_path, artifact.slot)
+        if artifact.local or library_model(artifact.source) or stored.model_path():
+            return
+        with contextlib.closing(Client(lax_rules(self._settings))) as client:
+            try:
+                locate(artifact, {}, client, self._settings.hub)
+            except Unusable as error:
+                if error.reason in UNREACHED:  # a system may have a token that this terminal lacks
+                    raise
 
     def _fits(self, found: ServedModel, complain: Callable[[str], None]) -> bool:
         """True if the model fits into this Mac, or that cannot be told before it is there.
 
-        False, with what is wrong told, if it does not. Raises CommandError if the file or directory here is no model.
+        False, with what is wrong told, if it does not. Raises CommandError if the file is no model.
         """
         if library_model(found.source):
             return True
-        source = canonical(found.source)
-        if source.startswith("/"):
-            try:
-                model_files.looked_at(Path(source))
-            except Unusable as error:
-                raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
         try:
             answer = fit.answer(self._settings, question(found, self._order.context, None))
         except fit.NotServable as error:

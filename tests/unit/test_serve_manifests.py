@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import tiny_gguf
 
 from metal_supervisor.cli import chat, fit, main, model_source, serve, services
 from metal_supervisor.cli.model_source import ServedModel, examples
@@ -406,3 +407,45 @@ def test_an_empty_source_is_not_the_current_directory(source: str, capsys: pytes
     assert main.main(["serve", source, "--print"]) == 2
     said = capsys.readouterr()
     assert "SOURCE is empty; name a file" in said.err and not said.out
+
+
+
+CLOSED = "http://127.0.0.1:9"
+"""A server that accepts no connection."""
+ENGINE = "--llama-server", "/bin/true"
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "named"),
+    [
+        ("./tiny.gguf", (), "llama-server was not found on PATH or in Homebrew's prefixes; install it"),
+        ("./mlx", (), "mlx_lm.server was not found"),
+        ("./mlx", ("--runtimes", "llama-server"), "spec.format is 'mlx', which no runtime of this Mac serves"),
+        ("ollama://gemma3", (), "ollama was not found on PATH or in Homebrew's prefixes; install it"),
+        (f"{CLOSED}/m.gguf", ENGINE, f"{CLOSED}/m.gguf: connection refused; "),
+        ("hf://o/r/m.gguf", ENGINE, "connection refused; "),
+        ("o/r", ENGINE, "connection refused; "),
+        ("qwen3-8b", ENGINE, "connection refused; "),
+        ("https://example.com/m.gguf", (*ENGINE, "--download-proxy", CLOSED), "the proxy cannot be used"),
+    ],
+)
+def test_a_missing_engine_or_server_is_one_sentence_before_anything_starts(
+    source: str,
+    flags: tuple[str, ...],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "config.json").write_text("{}")
+    (tmp_path / "mlx" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(serve.Serve, "_as_the_system", lambda *_: pytest.fail("it was started"))
+    words = "--state-dir", "state", "--hf-endpoint", CLOSED, "--ollama-url", "off", *flags
+    assert main.main(["serve", source, *words]) == 1
+    said = capsys.readouterr().err
+    assert named in said and "nothing is applied" in said and said.count("\n") == 1
+    assert not (tmp_path / "state").exists()
