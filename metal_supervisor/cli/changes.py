@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor.cli.incoming import Incoming
+from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.keys import engine_keys
-from metal_supervisor.cli.terminal import Live
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.host import local_status, processes
@@ -46,12 +45,11 @@ class ChangePrinter:
         self._hinted: set[str] = set()
         self._written: list[int] = []
         self._advised: dict[str, str] = {}
-        self._live = Live(out)
-        self._incoming = Incoming()
+        self._bars = DownloadBars(out)
 
     def say(self, text: str) -> None:
         """Print one plain line."""
-        self._live.clear()
+        self._bars.clear()
         with contextlib.suppress(OSError, ValueError):  # a full disk below stdout must not end the system
             self._out.write(text + "\n")
             self._out.flush()
@@ -65,8 +63,7 @@ class ChangePrinter:
         """Print what has changed since the last call, and once what to try."""
         self.print_states(directory, settings)
         self.print_advice(directory)
-        if self._live.possible:
-            self._live.draw(self._incoming.lines(directory, time.monotonic(), self._live.size().columns))
+        self._bars.follow(directory)
         ready = any(phase in READY for phase, _, _ in self._phases.values())
         if ready or time.monotonic() - self._started_at > HINT_AFTER_S:
             self.print_hint(directory, settings)
@@ -101,7 +98,7 @@ class ChangePrinter:
             if before != state:
                 self._phases[record.key] = state
                 # How far a download is the line below says, where there is one.
-                if not self._live.possible or told.reason not in COMING or before is None or before[:2] != state[:2]:
+                if not self._bars.possible or told.reason not in COMING or before is None or before[:2] != state[:2]:
                     self.tell(program, phase, text)
         for key in self._phases.keys() - seen:
             del self._phases[key]

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.terminal import FAILED, NOT_FOUND, OK, CommandError, Live, say
+from metal_supervisor.cli.download_bars import Bar, DownloadBars
+from metal_supervisor.cli.terminal import FAILED, NOT_FOUND, OK, CommandError, say
 from metal_supervisor.models import inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models
 from metal_supervisor.models.inventory import Stock, StoredModel
@@ -21,9 +22,7 @@ from metal_supervisor.models.model_directory import PinnedFiles
 from metal_supervisor.models.remote import fetch
 from metal_supervisor.models.repository import quantized
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.progress import DownloadProgress
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import canonical, shown, without_quantization
 from metal_supervisor.spec.terminal_text import printable, table
@@ -121,23 +120,20 @@ class ModelsCommand:
 
     def _hashed(self, path: Path, name: str, size_bytes: int) -> str:
         """The digest of a file, with its progress on a terminal. Raises OSError."""
-        live, meter = Live(sys.stderr), DownloadProgress(size_bytes)
-        meter.begin(time.monotonic())
-        told_at = 0.0
+        bars, told_at, read_bytes = DownloadBars(sys.stderr), 0.0, 0
 
         def tell(more_bytes: int) -> None:
-            nonlocal told_at
-            meter.got(more_bytes)
+            nonlocal told_at, read_bytes
+            read_bytes += more_bytes
             now = time.monotonic()
             if now - told_at > 0.2:
                 told_at = now
-                meter.look(now)
-                live.draw([progress_bar.line(name, meter, live.size().columns)])
+                bars.draw([Bar(name, read_bytes, size_bytes)])
 
         try:
             return fetch.digest(path, tell)
         finally:
-            live.clear()
+            bars.clear()
 
     def rm(self, words: Sequence[str], yes: bool, force: bool) -> int:
         """Remove the named models. Raises CommandError, before anything is removed.

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, CommandError, Live
+from metal_supervisor.cli.download_bars import DownloadBars, bar
+from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, CommandError
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import s3
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms, terms_of
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec import progress_bar
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.model_resource import read_artifact
@@ -102,7 +102,7 @@ class _Pull:
         self._artifact, self._keys, self._complain = artifact, keys, complain
         self._changed, self._interrupted = threading.Event(), False
         self._store = Store(directory, self._changed.set, terms)
-        self._live = Live(sys.stderr)
+        self._bars = DownloadBars(sys.stderr)
         self._meter = DownloadProgress()
         self._name = shown(artifact.source).rstrip("/").rpartition("/")[2]
         self._began_at = self._said_at = time.monotonic()
@@ -121,19 +121,19 @@ class _Pull:
                 if state.phase == "Ready":
                     return self._done(state)
                 if self._is_over(state):
-                    self._live.clear()
+                    self._bars.clear()
                     self._complain(for_a_terminal(state.message.partition(AGAIN)[0]))
                     return FAILED
                 self._show(state)
                 self._changed.wait(LOOK_S)
                 self._changed.clear()
         finally:
-            self._live.clear()
+            self._bars.clear()
             self._store.want({})
 
     def _on_signal(self, _signum: int, _frame: object) -> None:
+        # Not the event: its lock may be held by the very thread that this interrupts.
         self._interrupted = True
-        self._changed.set()
 
     def _is_over(self, state: ModelFile) -> bool:
         """True if the download has failed for good; a broken connection is retried until the user interrupts.
@@ -152,17 +152,16 @@ class _Pull:
         numbers = counts(state.got_bytes, state.total_bytes, state.message)
         if state.phase == "Downloading" and numbers:
             self._meter.update(state.got_bytes, state.total_bytes, now)
-        if self._live.possible:
-            note = "" if numbers else state.message
-            line = progress_bar.line(self._name, self._meter, self._live.size().columns, for_a_terminal(note))
-            self._live.draw([line])
+        if self._bars.possible:
+            message = for_a_terminal(state.message)
+            self._bars.draw([bar(self._name, state.got_bytes, state.total_bytes, message)])
         elif now - self._said_at >= SAY_S:
             self._said_at = now
             text = str(self._meter) if numbers else state.message
             self._complain(for_a_terminal(f"{self._name}: {text}"))
 
     def _done(self, state: ModelFile) -> int:
-        self._live.clear()
+        self._bars.clear()
         passed = time.monotonic() - self._began_at
         began = self._meter.got_bytes or self._meter.total_bytes
         came = f"in {duration(passed)}" if began or passed > 1 else "here"
@@ -171,7 +170,7 @@ class _Pull:
         return OK
 
     def _stopped(self) -> int:
-        self._live.clear()
+        self._bars.clear()
         self._store.want({})
         here = f" after {amount(self._meter.got_bytes, 'down')}" if self._meter.got_bytes else ""
         self._complain(f"stopped{here}; the same command goes on from there")

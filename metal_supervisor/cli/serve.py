@@ -27,26 +27,41 @@ from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path, metal_ready
+from metal_supervisor.cluster.report import CRASH_LOOP, HUNG
+from metal_supervisor.controller.prerequisites import own_ollama
+from metal_supervisor.controller.resource_filter import policy_of
+from metal_supervisor.host.machine import NoBinary
 from metal_supervisor.models import model_files
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import ModelDirectory
+from metal_supervisor.models.remote.origins import locate
+from metal_supervisor.models.remote.web import Client
+from metal_supervisor.models.store_context import lax_rules
+from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, Bad
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
-from metal_supervisor.spec.resources import GROUP, VERSION
+from metal_supervisor.spec.resources import GROUP, LIBRARY_RUNTIME, VERSION, read_service
 from metal_supervisor.spec.sources import canonical, library_model
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.directory import StateDir
+from metal_supervisor.state.downloads import AGAIN
 from metal_supervisor.state.own_processes import CannotBoot
 
 MANAGER = "metal-supervisor-serve"
 API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
 RETRIED, PATIENT_S = "DownloadFailed", 60.0
 """Reason of a failure that is tried again, and seconds that it may last."""
+UNREACHED = frozenset({RETRIED, "SourceNotFound"})
+"""Reasons of a server that does not answer, or lacks the model."""
 FLAGS_OF_OTHERS = (" --kv-type ", " --slots ", " --cache-ram ")
 """Flags of `fit` and of engines: advice with them cannot be followed here."""
+HAS_RUN = frozenset({CRASH_LOOP, HUNG, "Unresponsive"})
+"""Reasons of a failure that has left a log."""
 REFUSED = frozenset({400, 403, 409, 422})
 
 
@@ -104,7 +119,10 @@ class Serve:
     def __init__(self, settings: Settings, overrides: Overrides, order: ServeOrder, out: TextIO) -> None:
         self._settings, self._overrides, self._order, self._out = settings, overrides, order, out
         self._flag = state_flag(settings.state_path)
-        self._failed = False
+        self._created: list[str] = []
+        """API paths of the objects that this command has created."""
+        self._problem = ""
+        """Reason why the system in this terminal ends, "" for a signal."""
 
     def say(self, text: str) -> None:
         """Print one line."""
@@ -117,35 +135,67 @@ class Serve:
         try:
             found = resolve(self._settings, self._order.source, self._order.context)
             made = manifests(self._order, found)
-        except (Bad, Unusable) as error:
-            raise CommandError(getattr(error, "message", "") or str(error), USAGE) from None
+        except Unusable as error:
+            if error.reason == RETRIED:
+                raise CommandError(f"{error}; nothing is applied") from None
+            raise CommandError(str(error), USAGE) from None
+        except Bad as bad:
+            raise CommandError(bad.message, USAGE) from None
         if only_print:
             self._out.write("---\n".join(yaml.safe_dump(each, sort_keys=False) for each in made))
             return 0
         if found.note:
             self.say(found.note)
+        runs = is_up(StateDir(self._settings.state_path))
+        if not runs and self._order.detach:
+            text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
+            raise CommandError(text, USAGE)
+        try:
+            self._check(made, runs)
+        except Unusable as error:
+            raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
+        except NoBinary as error:
+            raise CommandError(f"{error}; nothing is applied") from None
         if not self._fits(found, complain):
             return 1
-        if not is_up(StateDir(self._settings.state_path)):
-            if self._order.detach:
-                text = "no system runs: metal-supervisor install makes one that stays; or leave out --detach"
-                raise CommandError(text, USAGE)
+        if not runs:
             return self._as_the_system(made)
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
+
+    def _check(self, made: list[Json], runs: bool) -> None:
+        """Check that this Mac has the file and an engine, and reaches the server. Raises Unusable, NoBinary.
+
+        `runs`: a system runs, whose PATH decides which engines it has: it may be another than here.
+        """
+        model, service = made
+        artifact = read_artifact(model)
+        if artifact.local:
+            model_files.looked_at(Path(artifact.source))
+        if not runs:
+            read = read_service(service, lambda _: model, policy_of(self._settings), "")
+            if isinstance(read, Bad):
+                raise Unusable(read.reason, read.message)
+            runtime = RUNTIMES[read.runtime]
+            address = own_ollama.address_of(self._settings.ollama_url) if runtime.name == LIBRARY_RUNTIME else None
+            if address is None or not own_ollama.answers(address):
+                builds.find(self._settings, runtime.executables)
+        stored = ModelDirectory(self._settings.store_path, artifact.slot)
+        if artifact.local or library_model(artifact.source) or stored.model_path():
+            return
+        with contextlib.closing(Client(lax_rules(self._settings))) as client:
+            try:
+                locate(artifact, {}, client, self._settings.hub)
+            except Unusable as error:
+                if error.reason in UNREACHED:  # a system may have a token that this terminal lacks
+                    raise
 
     def _fits(self, found: ServedModel, complain: Callable[[str], None]) -> bool:
         """True if the model fits into this Mac, or that cannot be told before it is there.
 
-        False, with what is wrong told, if it does not. Raises CommandError if the file or directory here is no model.
+        False, with what is wrong told, if it does not. Raises CommandError if the file is no model.
         """
         if library_model(found.source):
             return True
-        source = canonical(found.source)
-        if source.startswith("/"):
-            try:
-                model_files.looked_at(Path(source))
-            except Unusable as error:
-                raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
         try:
             answer = fit.answer(self._settings, question(found, self._order.context, None))
         except fit.NotServable as error:
@@ -163,35 +213,51 @@ class Serve:
         return False
 
     def _as_the_system(self, made: list[Json]) -> int:
-        """Run the system in this terminal, with the model in it."""
-        applying = threading.Thread(target=self._apply_soon, args=(made,), name="apply", daemon=True)
-        applying.start()
+        """Run the system in this terminal, with the model in it. Raises CommandError if the model cannot run."""
+        threading.Thread(target=self._apply_soon, args=(made,), name="apply", daemon=True).start()
         code = foreground.run(self._settings, self._overrides, None)
-        return code or int(self._failed)
+        if self._problem:
+            raise CommandError(self._problem)
+        return code
 
     def _apply_soon(self, made: list[Json]) -> None:
-        """Apply the manifests once the API of the system that this command starts answers."""
+        """Apply the manifests once the system's API answers, and end the system if the model cannot run."""
         until = time.monotonic() + API_WAIT_S
+        applied = False
         while True:
             try:
                 kube = Kube(self._settings.kubeconfig_path, self._settings.context)
                 with contextlib.closing(kube):
-                    self._apply(kube, made)
-                return
+                    if not applied:
+                        self._apply(kube, made)
+                    applied = True
+                    self._settled(kube, path_of(made[-1]), lambda _: None, HAS_RUN)
+                return None
+            except CommandError as error:
+                return self._end(str(error))
             except Exception as error:  # noqa: BLE001 - until the API is up, its kubeconfig may be missing or old
+                gone = applied and isinstance(error, KubeError) and error.code == 404
+                if gone:
+                    return None
                 refused = isinstance(error, CannotBoot) or (isinstance(error, KubeError) and error.code in REFUSED)
                 # A path that is not there may be an earlier kubeconfig's; a namespace that is not there stays away.
-                if refused or 'namespaces "' in str(error) or time.monotonic() > until:
-                    self.say(f"the model could not be applied: {error}")
-                    self._failed = True
-                    os.kill(os.getpid(), signal.SIGINT)  # there is nothing to serve
-                    return
-                time.sleep(LOOK_EVERY_S)
+                hopeless = refused or 'namespaces "' in str(error) or time.monotonic() > until
+                if hopeless and not applied:
+                    return self._end(f"the model could not be applied: {error}")
+            time.sleep(LOOK_EVERY_S)
+
+    def _end(self, problem: str) -> None:
+        """Stop the system that runs in this terminal, as Ctrl-C does, and report a problem after that."""
+        self._problem = problem
+        os.kill(os.getpid(), signal.SIGINT)
 
     def _apply(self, kube: Kube, made: list[Json]) -> None:
         """Apply the manifests. Raises KubeError, and CannotBoot where the name belongs to another model."""
         for each, field in zip(made, ("source", "modelRef"), strict=True):
-            said = string(mapping(find(kube, path_of(each)), "spec"), field)
+            before = find(kube, path_of(each))
+            if before is None and path_of(each) not in self._created:
+                self._created.append(path_of(each))
+            said = string(mapping(before, "spec"), field)
             if field == "source" and said and _is_same(said, each["spec"][field]):
                 each["spec"][field] = said  # as it was spelled before: another spelling is an edit
             if said and said != each["spec"][field]:
@@ -214,7 +280,11 @@ class Serve:
             if self._order.detach:
                 self.say(f"{name} is applied; metal-supervisor status{self._flag} shows what becomes of it")
                 return 0
-            return self._follow(kube, path_of(made[-1]))
+            found = self._settled(kube, path_of(made[-1]), self.say)
+            base = gateway_url(self._settings) or own_url(self._settings, found, kube)
+            for line in hints(self._settings, name, base, string(mapping(found, "status"), "mode")):
+                self.say(line)
+            return 0
         except KubeError as error:
             own = shown(self._settings.kubeconfig_path) if self._settings.embedded else ""
             text = missing(error, self._order.namespace, own)
@@ -227,7 +297,13 @@ class Serve:
         finally:
             kube.close()
 
-    def _follow(self, kube: Kube, path: str) -> int:
+    def _settled(
+        self, kube: Kube, path: str, say: Callable[[str], None], passing: frozenset[str] = frozenset()
+    ) -> Json:
+        """The InferenceService once it is Ready. `say`: gets a line for each change.
+
+        Raises KubeError, and CommandError once it has failed for a reason that is not one of `passing`.
+        """
         before, failed_at = "", 0.0
         while True:
             found = kube.request("GET", path)
@@ -236,22 +312,32 @@ class Serve:
             generations = [each.get("observedGeneration") for each in objects(status, "conditions")]
             current = found["metadata"].get("generation") in generations
             ready = metal_ready(status)
-            phase, why = string(status, "phase"), string(ready, "message")
+            phase, reason = string(status, "phase"), string(ready, "reason")
+            why = string(ready, "message").partition(AGAIN)[0]
+            failed = current and phase == "Failed" and reason not in passing
+            failed_at = failed_at or time.monotonic() if failed else 0.0
+            # A failed download is tried again, usually within a second.
+            patience_s = PATIENT_S if reason == RETRIED else 0.0
+            if failed and time.monotonic() - failed_at >= patience_s:
+                raise CommandError(printable(f"{name}: {why}; {self._withdrawn(kube, name, reason)}"))
             if current and f"{phase} {why}" != before:
                 before = f"{phase} {why}"
-                self.say(f"{name}  {phase}  {why}".rstrip())
+                say(f"{name}  {phase}  {why}".rstrip())
             if current and phase == "Ready":
-                base = gateway_url(self._settings) or own_url(self._settings, found, kube)
-                for line in hints(self._settings, name, base, string(status, "mode")):
-                    self.say(line)
-                return 0
-            failed_at = failed_at or time.monotonic() if current and phase == "Failed" else 0.0
-            # A failed download is tried again, usually within a second.
-            patience_s = PATIENT_S if string(ready, "reason") == RETRIED else 0.0
-            if failed_at and time.monotonic() - failed_at >= patience_s:
-                self.say(f"{name} stays, and its Model; metal-supervisor rm {name}{self._flag} removes them")
-                return 1
+                return found
             time.sleep(LOOK_EVERY_S)
+
+    def _withdrawn(self, kube: Kube, name: str, reason: str) -> str:
+        """Remove what this command has created, unless its engine has run; return what is left, as part of a message.
+
+        A service from before stays, and so does one with a log to read.
+        """
+        if self._created and reason not in HAS_RUN:
+            with contextlib.suppress(KubeError):  # a login may create and not delete
+                for path in reversed(self._created):
+                    kube.request("DELETE", path)
+                return "the service is removed again"
+        return f"the service stays: metal-supervisor rm {name}{self._flag} removes it"
 
 
 def _is_same(one: str, other: str) -> bool:

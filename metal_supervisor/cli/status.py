@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
 
-from metal_supervisor.cli.incoming import Incoming
 from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
 from metal_supervisor.cli.terminal import Live, colours, columns
 from metal_supervisor.host import local_status, processes
@@ -30,7 +29,6 @@ from metal_supervisor.supervisord.ctl_plugin import endpoint, listing
 LOOK_EVERY_S = 1.0
 ANSWER_S, ENGINE_S = 5.0, 0.5
 ASKED_AT_ONCE = 16
-WIDE = 120
 COUNTING = frozenset({"llama-server"})
 """Runtimes whose engines count their generation speed."""
 
@@ -45,7 +43,6 @@ class Status:
     def __init__(self, settings: Settings, out: TextIO, say: Callable[[str], None]) -> None:
         self._settings, self._out, self._say = settings, out, say
         self._state = StateDir(settings.state_path)
-        self._incoming = Incoming()
         self._paint: Callable[[str], str] = painted if colours(out) else str
         self._live = Live(out, self._paint)
 
@@ -132,8 +129,8 @@ class Status:
         return cast(Json, document)
 
     def _lines(self, document: Json, width: int | None) -> list[str]:
-        self._incoming.take(tuple(each for each in downloads(document) if not each.failed), time.monotonic())
-        coming = self._incoming.shown((width or WIDE) - 10)
+        found = (each for each in downloads(document) if not each.failed)
+        coming = [f"{'.'.join(each.key)}  {each.message or 'about to begin'}" for each in found]
         return lines(document, self._beside(services(document)), coming, time.time(), width)
 
     def _beside(self, rows: Sequence[Json]) -> dict[str, Beside]:

@@ -58,13 +58,26 @@ def discard_output() -> None:
 
 def columns(out: TextIO) -> int | None:
     """Columns of the output if it is a terminal, else None."""
-    live = Live(out)
-    return live.size().columns if live.possible else None
+    return size_of(out).columns if can_redraw(out) else None
 
 
 def colours(out: TextIO) -> bool:
     """True if the output is a terminal, and the user has not set NO_COLOR."""
-    return Live(out).possible and not os.environ.get("NO_COLOR")
+    return can_redraw(out) and not os.environ.get("NO_COLOR")
+
+
+def can_redraw(out: TextIO) -> bool:
+    """True if the output is a terminal on which lines can be rewritten."""
+    return not out.closed and out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def size_of(out: TextIO) -> os.terminal_size:
+    """Current columns and lines of a terminal: windows get resized."""
+    with contextlib.suppress(OSError, ValueError):
+        found = os.get_terminal_size(out.fileno())
+        if found.columns > 0 and found.lines > 0:
+            return found
+    return USUAL
 
 
 class Live:
@@ -76,16 +89,12 @@ class Live:
     def __init__(self, out: TextIO, paint: Callable[[str], str] = str) -> None:
         self._out, self._paint = out, paint
         self._shown: list[str] = []
-        self.possible = not out.closed and out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self.possible = can_redraw(out)
         """True if the output is a terminal that can do it."""
 
     def size(self) -> os.terminal_size:
-        """Current columns and lines: windows get resized."""
-        with contextlib.suppress(OSError, ValueError):
-            found = os.get_terminal_size(self._out.fileno())
-            if found.columns > 0 and found.lines > 0:
-                return found
-        return USUAL
+        """Current columns and lines."""
+        return size_of(self._out)
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show exactly these lines, cut to the size of the terminal."""

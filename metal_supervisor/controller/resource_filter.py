@@ -60,15 +60,7 @@ class ResourceFilter:
         label = chip.quick(darwin_memory.mac()).label
         self._labels = placement.node_labels(settings, node, platform.system(), platform.machine(), label)
         self._look_at = 0.0
-        self._policy = resources.Policy(
-            default_runtime=settings.runtime,
-            runtimes={name: RUNTIMES[name].formats for name in offered(settings)},
-            allowlist=frozenset(listed(settings.inference_service_allowlist)),
-            allowed_args=frozenset(listed(settings.allow_extra_args)),
-            allowed_env=frozenset(listed(settings.allow_env)),
-            vocabularies=VOCABULARIES,
-            on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
-        )
+        self._policy = policy_of(settings)
         self._read: Remembered[Service | Bad, Key, Json | None] = Remembered()
         self._judged: Remembered[Service | Rejected | None, Key, None] = Remembered()
         self._answer: tuple[_Inputs, dict[Key, Service | Rejected]] | None = None
@@ -157,14 +149,34 @@ class ResourceFilter:
     def _offered(self) -> resources.Policy:
         """The policy with the runtimes that are installed now; looked up again every LOOK_EVERY_S."""
         if time.monotonic() >= self._look_at:
-            found = set()
-            for name in self._policy.runtimes:
-                with contextlib.suppress(machine.NoBinary):
-                    builds.find(self._settings, RUNTIMES[name].executables)
-                    found.add(name)
-            self._policy = replace(self._policy, installed=frozenset(found))
+            self._policy = replace(self._policy, installed=_installed(self._settings, self._policy.runtimes))
             self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._policy
+
+
+def policy_of(settings: Settings) -> resources.Policy:
+    """The rules that settings make for custom resources, with the runtimes that are installed now."""
+    runtimes = {name: RUNTIMES[name].formats for name in offered(settings)}
+    return resources.Policy(
+        default_runtime=settings.runtime,
+        runtimes=runtimes,
+        allowlist=frozenset(listed(settings.inference_service_allowlist)),
+        allowed_args=frozenset(listed(settings.allow_extra_args)),
+        allowed_env=frozenset(listed(settings.allow_env)),
+        vocabularies=VOCABULARIES,
+        on_demand=OnDemandPolicy(settings.gateway_on, settings.on_demand, settings.idle_ttl),
+        installed=_installed(settings, runtimes),
+    )
+
+
+def _installed(settings: Settings, runtimes: Collection[str]) -> frozenset[str]:
+    """Those of the runtimes that have a program on this machine."""
+    found = set()
+    for name in runtimes:
+        with contextlib.suppress(machine.NoBinary):
+            builds.find(settings, RUNTIMES[name].executables)
+            found.add(name)
+    return frozenset(found)
 
 
 def _unreadable(key: Key, error: Exception) -> tuple[str, str]:

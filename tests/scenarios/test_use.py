@@ -75,6 +75,21 @@ def test_serve_takes_a_repository_of_the_hub(system: System) -> None:
     assert typed(system, "rm", "chosen")[0] == 0
 
 
+def test_a_model_that_cannot_run_leaves_no_service_and_no_change_in_one_from_before(system: System, hub: Hub) -> None:
+    hub.gated = True
+    try:
+        code, _, err = typed(system, "serve", "hf://o/r/m-Q8_0.gguf", "--name", "gated")
+        assert code == 1 and err.count("\n") == 1 and "the service is removed again" in err, err
+        assert "no services" in typed(system, "list")[1]
+        assert system.kube.request("GET", "/apis/inference.llmkube.dev/v1alpha1/models")["items"] == []
+        system.apply(model("gated", "hf://o/r/m-Q8_0.gguf"), service("gated", "gated"))
+        code, _, err = typed(system, "serve", "hf://o/r/m-Q8_0.gguf", "--name", "gated")
+        assert code == 1 and "metal-supervisor rm gated" in err and "default/gated" in typed(system, "list")[1]
+    finally:
+        hub.gated = False
+        typed(system, "rm", "gated")
+
+
 def test_what_is_printed_can_be_applied_and_a_detached_serve_waits_for_nothing(system: System) -> None:
     code, printed, err = typed(system, "serve", "o/one", "--name", "typed", "--print")
     assert code == 0, err

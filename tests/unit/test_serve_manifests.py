@@ -6,16 +6,19 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import tiny_gguf
 
 from metal_supervisor.cli import chat, fit, main, model_source, serve, services
 from metal_supervisor.cli.model_source import ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
+from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.kube import KubeError
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings.loader import Overrides, Settings
@@ -183,8 +186,10 @@ def test_a_namespace_is_made_in_the_embedded_api_and_not_in_the_users_own_cluste
     monkeypatch.setattr(serve, "Kube", lambda *_: cluster)
     monkeypatch.setattr(serve.os, "kill", lambda *_: None)
     monkeypatch.setattr(serve.time, "sleep", lambda _: pytest.fail("it waits although no later try can succeed"))
-    command._apply_soon(made)
-    assert 'could not be applied: 404 NotFound: namespaces "llm" not found' in out.getvalue()
+    monkeypatch.setattr(serve.foreground, "run", lambda *_: command._apply_soon(made) or 0)
+    monkeypatch.setattr(serve.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    with pytest.raises(CommandError, match='could not be applied: 404 NotFound: namespaces "llm" not found'):
+        command._as_the_system(made)
 
 
 @pytest.mark.parametrize(
@@ -235,34 +240,74 @@ def test_what_only_fit_can_be_told_is_no_advice_of_serve(monkeypatch: pytest.Mon
 
 
 class Told:
-    """A cluster that tells one state after another."""
+    """A cluster that tells one state after another, and accepts whatever is applied."""
 
     def __init__(self, *states: tuple[str, str]) -> None:
         self.states = list(states)
+        self.applied: set[str] = set()
 
-    def request(self, *_: str) -> Json:
+    def request(self, method: str, path: str, *_: object) -> Json:
+        if method == "DELETE":
+            self.applied.remove(path)
+            return {}
+        if path not in self.applied:
+            raise KubeError(404, "NotFound", "m")
         phase, reason = self.states.pop(0)
-        said = {"type": "MetalReady", "reason": reason, "message": "m", "observedGeneration": 1}
+        said = {"type": "MetalReady", "reason": reason, "message": "why; do this", "observedGeneration": 1}
         return {"metadata": {"name": "m", "generation": 1}, "status": {"phase": phase, "conditions": [said]}}
+
+    def apply(self, path: str, *_: object, dry_run: bool = False, **__: object) -> None:
+        self.applied |= set() if dry_run else {path}
+
+    def close(self) -> None:
+        pass
+
+
+def follow(told: Any, out: io.StringIO, state: Path) -> int:
+    """Serve a model m in a system that runs."""
+    order = ServeOrder("x", name="m")
+    command = serve.Serve(Settings(state_dir=str(state)), Overrides(), order, out)
+    return command._beside(told, serve.manifests(order, ServedModel("/m.gguf", "gguf")))
+
+
+def test_a_download_that_is_tried_again_does_not_end_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    states = ("Failed", "DownloadFailed"), ("Pending", "Downloading"), ("Ready", "Serving")
+    assert follow(Told(*states), io.StringIO(), tmp_path) == 0
+    monkeypatch.setattr(serve, "PATIENT_S", 0.0)
+    with pytest.raises(CommandError, match=r"^m: why; do this; "):
+        follow(Told(*states), io.StringIO(), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("states", "code"),
-    [((("Failed", "DownloadFailed"), ("Pending", "Downloading"), ("Ready", "Serving")), 0),
-     ((("Pending", "Checking"), ("Failed", "SourceNotFound"), ("Ready", "Serving")), 1)],
-)  # fmt: skip
-def test_a_download_that_is_tried_again_does_not_end_the_command(
-    states: tuple[tuple[str, str], ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ("reason", "left"),
+    [("RuntimeBinaryMissing", False), ("GatedModel", False), ("CrashLoopBackOff", True), ("Hung", True)],
+)
+def test_a_service_whose_engine_has_never_run_is_removed_again(reason: str, left: bool, tmp_path: Path) -> None:
+    told, out = Told(("Failed", reason)), io.StringIO()
+    with pytest.raises(CommandError) as raised:
+        follow(told, out, tmp_path)
+    assert len(told.applied) == (2 if left else 0) and not out.getvalue()
+    assert ("metal-supervisor rm m --state-dir" in str(raised.value)) is left
+    assert ("; the service is removed again" in str(raised.value)) is not left
+
+
+def test_a_model_that_cannot_run_ends_the_system_that_was_started_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: Any = Told(("Failed", "CrashLoopBackOff"), ("Failed", "GatedModel"))
+    order = ServeOrder("x", name="m")
+    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), order, io.StringIO())
+    stopped = threading.Event()
     monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
-    out = io.StringIO()
-    command = serve.Serve(Settings(state_dir=str(tmp_path)), Overrides(), ServeOrder("m"), out)
-    told: Any = Told(*states)
-    assert command._follow(told, "/m") == code
-    assert ("metal-supervisor rm m --state-dir" in out.getvalue()) is bool(code)
-    told = Told(*[("Failed", "DownloadFailed")] * 3)
-    monkeypatch.setattr(serve, "PATIENT_S", 0.0)
-    assert command._follow(told, "/m") == 1, "it may not last"
+    monkeypatch.setattr(serve, "Kube", lambda *_: told)
+    monkeypatch.setattr(serve.os, "kill", lambda *_: stopped.set())
+    monkeypatch.setattr(serve.foreground, "run", lambda *_: int(not stopped.wait(60)))
+    with pytest.raises(CommandError, match=r"^m: why; do this; the service is removed again$"):
+        command._as_the_system(serve.manifests(order, ServedModel("/m.gguf", "gguf")))
+    assert not told.applied
 
 
 def test_a_model_of_ollama_is_one_of_its_library() -> None:
@@ -406,3 +451,45 @@ def test_an_empty_source_is_not_the_current_directory(source: str, capsys: pytes
     assert main.main(["serve", source, "--print"]) == 2
     said = capsys.readouterr()
     assert "SOURCE is empty; name a file" in said.err and not said.out
+
+
+
+CLOSED = "http://127.0.0.1:9"
+"""A server that accepts no connection."""
+ENGINE = "--llama-server", "/bin/true"
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "named"),
+    [
+        ("./tiny.gguf", (), "llama-server was not found on PATH or in Homebrew's prefixes; install it"),
+        ("./mlx", (), "mlx_lm.server was not found"),
+        ("./mlx", ("--runtimes", "llama-server"), "spec.format is 'mlx', which no runtime of this Mac serves"),
+        ("ollama://gemma3", (), "ollama was not found on PATH or in Homebrew's prefixes; install it"),
+        (f"{CLOSED}/m.gguf", ENGINE, f"{CLOSED}/m.gguf: connection refused; "),
+        ("hf://o/r/m.gguf", ENGINE, "connection refused; "),
+        ("o/r", ENGINE, "connection refused; "),
+        ("qwen3-8b", ENGINE, "connection refused; "),
+        ("https://example.com/m.gguf", (*ENGINE, "--download-proxy", CLOSED), "the proxy cannot be used"),
+    ],
+)
+def test_a_missing_engine_or_server_is_one_sentence_before_anything_starts(
+    source: str,
+    flags: tuple[str, ...],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tiny_gguf.write_tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "config.json").write_text("{}")
+    (tmp_path / "mlx" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(serve.Serve, "_as_the_system", lambda *_: pytest.fail("it was started"))
+    words = "--state-dir", "state", "--hf-endpoint", CLOSED, "--ollama-url", "off", *flags
+    assert main.main(["serve", source, *words]) == 1
+    said = capsys.readouterr().err
+    assert named in said and "nothing is applied" in said and said.count("\n") == 1
+    assert not (tmp_path / "state").exists()

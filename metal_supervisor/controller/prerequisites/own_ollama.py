@@ -12,12 +12,25 @@ from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
 
 
+def address_of(url: str) -> tuple[str, int] | None:
+    """(host, port) of an Ollama's URL, None for one that is not http."""
+    parts = urllib.parse.urlsplit(url)
+    return (parts.hostname or "127.0.0.1", parts.port or 80) if parts.scheme == "http" else None
+
+
+def answers(address: tuple[str, int]) -> bool:
+    """True if an Ollama answers at an address: any web server may have the port."""
+    try:
+        return isinstance(Daemon(*address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S).get("version"), str)
+    except (Away, DaemonRefused):
+        return False
+
+
 class Own:
     """Checks in the background, while wanted, that the user's own Ollama answers."""
 
     def __init__(self, url: str, wake: Callable[[], None]) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self.address = (parts.hostname or "127.0.0.1", parts.port or 80) if parts.scheme == "http" else None
+        self.address = address_of(url)
         self._wake = wake
         self._wanted = threading.Event()
         self._seen_at: float | None = None
@@ -42,11 +55,7 @@ class Own:
         assert self.address is not None
         while True:
             self._wanted.wait()
-            try:
-                told = Daemon(*self.address).call("GET", "/api/version", timeout_s=LOOK_TIMEOUT_S)
-                found = isinstance(told.get("version"), str)  # any web server may have the port
-            except (Away, DaemonRefused):
-                found = False
+            found = answers(self.address)
             news = not self.known or found != self.here()
             self._seen_at, self.known = time.monotonic() if found else self._seen_at, True
             if news:
