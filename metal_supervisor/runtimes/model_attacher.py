@@ -143,7 +143,7 @@ class ModelAttacher:
     def _refused_start(self) -> str:
         """Reason why the controller lets no engine of its service start, "" if one may."""
         record = self._record
-        return record.barred or record.revoked if record is not None else ""
+        return record.barred if record is not None else ""
 
     def _name(self) -> None:
         """Have the daemon serve the model under the further names of its record, by the next look at the latest."""
