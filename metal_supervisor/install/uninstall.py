@@ -38,7 +38,7 @@ PASSING = (
     CLUSTER,
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
-    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "power.bell", "cordon", "handover",
+    "chip.json", "power.json", "power.bell", "cordon", "handover",
     "app", "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS, "ollama",
     "ollama.made.lock", "use",
 )  # fmt: skip

@@ -122,8 +122,6 @@ def test_rates_gaps_and_agreement() -> None:
     assert mac_parse.longest_gap_s([0.0, 1.0, 3.5, 4.0]) == 2.5 and mac_parse.longest_gap_s([]) == 0.0
     assert mac_parse.within(95, 100, 0.05) and not mac_parse.within(94, 100, 0.05)
     assert mac_parse.within(1, 9, 0.05, slack=8)
-    looks = [(0.0, True), (0.1, False), (75.0, True), (75.1, True)]
-    assert mac_power.around_sleep(looks) == (False, 74.9) and mac_power.around_sleep([]) == (None, 0.0)
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────────
