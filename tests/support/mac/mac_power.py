@@ -11,7 +11,6 @@ from typing import Any
 
 from metal_supervisor.host.sleep_clock import Wake, system_clocks
 from tests.support.mac import mac_kit, mac_parse
-from tests.support.mac.mac_host import NOT_YET
 from tests.support.mac.mac_kit import Kit
 from tests.support.mac.mac_report import Sheet, Skip
 
@@ -22,18 +21,16 @@ PMSET, POWERMETRICS = "/usr/bin/pmset", "/usr/bin/powermetrics"
 
 def powermetrics(kit: Kit, sheet: Sheet) -> None:
     """powermetrics gives frames that we can read, by sudo's leave for one command line and no other."""
-    try:
-        from metal_supervisor.host import power_meter
-    except ImportError:
-        raise Skip(f"measuring power is {NOT_YET}") from None
+    from metal_supervisor.host import powermetrics as product
+
     kit.need_root("powermetrics is root's")
-    found = mac_parse.frames(output_of(kit, power_meter.POWERMETRICS, FRAMES * FRAME_S))
+    found = mac_parse.frames(output_of(kit, product.POWERMETRICS, FRAMES * FRAME_S))
     sheet.claim(len(found) >= FRAMES - 1, f"{len(found)} frames in {FRAMES * FRAME_S:.0f} s")
     sheet.show("keys, names and types only", sorted({name for frame in found for name in mac_parse.key_names(frame)}))
     for domain in ("cpu", "gpu", "ane", "combined"):
         sheet.figure(domain, "W", *watts(found, domain))
     sheet.claim(watts(found, "gpu"), "the power of the GPU is among them")
-    leave(kit, sheet, power_meter.POWERMETRICS)
+    leave(kit, sheet, product.POWERMETRICS)
 
 
 def output_of(kit: Kit, argv: tuple[str, ...], seconds: float) -> bytes:
