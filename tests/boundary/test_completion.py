@@ -75,8 +75,6 @@ CASES = [
     (["run", "--state-dir", "key"], {"key.d"}),
     (["install", "--cluster", "key"], {"key.toml", "key.d"}),
     (["doctor", "--bundle", "key"], {"key.toml", "key.d"}),
-    (["import-launchd", "key"], {"key.toml", "key.d"}),
-    (["import-launchd", "--fo"], {"--force"}),
     (["pull", "--format", "m"], {"mlx"}),
     (["completion", "z"], {"zsh"}),
 ]

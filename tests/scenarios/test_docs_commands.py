@@ -8,7 +8,6 @@ Only ports are others: 9090 and 18100 may be somebody's.
 from __future__ import annotations
 
 import os
-import plistlib
 import re
 import shutil
 import subprocess
@@ -31,7 +30,6 @@ CHECKOUT = (
     "requirements.txt", "tests", "tools",
 )  # fmt: skip
 HERE_TOO = "tests/scenarios/test_docs_commands.py"
-GO_AGENT = "com.llmkube.metal-agent"
 CURL = "silent\nshow-error\nfail-with-body\n"
 """A reader's .curlrc: no meter, as in a terminal, and what is answered with an error has failed, which curl hides."""
 
@@ -39,16 +37,14 @@ CURL = "silent\nshow-error\nfail-with-body\n"
 def reader(system: System, base: Path) -> Path:
     """A directory that is like a checkout in which `make run` runs; `home` beside it is the reader's."""
     (system.state / "metal-supervisor.toml").write_text("# as install makes one\n")
-    place, agents = base / "reader", base / "home" / "Library" / "LaunchAgents"
+    place = base / "reader"
     place.mkdir()
-    agents.mkdir(parents=True)
+    (base / "home").mkdir()
     for name in CHECKOUT:
         (place / name).symlink_to(ROOT / name)
     (place / ".run").symlink_to(system.state)
     (base / "home" / ".metal-supervisor").symlink_to(system.state)
     (base / "home" / ".curlrc").write_text(CURL)
-    job = {"Label": GO_AGENT, "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent", "--namespace", "default"]}
-    (agents / f"{GO_AGENT}.plist").write_bytes(plistlib.dumps(job))
     return place
 
 
