@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,7 +20,7 @@ import pytest
 
 from tests.support.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
 from tests.support.gateway import with_gateway
-from tests.support.system import System, eventually, free_ports, service
+from tests.support.system import System, eventually, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (
@@ -114,23 +112,6 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, system: System) -
         ran.check()
         if ran.shown.output:
             assert shape(ran.said.splitlines()) == shape(ran.shown.output), f"{ran.block.where}:\n{ran.said}"
-
-
-def test_a_menu_bar_shows_what_serves(system: System, tmp_path: Path) -> None:
-    """conf/swiftbar, as SwiftBar runs it: alone, with a Python that has none of our packages."""
-    serve(system)
-    (plugin,) = (ROOT / "conf" / "swiftbar").iterdir()
-    # A proxy, as a Mac's settings may name one for all of http.
-    proxy = f"http://127.0.0.1:{free_ports(1)[0]}"
-    environ = {"PATH": os.environ["PATH"], "METAL_SUPERVISOR_PORT": str(system.http), "http_proxy": proxy}
-    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
-    head, _, first = shown.stdout.splitlines()[:3]
-    assert head == "1/1 | sfimage=cpu", shown
-    assert re.fullmatch(rf"tiny  Ready  \d+ MiB \| href=http://127.0.0.1:{system.port()}", first)
-    assert re.search(r"^\d+ MiB of [\d.]+ GiB taken \|", shown.stdout, re.MULTILINE)
-    environ["METAL_SUPERVISOR_PORT"] = str(free_ports(1)[0])
-    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
-    assert "does not answer" in shown.stdout and not shown.stderr
 
 
 def test_a_backup_brings_a_lost_state_directory_back(system: System) -> None:
