@@ -1,1 +1,0 @@
-"""Kept for systems that an earlier release started: see `supervisord.py`."""
