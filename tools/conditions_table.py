@@ -62,7 +62,6 @@ _COMING = Group("It comes, or goes", (METAL,), ("Creating", "Progressing"), (
         "the engine is ending; it finishes its answers first; or the whole system was stopped on this Mac",
         "nothing: it passes by itself; or start the system there again",
     ),
-    Reason("Asleep", "this Mac is about to sleep", "nothing; or keep it awake, see docs/mac.md"),
 ))  # fmt: skip
 _WAITING = Group("It waits for something", (METAL, DEGRADED), ("Pending",), (
     Reason("Downloading", "the model file is being fetched; the message has share, rate and time left", _WAIT),

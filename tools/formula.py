@@ -44,7 +44,6 @@ TAIL = """
     resources.each {{ |wheel| wheel.stage {{ system(*pip, *Dir["*.whl"]) }} }}
     system(*pip, *Dir["*.whl"])
     bin.install_symlink libexec/"bin/metal-supervisor"
-    man1.install_symlink libexec/"share/man/man1/metal-supervisor.1"
   end
 
   test do

@@ -46,8 +46,8 @@ HEAD = """# Logs
 ## Where they are
 
 In `log/` in the state directory, a file for each program: `controller.log`, `sidecar.log`, and where they run
-`apiserver.log`, `gateway.log`, `gateway-2.log` (the other worker), `gateway-holder.log`, `power.log` and
-`sleepwatch.log`, in the form below; `default.tiny.log` is what the engine of a service wrote, byte for byte, and
+`apiserver.log`, `gateway.log`, `gateway-2.log` (the other worker), `gateway-holder.log` and `power.log`,
+in the form below; `default.tiny.log` is what the engine of a service wrote, byte for byte, and
 `crashed/` has the end of its life before; `supervisord.log` is supervisord's own, and `boot.log` or `launchd.log` has
 the words of a start, as text.
 `metal-supervisor logs NAME -f` shows any of them, on a terminal without anything that it would act on.

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from metal_supervisor.host import root_file
-from metal_supervisor.host.power_meter import FRAGMENT, POWERMETRICS
+from metal_supervisor.host.powermetrics import FRAGMENT, POWERMETRICS
 from metal_supervisor.install.steps import shown_as_root
 
 UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"

@@ -15,7 +15,7 @@ GROUPS = {
     "Use": ("serve", "chat", "list", "stop", "start", "rm", "run", "status", "explain", "logs"),
     "Models": ("pull", "models", "fit"),
     "This Mac": (
-        "install", "uninstall", "upgrade", "import-launchd", "doctor", "key", "log-level", "completion", "version",
+        "install", "uninstall", "upgrade", "doctor", "key", "log-level", "completion", "version",
     ),
     "Cluster": ("kubeconfig", "cordon", "uncordon", "drain"),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from metal_supervisor.supervisord.logfile import CUT, LogFile
 
 LOOK_EVERY_S = 0.2
 OURS = (
-    "controller", "sidecar", "apiserver", "supervisord", "power", "sleepwatch", *gateway_note.PROGRAMS, "caffeinate",
+    "controller", "sidecar", "apiserver", "supervisord", "power", *gateway_note.PROGRAMS, "caffeinate",
     "boot",
 )  # fmt: skip
 LAYOUT = frozenset("\n\t")

@@ -204,7 +204,6 @@ COMMANDS: Mapping[tuple[str, ...], Callable[[Any], None]] = {
     ("pull", "models"): _by("model_flags"),
     ("key",): _by("keys"),
     ("install", "uninstall"): _by("install"),
-    ("import-launchd",): _by("import_launchd"),
     ("completion",): _add_completion,
     ("version",): _add_version,
 }

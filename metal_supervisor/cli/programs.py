@@ -181,17 +181,6 @@ def _recorded(state: Path) -> str:
     )
 
 
-def _sleepwatch(arguments: argparse.Namespace) -> int:
-    from metal_supervisor.host import iokit, sleepwatch
-
-    settings, _, _ = _program(arguments)
-    try:
-        sleepwatch.run(settings.state_path, iokit.load())
-    except iokit.Untold as error:
-        raise own_processes.CannotBoot(f"this system does not tell of its sleep: {error}") from None
-    return 0
-
-
 def _power(arguments: argparse.Namespace) -> int:
     from metal_supervisor.host.power_program import PowerProgram
 
@@ -224,7 +213,6 @@ PROGRAMS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "controller": _controller,
     "sidecar": _sidecar,
     "apiserver": _apiserver,
-    "sleepwatch": _sleepwatch,
     "power": _power,
     **dict.fromkeys(gateway_note.WORKERS, _gateway),
     "gateway-holder": _gateway_holder,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from metal_supervisor.cluster.kube import Kube
@@ -34,17 +35,11 @@ class NetworkWatcher(threading.Thread):
         self._peer: tuple[str, int] | None = None
         self._local: str | None = None
         self._lost = False
-        self._pause = threading.Event()
 
     def run(self) -> None:
         while True:
-            self._pause.clear()
             self.look()
-            self._pause.wait(EVERY_S)
-
-    def look_now(self) -> None:
-        """Make the thread check at once."""
-        self._pause.set()
+            time.sleep(EVERY_S)
 
     def look(self) -> bool:
         """Check once, and drop the connections if they are dead. Returns True if so."""

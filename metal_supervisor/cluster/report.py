@@ -20,7 +20,6 @@ HELD = ("FATAL", "BACKOFF")
 PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
 NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
-ASLEEP = "Asleep"
 UNLOADED, WAKING = "Unloaded", "Waking"
 GOODBYE = "Creating", "Stopping", "metal-supervisor has stopped on this Mac; it serves again once that runs"
 """What is told last: it stays in the cluster while this Mac is away."""
@@ -111,9 +110,7 @@ def _whole(record: Record, here: int) -> str:
     return "Ready" if here + record.peers_ready >= record.replicas else "Progressing"
 
 
-def _standing(
-    record: Record, observed: Observed | None, asleep: bool = False, leaving: bool = False
-) -> tuple[str, str, str]:
+def _standing(record: Record, observed: Observed | None, leaving: bool = False) -> tuple[str, str, str]:
     """(phase, reason, message) of a service, in the operator's words where it has some."""
     verdict = record.verdict
     if verdict.standing in (Standing.STOPPED, Standing.SUSPENDED) and observed and observed.pid:
@@ -134,9 +131,7 @@ def _standing(
         reason, colon, text = observed.published.partition(": ")
         named = colon and re.fullmatch(r"[A-Z][A-Za-z]+", reason)
         return ("Creating", reason, text) if named else ("Creating", "PublishFailed", observed.published)
-    if asleep and observed and observed.ready:
-        return "Creating", ASLEEP, "this Mac is going to sleep; it serves again when it wakes"
-    if observed and observed.ready and not record.withdraw:
+    if observed and observed.ready and not record.withdraw and not leaving:
         port, phase = record.front_port or record.port, _whole(record, 1)
         text = f"{record.runtime} serves {record.name} on port {port}"
         if record.probe.names_itself and observed.model_name:
@@ -229,25 +224,23 @@ def _conditions(
 def report(
     record: Record,
     observed: Observed | None,
-    asleep: bool = False,
     fronts: Collection[int] | None = None,
     leaving: bool = False,
 ) -> Report:
     """Build the report on one service.
 
-    `asleep`: True if this Mac is about to sleep: it gets no requests, as if the whole system stops (`leaving`).
     `fronts`: ports at which the gateway listens for on-demand services, None to rely on it.
+    `leaving`: True if the whole system stops: it gets no requests.
     """
-    asleep = asleep or leaving
-    phase, reason, message = _standing(record, observed, asleep, leaving)
+    phase, reason, message = _standing(record, observed, leaving)
     if record.peers_ready and phase in ("Creating", "Pending", "Failed"):
         phase = "Progressing"  # other Macs serve it
     standing = record.verdict.standing
-    serves = bool(observed and observed.ready) and not asleep
+    serves = bool(observed and observed.ready) and not leaving
     engine_ready = standing is Standing.RUN and serves and not record.withdraw
     front = record.front_port if record.idle_s is not None else None
     front = front if fronts is None or front in fronts else None
-    held = front is not None and not engine_ready and not asleep and _held(record, phase)
+    held = front is not None and not engine_ready and not leaving and _held(record, phase)
     if held and not rests(record):
         phase, reason, message = _whole(record, 1), WAKING, f"{message}; requests wait for it"
     ready = engine_ready or held

@@ -25,7 +25,6 @@ from metal_supervisor.controller.prerequisites.ports import Ports, is_unloaded
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
 from metal_supervisor.controller.snapshot import Snapshot
-from metal_supervisor.host import sleep_note
 from metal_supervisor.models.store import Store
 from metal_supervisor.placement import placement
 from metal_supervisor.placement.placement import Placed, Placement
@@ -37,7 +36,6 @@ from metal_supervisor.spec.resources import MODEL_NOT_FOUND
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
-from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.home import StateError
 
 Share: TypeAlias = tuple[tuple[int, ...], int, frozenset[int]]
@@ -93,7 +91,6 @@ class Assignment:
     def __init__(
         self,
         settings: Settings,
-        directory: StateDir,
         kube: Kube,
         resource_filter: ResourceFilter,
         placing: Placement,
@@ -105,7 +102,6 @@ class Assignment:
         self._store, self._prerequisites = store, prerequisites
         self._references = References(kube, wake)
         self._gateway_keys = GatewayKeys(settings)
-        self._sleep = sleep_note.SleepNoteReader(directory.path)
         self.placed = Placed({})
         self._unsure_until = time.monotonic() + UNSURE_S
         self._files: _ServedFiles | None = None
@@ -343,8 +339,6 @@ class Assignment:
         """
         if not self._placement.on and self._settings.replicas_per_mac == 1:
             return {}  # no use for it without claims
-        if self._sleep.look() is not None:
-            return {}  # a peer that still serves a slot we had before must not stop
         found: dict[Key, frozenset[int]] = {}
         for record in records.values():
             seen = observed.get(record.program)

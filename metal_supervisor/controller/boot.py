@@ -187,8 +187,6 @@ def _parts(settings: Settings) -> Iterator[str]:
     yield "supervisord.conf"
     if settings.embedded:
         yield "apiserver.conf"
-    elif sys.platform == "darwin":
-        yield "sleepwatch.conf"
     if settings.gateway_on:
         yield "gateway.conf"
     if settings.apple_power_enabled:

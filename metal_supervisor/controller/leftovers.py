@@ -28,7 +28,6 @@ OTHERS_FILES = (
     "trial-*.json",
     "use/*.json",
     "apiserver.json",
-    "asleep.json",
     "gateway.json",
 )
 """Files about the running processes of a state directory; in a copy, about the original's."""

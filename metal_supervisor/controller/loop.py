@@ -116,7 +116,7 @@ class Controller:
         self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)
         self.assignment = Assignment(
-            settings, directory, kube, resource_filter, self.placement, self.store, self.prerequisites, self._tell
+            settings, kube, resource_filter, self.placement, self.store, self.prerequisites, self._tell
         )
         self.awake = Awake(supervisord)
         self.memory = Memory(settings, directory, self._tell)

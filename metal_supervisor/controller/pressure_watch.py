@@ -6,28 +6,25 @@ the controller when the level or the budget changes, and with every sample while
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metal_supervisor.host import machine, processes
-from metal_supervisor.host.left_engines import Left
+from metal_supervisor.host import machine
 from metal_supervisor.memory import machine_memory as host_memory
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Watch, in_force, thresholds, watch
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.runtimes.probing import Asked, are_busy
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.types import Key
 
 ALERT_S = 2.0
-BUDGET_EVERY_S, LEFT_EVERY_S = 60.0, 600.0
-"""Seconds between looks at the budget; and at all processes, for engines left behind, while none is known."""
+BUDGET_EVERY_S = 60.0
+"""Seconds between looks at the budget."""
 log = logging.getLogger("controller")
 
 
@@ -70,8 +67,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._settings, self._wake = settings, wake
         # Metal's limit is read from the engine in the thread, because that may be slow.
-        self._left, self._left_at = processes.left_behind(), time.monotonic()
-        self.budget = _beside(self._left, host_memory.host_budget(settings.memory_fraction or None, None))
+        self.budget = host_memory.host_budget(settings.memory_fraction or None, None)
         """Memory for models; refreshed now and then, because an administrator may raise Metal's wired limit."""
         self._budget_at = 0.0
         log.info("memory budget", extra={"budget": self.budget.explain()})
@@ -107,9 +103,7 @@ class Watchdog(threading.Thread):
         now = time.monotonic()
         if self._budget_at and now - self._budget_at < BUDGET_EVERY_S:
             return
-        if self._left or now - self._left_at >= LEFT_EVERY_S:
-            self._left, self._left_at = processes.left_behind(), now
-        found, self._budget_at = budget_of(self._settings, self._left), now
+        found, self._budget_at = budget_of(self._settings), now
         if found != self.budget and found.total_bytes:  # without a total it is not a measurement
             self.budget = found
             log.info("memory budget", extra={"budget": found.explain()})
@@ -136,29 +130,10 @@ class Watchdog(threading.Thread):
             self._wake()
 
 
-def budget_of(settings: Settings, left: Sequence[Left] | None = None) -> Budget:
-    """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit.
-
-    `left`: what is known as `processes.left_behind`; None to look.
-    """
+def budget_of(settings: Settings) -> Budget:
+    """Memory that models may use on this Mac. May take seconds: the engine is asked for Metal's wired limit."""
     try:
         binary: Path | None = builds.find(settings, RUNTIMES["llama-server"].executables)[1]
     except machine.NoBinary:
         binary = None
-    budget = host_memory.host_budget(settings.memory_fraction or None, binary)
-    return _beside(processes.left_behind() if left is None else left, budget)
-
-
-def _beside(left: Sequence[Left], found: Budget) -> Budget:
-    """The budget less the memory of engines that LLMKube's agent left behind."""
-    return found.less(sum(map(_held_by, left)), "engines that LLMKube's agent left behind")
-
-
-def _held_by(engine: Left) -> int:
-    """Memory that a left engine has taken: a Mac charges no process for the pages of a model that it maps."""
-    model, mapped_bytes = Path(engine.model), 0
-    if model.suffix == ".gguf":
-        with contextlib.suppress(OSError, ValueError):
-            mapped_bytes = sum(model.with_name(each).stat().st_size for each in shard_names(model.name))
-    held = host_memory.used_bytes(engine.pid, mapped_bytes)
-    return engine.resident_bytes if held is None else held.charged_bytes
+    return host_memory.host_budget(settings.memory_fraction or None, binary)

@@ -33,7 +33,7 @@ MOST_NAMES = 3
 WHY_STOPPED = frozenset({"Stopped", "Suspended"})
 SHOWN = frozenset({
     "Loading", "Restarting", "Stopping", "StoppedByHand", "Suspended", "ManuallyScaledToZero", "InsufficientMemory",
-    "MemoryPressure", "Evicted", "Asleep", "Unloaded", "Waking", "MetalUnavailable", "Hung",
+    "MemoryPressure", "Evicted", "Unloaded", "Waking", "MetalUnavailable", "Hung",
 })  # fmt: skip
 """Reasons whose sentence may be shown to a client; others can hold paths and sources."""
 MEMORY = frozenset({"InsufficientMemory", "MemoryPressure", "Evicted", "MemoryCheckFailed"})

@@ -1,8 +1,9 @@
-"""Parser of powermetrics' output: property lists to watts.
+"""powermetrics: the one command line that sudo allows, and the watts in what it prints.
 
-With `-f plist` it prints one XML property list per sample, for as long as it runs. A NUL leads every list but the
-first, lists arrive in pieces of any size, and their content differs from chip to chip. It runs as root and for months:
-so nothing in its output may raise here or pile up, and a value that is missing is unknown, never 0 W.
+With `-f plist` it prints one XML property list per sample, for as long as it runs. Lists arrive in pieces of any size,
+a NUL leads each but the first, and their content differs from chip to chip. A value that is missing is unknown, never
+0 W. It needs root, and as root can write any file (`-o`): so the rule for sudo, which `tools/powermetrics_sudo.py`
+installs, is made of the same constants as the command, every argument literal.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import plistlib
 from typing import TypeAlias
 from xml.parsers.expat import ExpatError
 
+EVERY_S = 5
+"""Long enough for chips that count in batches, short enough for a scrape every 15 s."""
+POWERMETRICS = (
+    "/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power,thermal", "-f", "plist", "-i", str(EVERY_S * 1000),
+)  # fmt: skip
+COMMAND = ("/usr/bin/sudo", "-n", *POWERMETRICS)
+FRAGMENT = "/etc/sudoers.d/metal-supervisor-power"
 END = b"</plist>"
-BEGINNINGS = b"<?xml", b"<plist"
-"""Beginnings of a list; the second only where the declaration is missing."""
 MOST_BYTES = 1 << 20
 """Size limit of one list; those of a 24-core chip have 65 KB."""
 DOMAINS = "combined", "gpu", "cpu", "ane"
@@ -26,47 +32,22 @@ Power: TypeAlias = dict[str, float]
 
 
 class Frames:
-    """Splitter of a stream into property lists, whatever its chunks are."""
+    """Splitter of a stream into property lists, for chunks of any size."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
-        self._skipping = False
-        """The current list is too long already, and is skipped to its end."""
-        self.dropped = 0
-        """Number of lists discarded: too long, or without a beginning."""
+        self._held = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lists that this chunk completes, without NULs and without any text before them."""
-        seen = max(0, len(self._held) - len(END) + 1)
-        self._held += chunk.replace(b"\0", b"")
-        found = []
-        while (at := self._held.find(END, seen)) >= 0:
-            piece = bytes(self._held[: at + len(END)])
-            del self._held[: at + len(END)]
-            seen = 0
-            frame = b"" if self._skipping or len(piece) > MOST_BYTES else _from_beginning(piece)
-            self._skipping = False
-            if frame:
-                found.append(frame)
-            else:
-                self.dropped += 1
-        # One that is as long as this without its end is longer than allowed with it.
-        self._skipping = self._skipping or len(self._held) > MOST_BYTES
-        if self._skipping:
-            del self._held[: -len(END) + 1]
-        return found
-
-
-def _from_beginning(piece: bytes) -> bytes:
-    """A list without anything before it, be it text or a list that was cut off; empty if it has no beginning."""
-    for beginning in BEGINNINGS:
-        if (at := piece.rfind(beginning)) >= 0:
-            return piece[at:]
-    return b""
+        """The lists that this chunk completes, without NULs, with any text before them."""
+        *found, self._held = (self._held + chunk.replace(b"\0", b"")).split(END)
+        if len(self._held) > MOST_BYTES:
+            self._held = self._held[-len(END) :]  # the rest of that list is unreadable
+        return [each + END for each in found]
 
 
 def reading(frame: bytes) -> Power | None:
     """The power in a property list; None if there is none in it, or it is no property list. Never raises."""
+    frame = frame[max(frame.rfind(b"<?xml"), 0) :]
     try:
         sample = plistlib.loads(frame, fmt=plistlib.FMT_XML)  # which refuses declarations of entities
     except (ExpatError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

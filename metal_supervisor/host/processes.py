@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 
 from metal_supervisor import launch
-from metal_supervisor.host.left_engines import Left, Process, left_by_agent, named_at
 from metal_supervisor.host.liveness import LivenessSigns
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.terminal_text import printable
@@ -67,26 +66,6 @@ def _supervisords() -> Iterator[tuple[int, Path]]:
             conf = Path(argv[-1])
             if conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv):
                 yield process.pid, conf.parent
-
-
-def abandoned() -> list[Process]:
-    """Processes of this user with the name of an engine whose parent has ended, and that init or launchd has adopted.
-
-    launchd is the parent of nearly everything on a Mac, hundreds of processes: more is asked of those named so alone.
-    """
-    found = []
-    for process in _processes():
-        with contextlib.suppress(Exception):  # as below
-            if process.ppid() == 1 and process.uids().real == os.getuid():
-                argv = process.cmdline()
-                if named_at(argv) is not None:
-                    found.append(Process(process.pid, argv, process.environ(), resident_bytes(process.pid) or 0))
-    return found
-
-
-def left_behind() -> list[Left]:
-    """Engines that LLMKube's agent left behind; it looks at all processes."""
-    return left_by_agent(abandoned(), launch.MARK)
 
 
 def _processes() -> Iterator[psutil.Process]:

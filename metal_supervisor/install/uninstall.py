@@ -19,7 +19,7 @@ from metal_supervisor.cluster.manifests import api_path, node_lease_name
 from metal_supervisor.confinement import probe
 from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
-from metal_supervisor.host.power_meter import FRAGMENT
+from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install.checks import KEPT, is_state_directory, refuse_anothers, refuse_running
 from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
 from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
@@ -38,9 +38,8 @@ PASSING = (
     CLUSTER,
     "apiserver.json", "kubeconfig", CONTROLLER_REPORT, "controller.bell", "sidecar.bell", "overrides.json",
     "settings.json", "session", "supervisord.conf", "supervisord.pid", "supervisor.sock", "run.lock", "omlx.key",
-    "sleepwatch.bell", "asleep.json", "withdrawn.json", "chip.json", "power.json", "power.bell", "cordon", "handover",
-    "app", FORMAT_FILE, "confinement.json", "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS,
-    "ollama", "ollama.made.lock", "use",
+    "chip.json", "power.json", "power.bell", "cordon", "handover", "app", FORMAT_FILE, "confinement.json",
+    "gateway.json", "gateway.bell", "gateway.sock", "gateway.keys", SECRET_KEYS, "ollama", "ollama.made.lock", "use",
 )  # fmt: skip
 """Files that only a running system needs, or that must not be left behind."""
 DATABASE = tuple(f"apiserver.db{end}" for end in ("", "-wal", "-shm"))

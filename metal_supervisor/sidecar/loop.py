@@ -38,7 +38,6 @@ from metal_supervisor.sidecar.probes import Prober
 from metal_supervisor.sidecar.registrar import Registrar
 from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.scratch_watch import ScratchWatch
-from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote, State
@@ -120,7 +119,6 @@ class Sidecar:
             directory, self.prober, self._meter, self._counters, self.registrar.published, self._dead
         )
         self._rows = Rows(settings, self._observer, self._tell)
-        self._slumber = SleepNotice(directory.path, self.registrar)
         self._power = PowerFile(directory.path, settings.apple_power_enabled)
         self._leaving = threading.Event()
         self.addresses = AddressBook(kube, settings.host_ip, settings.embedded, self._roamed)
@@ -180,7 +178,6 @@ class Sidecar:
                 held = held or bool(self._supervisord_since or self.board.gateway_since)
                 asked = any(row.record.withdraw and not row.observed.drained for row in self._rows.all)
                 pause_s = UNCONFIRMED_S / 4 if asked else RETRY_S if held else TICK_S
-                pause_s = min(pause_s, self._slumber.again_in_s)
             except Exception:
                 log.exception("pass failed; it is tried again")
                 pause_s = RETRY_S
@@ -225,15 +222,13 @@ class Sidecar:
     def one_pass(self) -> None:
         """Run one pass: observe, persist, report."""
         error = self._read_table()
-        if self._slumber.look():
-            self.addresses.look_now()
         if self._read is None or error is not None:  # else its endpoint goes out before anything is read anew
             self._read = self._read_records(), self.state.run_notes()
         records, notes = self._read
         told = self.state.report(CONTROLLER_REPORT) or self.board.controller  # the same object until there is another
         self._gateway = self.state.report(gateway_note.FILE) if self.settings.gateway_on else {}
-        choice, coming = self.addresses.choice, self._slumber.coming is not None
-        mac = MacView(choice.address, choice.problem, self._fronts(), coming, self._leaving.is_set())
+        choice = self.addresses.choice
+        mac = MacView(choice.address, choice.problem, self._fronts(), self._leaving.is_set())
         self._rows.look(PassView(records, self._table, notes, mac))
         found = [row for row in self._rows.all if not row.record.is_daemon]
         if self.settings.engine_metrics:
@@ -241,7 +236,6 @@ class Sidecar:
         self._counters.forget_all_but(records.keys())
         self._observer.forget_all_but(records.keys())
         self._register(found, told)
-        self._slumber.answer()
         trouble, since = self.registrar.trouble
         self.board = Board(
             state_dir=str(self.state.path),

@@ -81,8 +81,6 @@ class Registrar(threading.Thread):
         self._settled = threading.Event()
         self._ends = False
         """The thread is to end."""
-        self.out = False
-        """True once all endpoints are out, whatever else is still to be written; `on_change` is called then."""
         self.trouble = "", 0.0
         """(reason why the cluster cannot be written to, Unix time since when); ("", 0) if it can."""
         self._pass_failed = self._refused = False
@@ -108,7 +106,6 @@ class Registrar(threading.Thread):
             self._note_withdrawals(wanted)
             self._wanted, self._models, self._cluster_context = wanted, models, context
             self._settled.clear()
-            self.out = False
         self._wake.set()
 
     def withdraw_all(self) -> None:
@@ -230,8 +227,6 @@ class Registrar(threading.Thread):
                 self._attempt("endpoints", key, partial(publish.endpoints, wanted[key]))
             if publish.published(key).out:
                 self._is_out(key)
-        if not late:
-            self._look_whether_out(wanted)
         for what, on, action in self._after_withdrawals(wanted, models, context, late):
             if self._is_overtaken(began):
                 return self._wake.set()
@@ -307,15 +302,6 @@ class Registrar(threading.Thread):
         if self._urgent.is_set() or time.monotonic() - began < SLOW_S:
             return self._urgent.is_set()
         return began < self._membership.due_at(self._cluster_context.namespaces) <= time.monotonic()
-
-    def _look_whether_out(self, wanted: Mapping[Key, WantedStatus]) -> None:
-        """Set `out` and notify, once, if the cluster shows no endpoint. No service in `wanted` is ready."""
-        out = all(self._publisher.published(key).out for key in wanted)
-        with self._lock:
-            news = out and not self.out and wanted is self._wanted
-            self.out = self.out or news
-        if news:
-            self._on_change()
 
     def _live(self, namespace: str) -> None:
         """Renew the Lease of a namespace. After a gap peers may have withdrawn our endpoints: write them again."""

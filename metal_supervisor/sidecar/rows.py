@@ -45,8 +45,6 @@ class MacView:
     address_problem: str = ""
     fronts: tuple[int, ...] = ()
     """Ports at which the gateway listens for on-demand services."""
-    asleep: bool = False
-    """This Mac is about to sleep."""
     leaving: bool = False
     """The whole system stops."""
 
@@ -184,7 +182,7 @@ class Rows:
         news = self._news_of(record, engine)
         look = ServiceView(record, row, note, engine)
         seen = self._observer.see(look, view.records, mac.leaving)
-        told = report(record, seen.observed, mac.asleep, mac.fronts, mac.leaving)
+        told = report(record, seen.observed, mac.fronts, mac.leaving)
         if seen.settled:
             self._announce(record, told, seen.observed, seen.crashed)
         where = f"{in_url(mac.address)}:{told.port}" if told.wants_slice and mac.address and seen.settled else ""

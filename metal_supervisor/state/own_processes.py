@@ -16,7 +16,7 @@ from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.home import StateHome
 
-OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar", "sleepwatch")
+OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar")
 OUTLIVING = ".outlives"
 TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
 Noted: TypeAlias = tuple[str, int, str]

@@ -75,8 +75,6 @@ CASES = [
     (["run", "--state-dir", "key"], {"key.d"}),
     (["install", "--cluster", "key"], {"key.toml", "key.d"}),
     (["doctor", "--bundle", "key"], {"key.toml", "key.d"}),
-    (["import-launchd", "key"], {"key.toml", "key.d"}),
-    (["import-launchd", "--fo"], {"--force"}),
     (["pull", "--format", "m"], {"mlx"}),
     (["completion", "z"], {"zsh"}),
 ]
@@ -158,4 +156,4 @@ def test_every_script_has_the_public_commands_and_no_internal_one(scripts: Path)
     for shell in completion.SHELLS:
         text = (scripts / f"_{shell}").read_text()
         assert [name for name in public if name not in text] == []
-        assert "sleepwatch" not in text and "gateway-holder" not in text
+        assert "gateway-holder" not in text

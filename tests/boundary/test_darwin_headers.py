@@ -1,6 +1,6 @@
 """Numbers, structures and signatures of macOS that the product uses, held against Apple's headers without a Mac.
 
-Zig's compiler has those of libSystem. What they do not have (sysctl names, IOKit, CoreFoundation) is listed with its
+Zig's compiler has those of libSystem. What they do not have (sysctl names) is listed with its
 source in docs/mac-acceptance.md, and a check of the acceptance run names it.
 """
 
@@ -19,7 +19,7 @@ from metal_supervisor import launch
 from metal_supervisor.cluster import kube
 from metal_supervisor.confinement import enforce
 from metal_supervisor.doctor import login
-from metal_supervisor.host import darwin_memory, iokit, sleep_clock
+from metal_supervisor.host import darwin_memory, sleep_clock
 from metal_supervisor.models import model_directory, places
 from tests.support import kqueue, parts
 from tests.support.system import ROOT
@@ -29,7 +29,7 @@ from tests.support.finders.find_zig import LINKED, TARGETS, command, environment
 PRODUCT = ROOT / "metal_supervisor"
 ACCEPTANCE = ROOT / "docs" / "mac-acceptance.md"
 HEADERS = (
-    "errno.h", "fcntl.h", "libproc.h", "limits.h", "mach/error.h", "mach/machine.h",
+    "errno.h", "fcntl.h", "libproc.h", "limits.h", "mach/machine.h",
     "netinet/tcp.h", "stddef.h", "stdint.h", "sys/event.h", "sys/proc_info.h", "sys/resource.h", "sys/sysctl.h",
     "time.h",
 )  # fmt: skip
@@ -49,13 +49,6 @@ VALUES = {
     "launch.PROCARGS_BYTES": (launch.PROCARGS_BYTES, "ARG_MAX"),
     "darwin_memory.RUSAGE_INFO_V4": (darwin_memory.RUSAGE_INFO_V4, "RUSAGE_INFO_V4"),
     "login.NO_ROUTE_ON_A_MAC": (login.NO_ROUTE_ON_A_MAC, "EHOSTUNREACH"),
-    # <IOKit/IOReturn.h> and <IOKit/IOMessage.h> are not among these headers, but what their macros are made of is.
-    **{
-        f"iokit.{name}": (getattr(iokit, name), f"(uint32_t)(err_system(0x38) | err_sub(0) | {message:#x})")
-        for name, message in {
-            "CAN_SLEEP": 0x270, "WILL_SLEEP": 0x280, "WILL_NOT_SLEEP": 0x290, "HAS_POWERED_ON": 0x300,
-        }.items()
-    },
     # The stand-in for kqueue has numbers of its own.
     "KQ_FILTER_PROC": (kqueue.KQ_FILTER_PROC, "EVFILT_PROC"),
     "KQ_NOTE_EXIT": (kqueue.KQ_NOTE_EXIT, "NOTE_EXIT"),
@@ -99,9 +92,9 @@ TYPES = {
     "c_void_p": "void *", "c_char_p": "char *",
 }  # fmt: skip
 OBJECT = "-c", "-o", "out.o"
-PLACES = {"launch.py": {"_darwin"}, "host/darwin_memory.py": {"mac"}, "host/iokit.py": {"load"},
+PLACES = {"launch.py": {"_darwin"}, "host/darwin_memory.py": {"mac"},
           "confinement/enforce.py": {"landlock_abi", "_call", "restrict"}}  # fmt: skip
-"""Module -> functions that load a library; everything that calls one goes through a table above, or iokit.declare."""
+"""Module -> functions that load a library; everything that calls one goes through a table above."""
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -312,18 +305,8 @@ def test_what_has_no_header_is_listed_with_its_source_and_a_check_of_the_accepta
     from tests.support.mac.mac_checks import CHECKS
 
     listed = without_headers()
-    (declare,) = [
-        node
-        for node in ast.walk(ast.parse(Path(iokit.__file__).read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name == "declare"
-    ]
-    frameworks = {
-        node.attr
-        for node in ast.walk(declare)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("frameworks.iokit", "frameworks.core")
-    }
     names = sysctl_names()
-    assert frameworks and frameworks | names <= listed.keys(), (frameworks | names) - listed.keys()
+    assert names and names <= listed.keys(), names - listed.keys()
     told = (ROOT / "tests/support/mac/mac_host.py").read_text() + (ROOT / "tests/support/mac/mac_metal.py").read_text()
     asked = {re.sub(r"\d", "N", name) for name in re.findall(r'"([a-z]+(?:\.\w+)+)"', told)}
     assert {re.sub(r"\d", "N", name) for name in names} <= asked

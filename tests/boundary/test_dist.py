@@ -20,7 +20,6 @@ from tests.support.finders import find_clients
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".run", "build", "dist", ".*_cache", "__pycache__", ".hypothesis")
-MAN = "man1/metal-supervisor.1"
 NAME = f"metal_supervisor-{__version__}"
 
 
@@ -71,8 +70,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_the_wheel_has_what_runs_and_nothing_else(built: Path) -> None:
     (wheel,) = (built / "dist").glob("*.whl")
     found = contents(wheel)
-    assert {name.split("/")[0] for name in found} == {"metal_supervisor", f"{NAME}.dist-info", f"{NAME}.data"}
-    assert [name for name in found if name.startswith(f"{NAME}.data")] == [f"{NAME}.data/data/share/man/{MAN}"]
+    assert {name.split("/")[0] for name in found} == {"metal_supervisor", f"{NAME}.dist-info"}
     for kind, inside in (("conf", "_conf"), ("launchd", "_launchd")):
         there = {str(path.relative_to(built / kind)) for path in (built / kind).rglob("*") if path.is_file()}
         assert there == {name.split("/", 2)[2] for name in found if name.startswith(f"metal_supervisor/{inside}/")}

@@ -15,13 +15,11 @@ from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import MERGE, Kube, KubeError, find
 from metal_supervisor.cluster.report import Happening, report
 from metal_supervisor.controller.reconcile import Outlook
-from metal_supervisor.host import sleep_note
 from metal_supervisor.sidecar import publisher as publisher_module
 from metal_supervisor.sidecar import registrar as registrar_module
 from metal_supervisor.sidecar.cluster_context import ClusterContext
 from metal_supervisor.sidecar.membership import Membership
 from metal_supervisor.sidecar.registrar import Registrar
-from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedStatus
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Verdict
@@ -502,21 +500,23 @@ def test_a_service_of_others_is_not_touched_to_tell_the_operator_of_a_dotted_nam
         kube.close()
 
 
-def asleep() -> dict[tuple[str, str], WantedStatus]:
-    return {key: replace(each, report=report(each.record, UP, True)) for key, each in wanted().items()}
+def not_serving() -> dict[tuple[str, str], WantedStatus]:
+    return {key: replace(each, report=report(each.record, UP, leaving=True)) for key, each in wanted().items()}
+
+
+def is_out(registrar: Registrar) -> bool:
+    return registrar.published(("default", "tiny")).out
 
 
 def test_endpoints_are_out_though_the_lease_cannot_be_written() -> None:
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
     registrar._one_pass()
-    assert not registrar.out, "it serves"
+    assert not is_out(registrar), "it serves"
     cluster.refuses = {"/leases/": 500}
-    registrar.want(asleep(), {}, ClusterContext(namespaces=frozenset({"default"})))
+    registrar.want(not_serving(), {}, ClusterContext(namespaces=frozenset({"default"})))
     registrar._one_pass()
-    assert not cluster.refuses and registrar.out and "500" in registrar.trouble[0]
-    registrar.want(wanted(), {})
-    assert not registrar.out, "from this moment on"
+    assert not cluster.refuses and is_out(registrar) and "500" in registrar.trouble[0]
 
 
 def due(registrar: Registrar) -> None:
@@ -531,12 +531,12 @@ def test_endpoints_are_not_out_as_long_as_the_cluster_refuses_it(code: int) -> N
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
     registrar._one_pass()
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     cluster.refuses = {"/endpointslices/tiny-mac-a": code}
     registrar._one_pass()
-    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and not registrar.out
+    assert cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and not is_out(registrar)
     due(registrar)
-    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and registrar.out
+    assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"] and is_out(registrar)
 
 
 class Refusing(Cluster):
@@ -726,7 +726,7 @@ def test_a_withdrawal_does_not_wait_for_its_service_or_for_the_pause_of_its_anno
     registrar._one_pass()
     assert registrar._backoffs
     cluster.refuses = {"/services/tiny": 500}
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
 
@@ -745,7 +745,7 @@ class Overtaken(Cluster):
 
 
 def test_a_withdrawal_does_not_wait_for_an_announcement_that_fails_as_the_engine_ends() -> None:
-    cluster = Overtaken(lambda: registrar.want(asleep(), {}))
+    cluster = Overtaken(lambda: registrar.want(not_serving(), {}))
     _, _, registrar = setup(cluster)
     registrar.want(wanted(), {})
     registrar._one_pass()
@@ -777,16 +777,16 @@ def test_a_pass_that_loses_long_to_failing_writes_ends_and_the_next_one_begins_w
 
 def test_an_announcement_that_failed_may_have_been_made_and_is_taken_back() -> None:
     cluster, _, registrar = setup()
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
-    assert registrar.out
+    assert is_out(registrar)
     registrar.want(wanted(), {})
     cluster.refuses = {"/endpointslices/tiny-mac-a": 500}
     registrar._one_pass()
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     cluster.written.clear()
     registrar._one_pass()
-    assert any("/endpointslices/tiny-mac-a" in path for path in cluster.written) and registrar.out
+    assert any("/endpointslices/tiny-mac-a" in path for path in cluster.written) and is_out(registrar)
     cluster.written.clear()
     registrar._one_pass()
     assert cluster.written == [], "and that once"
@@ -823,7 +823,7 @@ def test_a_status_whose_write_failed_may_be_there_and_is_put_right(operator: boo
 
     assert shown(wanted()) == "Serving"
     cluster.fails = True
-    assert shown(asleep()) == "Asleep" and not cluster.fails
+    assert shown(not_serving()) == "Stopping" and not cluster.fails
     assert shown(wanted()) == "Serving", "and not what the write that failed has left there"
 
 
@@ -919,7 +919,7 @@ def test_a_slice_that_could_not_be_deleted_is_taken_out_before_its_service_is_lo
     cluster.request = delete
     registrar._publisher._done["default", "tiny"].service_at = 0.0
     cluster.refuses = {"/services/tiny": 500}
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
 
@@ -931,25 +931,6 @@ def refusing_deletes(request: Callable[..., Json]) -> Callable[..., Json]:
         return request(method, *more)
 
     return refused
-
-
-def test_a_sleep_is_answered_when_the_registrar_rings_and_looked_at_no_more_than_once_a_second(tmp_path: Path) -> None:
-    _, _, registrar = setup()
-    slumber = SleepNotice(tmp_path, registrar)
-    assert not slumber.look() and slumber.again_in_s == float("inf")
-    coming = sleep_note.announce(tmp_path)
-    registrar.want(asleep(), {})
-    slumber.look()
-    slumber.answer()
-    assert slumber.again_in_s >= 1.0, "an API that is down is not waited for in a circle"
-    assert not sleep_note.answered(tmp_path, coming)
-    rung: list[bool] = []
-    registrar._on_change = lambda: rung.append(registrar.out)
-    registrar._one_pass()
-    registrar._one_pass()
-    assert rung == [True], "once"
-    slumber.answer()
-    assert sleep_note.answered(tmp_path, coming)
 
 
 def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
@@ -968,9 +949,9 @@ def test_without_an_address_the_endpoint_goes_and_the_reason_is_kept() -> None:
 
 def test_a_slice_that_was_taken_out_before_a_gap_goes_when_there_is_no_address_after_it() -> None:
     cluster, _, registrar = setup()
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
-    assert registrar.out and cluster.deleted == []
+    assert is_out(registrar) and cluster.deleted == []
     registrar._publisher.forget_slices()  # as after a gap
     registrar.want(wanted("", "NoRoutableAddress: 169.254.3.4 is link-local"), {})
     registrar._one_pass()
@@ -995,13 +976,13 @@ def test_a_service_that_is_switched_off_by_an_edit_that_breaks_its_endpoint_is_t
     cluster, _, registrar = setup()
     registrar.want(wanted(), {})
     registrar._one_pass()
-    assert not registrar.out and cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
+    assert not is_out(registrar) and cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"]
     (serving,) = wanted().values()
     stopped = Verdict(Standing.STOPPED, "ManuallyScaledToZero", "", 101.0)
     record = replace(serving.record, endpoint=None, verdict=stopped)
     registrar.want({record.key: replace(serving, record=record, report=report(record, UP))}, {})
     registrar._one_pass()
-    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"] and registrar.out
+    assert [path.rpartition("/")[2] for path in cluster.deleted] == ["tiny-mac-a"] and is_out(registrar)
 
 
 def test_a_slice_that_was_never_accepted_is_left_alone_while_its_engine_is_not_ready() -> None:
@@ -1009,7 +990,7 @@ def test_a_slice_that_was_never_accepted_is_left_alone_while_its_engine_is_not_r
     registrar.want(wanted(), {})
     cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
     registrar._one_pass()
-    for each in (asleep(), wanted(), asleep()):
+    for each in (not_serving(), wanted(), not_serving()):
         cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
         registrar.want(each, {})
         registrar._one_pass()
@@ -1026,7 +1007,7 @@ def test_a_slice_that_is_there_is_taken_out_at_once_though_its_last_write_was_re
     cluster.refuses = {"/endpointslices/tiny-mac-a": 422}
     registrar._one_pass()
     assert not cluster.refuses
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
 
@@ -1039,7 +1020,7 @@ def test_a_slice_of_an_earlier_sidecar_is_taken_out_though_its_service_is_refuse
     registrar._one_pass()
     assert not cluster.refuses and "tiny-mac-a" not in cluster.bodies
     cluster.refuses = {"/services/tiny": code}
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     registrar._one_pass()
     assert not cluster.bodies["tiny-mac-a"]["endpoints"][0]["conditions"]["ready"], "requests come to it still"
 
@@ -1047,7 +1028,7 @@ def test_a_slice_of_an_earlier_sidecar_is_taken_out_though_its_service_is_refuse
 def test_a_slice_that_is_not_there_is_looked_for_once_while_its_service_is_refused() -> None:
     cluster = Counted()
     _, _, registrar = setup(cluster)
-    registrar.want(asleep(), {})
+    registrar.want(not_serving(), {})
     cluster.refuses = {"/services/tiny": 422}
     for _ in range(5):
         registrar._one_pass()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -139,31 +138,6 @@ def test_a_process_is_described_while_it_lives() -> None:
     process.kill()
     process.wait()
     assert processes.command_line(process.pid) is None
-
-
-def test_of_the_many_children_of_launchd_only_those_named_like_engines_are_looked_at_closely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = executable(tmp_path / "llama-server", "#!/bin/sh\nsleep 60\n")
-    engine = subprocess.Popen([script, "--model", "/m", "--host", "h", "--port", "1"], start_new_session=True)
-    asked, environ = list[int](), psutil.Process.environ
-
-    def told(process: psutil.Process) -> dict[str, str]:
-        asked.append(process.pid)
-        return environ(process)
-
-    monkeypatch.setattr(psutil.Process, "ppid", lambda _: 1)
-    monkeypatch.setattr(psutil.Process, "environ", told)
-    try:
-        eventually(lambda: str(script) in (processes.command_line(engine.pid) or ()), 5.0, "its exec")
-        found = processes.abandoned()
-    finally:
-        os.killpg(engine.pid, signal.SIGKILL)
-        engine.wait()
-    assert engine.pid in asked and os.getpid() not in asked
-    assert [each.argv[1:] for each in found if each.pid == engine.pid] == [
-        [str(script), "--model", "/m", "--host", "h", "--port", "1"]
-    ]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Done, run_here
 from metal_supervisor.host.launchctl import LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import LABEL
-from metal_supervisor.host.power_meter import FRAGMENT
+from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
 from metal_supervisor.install.steps import FileStep, InstallError, Machine
 from metal_supervisor.settings.loader import ConfigError, Settings, edited

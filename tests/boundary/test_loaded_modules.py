@@ -39,14 +39,13 @@ PACKAGES = {
     "gateway": AIOHTTP | {"psutil"},
     "gateway-holder": set(),
     "apiserver": {"cython_runtime", "yaml"},
-    "sleepwatch": set(),
     "power": set(),
 }
 NOT_THEIRS = {
     "controller": {"sidecar", "apiserver", "doctor"},
     "sidecar": {"controller", "apiserver", "doctor"},
     "gateway": {"controller", "sidecar", "apiserver", "doctor", "placement", "supervisord"},
-    **dict.fromkeys(("gateway-holder", "apiserver", "sleepwatch", "power"), frozenset({
+    **dict.fromkeys(("gateway-holder", "apiserver", "power"), frozenset({
         "controller", "sidecar", "doctor", "cluster", "placement", "supervisord", "runtimes", "memory", "models",
         "confinement",
     })),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,15 @@ import psutil
 import pytest
 from powermetrics_sudo import sudoers
 
-from metal_supervisor.host import power_meter as boundary
 from metal_supervisor.host import power_program
-from metal_supervisor.host.commands import Done
-from metal_supervisor.host.power_meter import (
-    COMMAND,
-    POWERMETRICS,
-    NoMeter,
-    PowerError,
-    Powermetrics,
-    open_meter,
-)
+from metal_supervisor.host.powermetrics import COMMAND, POWERMETRICS
 from metal_supervisor.sidecar.board import Board, status
 from metal_supervisor.sidecar.http.metrics import Exposition
 from metal_supervisor.sidecar.power import NOTHING_YET, PowerFile, PowerReading, read, shown_power
-from metal_supervisor.state.doorbell import Doorbell
 from metal_supervisor.state.home import POWER_FILE
-from tests.support.power import WATTS, pids, printing
+from tests.support.power import pids, printing
 from tests.support.sudo import Room, visudo
 from tests.support.system import ROOT, eventually
-
-
-@pytest.fixture
-def bell(tmp_path: Path) -> Doorbell:
-    return Doorbell(tmp_path, "power")
 
 
 def gone(pid: int) -> bool:
@@ -50,128 +36,25 @@ def gone(pid: int) -> bool:
         return True
 
 
-# ── one run of powermetrics ──────────────────────────────────────────────────────────────────────
-
-
-def test_it_is_read_as_it_prints_and_ends_when_it_is_closed(tmp_path: Path, bell: Doorbell) -> None:
-    meter = Powermetrics(printing(tmp_path))
-    assert [meter.next(bell) for _ in range(3)] == [WATTS] * 3
-    meter.close()
-    assert meter.left() == "" and gone(*pids(tmp_path)) and meter.unreadable == 0
-
-
-def test_a_ring_ends_the_wait_before_it_and_in_it(tmp_path: Path, bell: Doorbell) -> None:
-    meter = Powermetrics(printing(tmp_path, "time.sleep(60)"))
-    assert meter.next(bell) == WATTS
-    bell.ring()
-    assert meter.next(bell) is None
-    threading.Timer(0.05, bell.ring).start()
-    assert meter.next(bell) is None
-    meter.close()
-
-
-def test_one_that_ends_says_how_and_its_last_words_harmlessly(tmp_path: Path, bell: Doorbell) -> None:
-    last = "sys.stderr.write('first\\n\\x1b[2Jsudo: a password is required\\n'); sys.exit(1)"
-    meter = Powermetrics(printing(tmp_path, last))
-    assert meter.next(bell) == WATTS
-    with pytest.raises(PowerError) as caught:
-        meter.next(bell)
-    assert str(caught.value) == "powermetrics ended with exit code 1: [2Jsudo: a password is required"
-    meter.close()
-
-
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [("os.kill(os.getpid(), 9)", "was killed: it said nothing"), ("", "ended with exit code 0: it said nothing")],
-)
-def test_one_that_is_killed_or_just_ends_says_so(tmp_path: Path, bell: Doorbell, end: str, said: str) -> None:
-    meter = Powermetrics(printing(tmp_path, end or "pass"))
-    assert meter.next(bell) == WATTS
-    with pytest.raises(PowerError, match=f"powermetrics {said}"):
-        meter.next(bell)
-    meter.close()
-
-
-@pytest.mark.parametrize("noise", ["", "while True: out.write(b'<plist></plist>'); out.flush(); time.sleep(0.01)"])
-def test_one_that_is_silent_or_babbles_counts_as_hung(tmp_path: Path, bell: Doorbell, noise: str) -> None:
-    meter = Powermetrics(printing(tmp_path, noise or "time.sleep(60)"), silent_s=0.2)
-    eventually(lambda: meter.next(bell) == WATTS)
-    with pytest.raises(PowerError, match=r"has given no reading for 0\.2 s"):
-        meter.next(bell)
-    assert bool(meter.unreadable) is bool(noise)
-    meter.close()
-    assert gone(*pids(tmp_path))
-
-
-def test_warnings_of_its_own_neither_fill_a_pipe_nor_spoil_a_sample(tmp_path: Path, bell: Doorbell) -> None:
-    loud = "for n in range(50):\n    os.write(2, b'x' * 65536)\n    out.write(b'\\0' + data); out.flush()\n"
-    meter = Powermetrics(printing(tmp_path, loud + "time.sleep(60)"))
-    assert meter.next(bell) == WATTS
-    eventually(lambda: meter.next(bell) == WATTS and len(meter._said) == boundary.ERROR_BYTES)
-    assert meter.unreadable == 0
-    meter.close()
-
-
-def test_one_that_heeds_no_term_is_killed(tmp_path: Path, bell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boundary, "END_WAIT_S", 0.3)
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nout.write(b'\\0' + data); out.flush()\ntime.sleep(60)"
-    meter = Powermetrics(printing(tmp_path, deaf))
-    assert meter.next(bell) == WATTS
-    meter.close()
-    assert meter.left() == "" and gone(*pids(tmp_path))
-
-
-def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(PowerError, match="nowhere/sudo: No such file"):
-        Powermetrics([str(tmp_path / "nowhere/sudo")])
-
-
-# ── its leave ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_sudo_is_asked_for_just_what_would_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def runner(argv: Any, _timeout_s: float) -> Done:
-        asked.append(tuple(argv))
-        return Done(0, "", "")
-
-    monkeypatch.setattr(boundary, "Powermetrics", lambda: Powermetrics(["/bin/true"]))
-    meter = open_meter(runner)
-    meter.close()
-    assert asked == [("/usr/bin/sudo", "-n", "-l", *POWERMETRICS)] and asked[0] == (*COMMAND[:2], "-l", *COMMAND[2:])
-
-
-def test_without_sudos_leave_it_says_what_to_do() -> None:
-    def refuses(_argv: Any, _timeout_s: float) -> Done:
-        return Done(1, "", "sudo: a password is required")
-
-    with pytest.raises(NoMeter, match="make install-powermetrics-sudo"):
-        open_meter(refuses)
-
-
-def test_a_rule_that_wants_a_password_after_all_is_told_as_sudo_did(bell: Doorbell) -> None:
-    meter = Powermetrics(["/bin/sh", "-c", "echo sudo: a password is required >&2; exit 1"])
-    with pytest.raises(PowerError, match="exit code 1: sudo: a password is required"):
-        meter.next(bell)
-    meter.close()
-
-
 # ── the program ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Running:
     """The program in a thread."""
 
-    def __init__(self, state: Path, opened: Callable[[], Powermetrics], first_pause_s: float = 0.01) -> None:
+    def __init__(self, state: Path, command: Sequence[str], first_pause_s: float, silent_s: float) -> None:
         self.path, self._stopped = state / POWER_FILE, threading.Event()
-        self.program = power_program.PowerProgram(state, opened, first_pause_s)
+        self.program = power_program.PowerProgram(state, command, first_pause_s, silent_s)
         self._thread = threading.Thread(target=self.program.run, args=(self._stopped.is_set,))
         self._thread.start()
 
-    def told(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.path.read_text())
+    def written(self) -> dict[str, Any]:
+        """The file's content, {} if there is none."""
+        found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         return found
+
+    def problem(self) -> str:
+        return str(self.written().get("problem", ""))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -184,8 +67,8 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def begin(opened: Callable[[], Powermetrics], first_pause_s: float = 0.01) -> Running:
-        started.append(Running(tmp_path, opened, first_pause_s))
+    def begin(command: Sequence[str], first_pause_s: float = 0.01, silent_s: float = 30.0) -> Running:
+        started.append(Running(tmp_path, command, first_pause_s, silent_s))
         return started[-1]
 
     yield begin
@@ -193,122 +76,113 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.stop()
 
 
-def test_the_file_says_what_was_measured_when_and_goes_with_the_program(
+def test_the_file_has_what_was_measured_when_and_goes_with_the_program(
     tmp_path: Path, start: Callable[..., Running]
 ) -> None:
     before_s = time.monotonic()
-    running = start(lambda: Powermetrics(printing(tmp_path)))
-    told = eventually(running.told, what="a reading")
+    running = start(printing(tmp_path))
+    told = eventually(running.written, what="a reading")
     assert told == {
         "format": 1, "at": told["at"], "monotonic_s": told["monotonic_s"], "source": "powermetrics", "every_s": 5,
         "watts": {"combined": 0.122, "gpu": 0.019, "cpu": 0.103, "ane": 0.0},
     }  # fmt: skip
     assert before_s <= told["monotonic_s"] <= time.monotonic() and told["at"] == pytest.approx(time.time(), abs=60)
     assert running.path.stat().st_mode & 0o777 == 0o600
+    eventually(lambda: running.written()["monotonic_s"] > told["monotonic_s"], what="the next one")
     running.stop()
     assert not running.path.exists() and gone(*pids(tmp_path))
 
 
-def test_a_failure_is_told_once_and_tried_again_until_it_works(
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        ("sys.exit(1)", "powermetrics ended with exit code 1; log/power.log has its last message"),
+        ("os.kill(os.getpid(), 9)", "powermetrics was killed"),
+        ("pass", "powermetrics ended with exit code 0"),
+    ],
+)
+def test_one_that_ends_is_reported_with_how_it_ended_and_what_to_do(
+    tmp_path: Path, start: Callable[..., Running], end: str, problem: str
+) -> None:
+    running = start(printing(tmp_path, end), 60.0)
+    found = eventually(running.problem, what="the problem")
+    assert found.startswith(problem) and "make install-powermetrics-sudo" in found
+
+
+@pytest.mark.parametrize("noise", ["", "while True: out.write(b'<plist></plist>'); out.flush(); time.sleep(0.01)"])
+def test_one_that_is_silent_or_babbles_counts_as_hung_and_is_ended(
+    tmp_path: Path, start: Callable[..., Running], noise: str
+) -> None:
+    running = start(printing(tmp_path, noise or "time.sleep(60)"), 60.0, 0.2)
+    eventually(lambda: "has given no reading for 0.2 s" in running.problem(), what="the problem")
+    assert gone(*pids(tmp_path))
+
+
+def test_one_that_ignores_term_is_killed(
+    tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power_program, "END_WAIT_S", 0.3)
+    running = start(printing(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"))
+    eventually(running.written, what="a reading")
+    running.stop()
+    assert gone(*pids(tmp_path))
+
+
+def test_none_is_started_while_an_earlier_one_does_not_end(
+    tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if no signal may be sent to it.
+    monkeypatch.setattr(power_program, "_end", lambda _child, output: output.close())
+    running = start(printing(tmp_path, "time.sleep(60)"), silent_s=0.2)
+    eventually(lambda: "an earlier powermetrics" in running.problem(), what="the problem")
+    (child,) = pids(tmp_path)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: len(pids(tmp_path)) > 1, what="another attempt")
+    running.stop()
+    assert running.program._child is not None
+    os.kill(pids(tmp_path)[-1], signal.SIGKILL)
+    running.program._child.wait(20)
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path, start: Callable[..., Running]) -> None:
+    running = start([str(tmp_path / "nowhere/sudo")], 60.0)
+    assert "nowhere/sudo: No such file" in eventually(running.problem, what="the problem")
+    assert "watts" not in running.written()
+
+
+def test_a_failure_is_logged_once_and_retried_until_it_works(
     tmp_path: Path, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
 ) -> None:
-    attempts: list[float] = []
-    may = threading.Event()
-
-    def opened() -> Powermetrics:
-        attempts.append(time.monotonic())
-        return Powermetrics(printing(tmp_path) if may.is_set() else [sys.executable, "-c", "raise SystemExit(3)"])
-
-    why = "powermetrics ended with exit code 3: it said nothing"
+    works = tmp_path / "works"
+    attempts = tmp_path / "attempts"
+    script = f"echo >> {attempts}; test -e {works} || exit 3; exec {shlex.join(printing(tmp_path))}"
     with caplog.at_level("INFO", "power"):
-        running = start(opened)
-        eventually(lambda: len(attempts) >= 4, what="more attempts")
-        may.set()
-        eventually(lambda: "watts" in running.told(), what="it to work")
+        running = start(["/bin/sh", "-c", script])
+        eventually(lambda: attempts.exists() and len(attempts.read_text()) >= 4, what="more attempts")
+        works.touch()
+        eventually(lambda: "watts" in running.written(), what="it to work")
         running.stop()
-    pauses = [b - a for a, b in itertools.pairwise(attempts)]
-    assert all(pause >= 0.01 * 2**n for n, pause in enumerate(pauses))
     assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
-    assert vars(caplog.records[0])["why"] == why
+    assert "exit code 3" in vars(caplog.records[0])["why"]
 
 
-def test_pauses_double_to_five_minutes_and_a_steady_minute_makes_them_short_again(tmp_path: Path) -> None:
-    program = power_program.PowerProgram(tmp_path)
-    pauses = [program._next_pause_s(PowerError("x")) for _ in range(8)]
-    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-    assert program._next_pause_s(NoMeter("x")) == power_program.LOOK_AGAIN_S == 300
-
-
-class Scripted(Powermetrics):
-    """Gives so many readings and ends; nothing is left of it once that is allowed."""
-
-    def __init__(self, readings: int = 0, ended: threading.Event | None = None) -> None:
-        self._readings, self._ended = readings, ended
-
-    @property
-    def unreadable(self) -> int:
-        return 0
-
-    def next(self, bell: Doorbell) -> dict[str, float] | None:
-        if not self._readings:
-            raise PowerError("it is silent")
-        self._readings -= 1
-        return WATTS
-
-    def close(self) -> None:
-        """Ended or not."""
-
-    def left(self) -> str:
-        return "" if self._ended is None or self._ended.is_set() else "an earlier one does not end"
-
-
-@pytest.mark.parametrize("steady", [True, False])
-def test_only_what_measured_steadily_is_tried_again_soon_after_it_ends(
-    start: Callable[..., Running], steady: bool
+def test_pauses_double_to_five_minutes_until_a_reading_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts: list[int] = []
-
-    def opened() -> Powermetrics:
-        attempts.append(1)
-        if len(attempts) < 5:
-            raise PowerError("not yet")
-        return Scripted(power_program.STEADY - (not steady))
-
-    running = start(opened)
-    eventually(lambda: len(attempts) >= 6, 20, "more attempts")
-    assert (running.program._pause_s <= 0.02) is steady, "it doubles, from 0.01 s"
+    pauses: list[float] = []
+    program = power_program.PowerProgram(tmp_path, [str(tmp_path / "none")])
+    monkeypatch.setattr(program._bell, "wait", pauses.append)
+    program.run(lambda: len(pauses) == 8)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+    program._command = printing(tmp_path, "sys.exit(1)")
+    program.run(lambda: len(pauses) == 9)
+    assert pauses[8:] == [5]
 
 
-def test_nothing_that_measures_is_said_in_the_file(tmp_path: Path, start: Callable[..., Running]) -> None:
-    def opened() -> Powermetrics:
-        raise NoMeter("nobody may")
-
-    running = start(opened)
-    told = eventually(running.told, what="the problem to be told")
-    assert told["problem"] == "nobody may" and "watts" not in told
-
-
-def test_none_is_started_beside_one_that_does_not_end(tmp_path: Path, start: Callable[..., Running]) -> None:
-    stays = threading.Event()
-    opened_: list[int] = []
-
-    def opened() -> Powermetrics:
-        opened_.append(1)
-        return Scripted(ended=stays)
-
-    running = start(opened)
-    eventually(lambda: running.told()["problem"] == "an earlier one does not end", what="that to be told")
-    assert len(opened_) == 1
-    stays.set()
-    eventually(lambda: len(opened_) > 1, what="another attempt")
-
-
-def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path) -> None:
+def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path, start: Callable[..., Running]) -> None:
     code = (
-        "import sys; from pathlib import Path; from metal_supervisor.host import power_program as power\n"
-        "from metal_supervisor.host.power_meter import Powermetrics\n"
-        "argv = sys.argv[2:]\n"
-        "power.PowerProgram(Path(sys.argv[1]), lambda: Powermetrics(argv)).run(lambda: False)\n"
+        "import sys; from pathlib import Path; from metal_supervisor.host.power_program import PowerProgram\n"
+        "PowerProgram(Path(sys.argv[1]), sys.argv[2:]).run(lambda: False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *printing(tmp_path)], cwd=ROOT) as program:
         eventually((tmp_path / POWER_FILE).exists, what="a reading")
@@ -316,8 +190,7 @@ def test_a_killed_program_leaves_no_powermetrics_behind(tmp_path: Path) -> None:
         program.kill()
     eventually(lambda: gone(child), what="it to meet the closed pipe")
     assert (tmp_path / POWER_FILE).exists(), "a killed program cleans nothing up; its figures age"
-    begun = Running(tmp_path, lambda: Powermetrics(printing(tmp_path, "time.sleep(60)")))
-    begun.stop()
+    start(printing(tmp_path, "time.sleep(60)")).stop()
     assert not (tmp_path / POWER_FILE).exists()
 
 
@@ -453,21 +326,25 @@ def test_a_wildcard_for_the_interval_would_let_it_write_any_file(tmp_path_factor
     assert loose.allows("mac.user", *POWERMETRICS, "-o", "/etc/x")
 
 
-def test_a_real_sudo_runs_it_as_root_and_its_user_can_end_it(room: Room, tmp_path: Path, bell: Doorbell) -> None:
-    room.powermetrics("echo ready >&2; exec sleep 60")
-    meter = Powermetrics(room.command("mac.user", *COMMAND))
-    reader = threading.Thread(target=meter.next, args=(bell,))
-    reader.start()
-    eventually(lambda: b"ready" in meter._said, what="sudo to run it")
-    bell.ring()
-    reader.join(30)
-    (child,) = psutil.Process(meter._child.pid).children()
-    assert child.uids().real == 0 and child.cmdline() == ["sleep", "60"]
+def test_a_real_sudo_runs_it_as_root_and_its_user_can_end_it(
+    room: Room, tmp_path: Path, start: Callable[..., Running]
+) -> None:
+    room.powermetrics("exec sleep 60")
+    running = start(room.command("mac.user", *COMMAND))
+
+    def asleep() -> list[psutil.Process]:
+        child = running.program._child
+        found = psutil.Process(child.pid).children() if child else []
+        return [each for each in found if each.cmdline() == ["sleep", "60"]]
+
+    (child,) = eventually(asleep, what="sudo to run it")
+    assert child.uids().real == 0 and running.program._child is not None
     if os.getuid() == 0:  # as the user, who is another one here
-        ended = ["setpriv", "--reuid=1000", "--clear-groups", "kill", "-TERM", str(meter._child.pid)]
+        ended = ["setpriv", "--reuid=1000", "--clear-groups", "kill", "-TERM", str(running.program._child.pid)]
         assert subprocess.run(ended).returncode == 0
+    else:
+        running.stop()
     eventually(lambda: gone(child.pid), what="sudo to pass the signal on")
-    meter.close()
 
 
 # ── the tool that installs the rule ──────────────────────────────────────────────────────────────

@@ -37,7 +37,7 @@ UNDER_WAY = frozenset({0, 500, 503})
 """Codes of failures after which a write may have taken effect; 0: no answer."""
 CODES = (*UNDER_WAY, 403, 404, 409, 422)
 STATES = (
-    "ready", "ready", "ready", "loading", "asleep", "withdrawn", "failed", "stopped", "left", "another address",
+    "ready", "ready", "ready", "loading", "leaving", "withdrawn", "failed", "stopped", "left", "another address",
     "no address", "claim lost", "gone",
 )  # fmt: skip
 
@@ -106,7 +106,7 @@ class History:
             record = replace(record, withdraw=WithdrawalToken(str(self.chance.random())))
         address = {"another address": self.chance.choice(["192.0.2.7", "2001:db8::1"]), "no address": ""}
         problem = "NoRoutableAddress: none" if state == "no address" else ""
-        told = report(record, observed, state == "asleep")
+        told = report(record, observed, leaving=state == "leaving")
         return WantedStatus(record, told, address.get(state, "192.0.2.1"), problem)
 
     def tell(self, operator: bool | None) -> None:

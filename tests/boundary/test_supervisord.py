@@ -59,7 +59,7 @@ def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
     return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
 
 
-@pytest.mark.parametrize("module", ["boundary.supervisord", "supervisord.client", "supervisord.daemon"])
+@pytest.mark.parametrize("module", ["supervisord.client", "supervisord.daemon"])
 def test_supervisord_is_started_by_this_name_and_those_that_running_systems_know(module: str) -> None:
     command = [sys.executable, "-I", "-m", f"metal_supervisor.{module}", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -8,11 +8,8 @@ Only ports are others: 9090 and 18100 may be somebody's.
 from __future__ import annotations
 
 import os
-import plistlib
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,7 +20,7 @@ import pytest
 
 from tests.support.doc_commands import PAGES, ROOT, Block, Shown, blocks, run
 from tests.support.gateway import with_gateway
-from tests.support.system import System, eventually, free_ports, service
+from tests.support.system import System, eventually, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (
@@ -31,7 +28,6 @@ CHECKOUT = (
     "requirements.txt", "tests", "tools",
 )  # fmt: skip
 HERE_TOO = "tests/scenarios/test_docs_commands.py"
-GO_AGENT = "com.llmkube.metal-agent"
 CURL = "silent\nshow-error\nfail-with-body\n"
 """A reader's .curlrc: no meter, as in a terminal, and what is answered with an error has failed, which curl hides."""
 
@@ -39,16 +35,14 @@ CURL = "silent\nshow-error\nfail-with-body\n"
 def reader(system: System, base: Path) -> Path:
     """A directory that is like a checkout in which `make run` runs; `home` beside it is the reader's."""
     (system.state / "metal-supervisor.toml").write_text("# as install makes one\n")
-    place, agents = base / "reader", base / "home" / "Library" / "LaunchAgents"
+    place = base / "reader"
     place.mkdir()
-    agents.mkdir(parents=True)
+    (base / "home").mkdir()
     for name in CHECKOUT:
         (place / name).symlink_to(ROOT / name)
     (place / ".run").symlink_to(system.state)
     (base / "home" / ".metal-supervisor").symlink_to(system.state)
     (base / "home" / ".curlrc").write_text(CURL)
-    job = {"Label": GO_AGENT, "ProgramArguments": ["/usr/local/bin/llmkube-metal-agent", "--namespace", "default"]}
-    (agents / f"{GO_AGENT}.plist").write_bytes(plistlib.dumps(job))
     return place
 
 
@@ -118,23 +112,6 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, system: System) -
         ran.check()
         if ran.shown.output:
             assert shape(ran.said.splitlines()) == shape(ran.shown.output), f"{ran.block.where}:\n{ran.said}"
-
-
-def test_a_menu_bar_shows_what_serves(system: System, tmp_path: Path) -> None:
-    """conf/swiftbar, as SwiftBar runs it: alone, with a Python that has none of our packages."""
-    serve(system)
-    (plugin,) = (ROOT / "conf" / "swiftbar").iterdir()
-    # A proxy, as a Mac's settings may name one for all of http.
-    proxy = f"http://127.0.0.1:{free_ports(1)[0]}"
-    environ = {"PATH": os.environ["PATH"], "METAL_SUPERVISOR_PORT": str(system.http), "http_proxy": proxy}
-    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
-    head, _, first = shown.stdout.splitlines()[:3]
-    assert head == "1/1 | sfimage=cpu", shown
-    assert re.fullmatch(rf"tiny  Ready  \d+ MiB \| href=http://127.0.0.1:{system.port()}", first)
-    assert re.search(r"^\d+ MiB of [\d.]+ GiB taken \|", shown.stdout, re.MULTILINE)
-    environ["METAL_SUPERVISOR_PORT"] = str(free_ports(1)[0])
-    shown = subprocess.run([sys.executable, "-I", plugin], env=environ, capture_output=True, text=True, timeout=30)
-    assert "does not answer" in shown.stdout and not shown.stderr
 
 
 def test_a_backup_brings_a_lost_state_directory_back(system: System) -> None:

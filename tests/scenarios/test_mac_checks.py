@@ -203,7 +203,6 @@ def test_the_process_type_is_measured_with_a_real_engine(tmp_path: Path, monkeyp
 
 def test_the_story_of_a_sleep_is_told_around_a_real_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mac_power, "consent", lambda _kit: True)
-    monkeypatch.setattr(mac_power, "watched", lambda: False)
     monkeypatch.setattr(mac_power, "go_to_sleep", lambda _kit, _wake: 75.0)
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path)
     found = mac_acceptance.perform(mac_checks.Check("sleep", "i", "p", "f", mac_power.sleep), kit)

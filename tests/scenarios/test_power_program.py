@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from metal_supervisor.host import power_program
-from metal_supervisor.host.power_meter import Powermetrics
 from metal_supervisor.state.home import POWER_FILE
 from tests.support.power import pids, printing
 from tests.support.system import System, eventually, running
@@ -46,7 +45,7 @@ def test_what_cannot_be_measured_is_said_and_what_is_measured_comes_and_goes(sys
 
     # The same program, with what measures replaced: it is the supervised one that is stopped.
     stopped = threading.Event()
-    program = power_program.PowerProgram(system.state, lambda: Powermetrics(printing(tmp_path)))
+    program = power_program.PowerProgram(system.state, printing(tmp_path))
     thread = threading.Thread(target=program.run, args=(stopped.is_set,))
     thread.start()
     try:

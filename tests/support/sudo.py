@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from metal_supervisor.host.power_meter import POWERMETRICS
+from metal_supervisor.host.powermetrics import POWERMETRICS
 from tests.support import parts
 from tests.support.finders import find_sudo
 

@@ -45,7 +45,7 @@ OTHER_WORDS = frozenset({
     "BadAnswer", "MethodNotAllowed", "TooLarge", "Unreachable", "Untrusted", "All",
     "BadKubeconfig", "BadSpec", "Binary", "Executable", "Kube", "KubeError", "Place", "Pool",
     "Settings", "Ollama", "WithdrawalToken",
-    "CoreFoundation", "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",
+    "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",
     "WorkingDirectory",
     "Desktop", "Documents", "Downloads", "LaunchAgents", "LaunchDaemons", "Library", "Logs",
 })  # fmt: skip
@@ -173,8 +173,8 @@ def every_record() -> Iterator[Record]:
 
 
 def every_report() -> Iterator[tuple[Report, Record]]:
-    for record, observed, asleep in itertools.product(every_record(), OBSERVED, (False, True)):
-        yield report(record, observed, asleep), record
+    for record, observed, leaving in itertools.product(every_record(), OBSERVED, (False, True)):
+        yield report(record, observed, leaving=leaving), record
 
 
 def test_conditions_have_the_reasons_of_their_types() -> None:
@@ -193,7 +193,7 @@ def test_conditions_have_the_reasons_of_their_types() -> None:
 def test_a_message_is_no_longer_than_the_api_takes() -> None:
     """As of a nodeSelector of 40 kB, which it quotes: the API would refuse the status as a whole."""
     record = replace(RECORD, verdict=Verdict(Standing.FAILED, "InvalidSpec", "x" * 40_000, 1.0))
-    told = manifests.status(record, report(record, None, False), {}, "2026-11-27T00:00:00Z")
+    told = manifests.status(record, report(record, None), {}, "2026-11-27T00:00:00Z")
     assert max(len(each["message"]) for each in told["conditions"]) == manifests.LONGEST_MESSAGE
 
 

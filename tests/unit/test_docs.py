@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -16,7 +17,6 @@ from metal_supervisor.cli import main
 from metal_supervisor.cluster import manifests
 from metal_supervisor.controller.prerequisites import daemons
 from metal_supervisor.host import addresses
-from metal_supervisor.install import go_agent
 from metal_supervisor.placement import leases
 from metal_supervisor.runtimes import RUNTIMES, VOCABULARIES, omlx, probing
 from metal_supervisor.runtimes.llama_arguments import GRAMMAR
@@ -37,6 +37,9 @@ README = REPOSITORY / "README.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 BESIDE = [REPOSITORY / name for name in ("CHANGELOG.md", "SECURITY.md")]
 DOCS = [README, CONTRIBUTING, *sorted((REPOSITORY / "docs").glob("*.md"))]
+AGENTS_PAGE = REPOSITORY / "docs" / "coming-from-the-go-agent.md"
+AGENTS_FLAGS = re.findall(r"^\| `(--[a-z-]+)`[^|]*\|[^|]*\| (`\w+`|–) \|", AGENTS_PAGE.read_text(), re.MULTILINE)
+"""(flag of LLMKube's own agent, setting that replaces it, in backticks)."""
 FOREIGN = {
     "--model-attestation",
     "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
@@ -50,7 +53,7 @@ FOREIGN = {
     "--upgrade",  # tests/support/finders/lock.py
     "--flag", "--other-flag",  # an example in a check of ours
     *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
-    *(f"--{name}" for name in go_agent.FLAGS),  # LLMKube's own agent
+    *(flag for flag, _ in AGENTS_FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""
 
@@ -118,6 +121,11 @@ def test_a_newcomers_question_is_answered_one_click_from_the_index(
     assert f"]({page}" in row
     text = (REPOSITORY / "docs" / page).read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     assert answer in text
+
+
+def test_every_flag_of_the_go_agent_becomes_a_setting_that_exists_or_none() -> None:
+    settings = {setting.strip("`") for _, setting in AGENTS_FLAGS} - {"–"}
+    assert len(AGENTS_FLAGS) == 41 and settings <= {each.name for each in dataclasses.fields(Settings)}
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import plistlib
 import re
@@ -10,14 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from metal_supervisor import host
-from metal_supervisor.host import darwin_memory
+from metal_supervisor.host import darwin_memory, powermetrics
 from metal_supervisor.host.commands import Done
 from metal_supervisor.runtimes import RUNTIMES
 from tests.boundary.mac_memory import M4_MAX, FakeLibc, u32, u64
@@ -122,8 +119,6 @@ def test_rates_gaps_and_agreement() -> None:
     assert mac_parse.longest_gap_s([0.0, 1.0, 3.5, 4.0]) == 2.5 and mac_parse.longest_gap_s([]) == 0.0
     assert mac_parse.within(95, 100, 0.05) and not mac_parse.within(94, 100, 0.05)
     assert mac_parse.within(1, 9, 0.05, slack=8)
-    looks = [(0.0, True), (0.1, False), (75.0, True), (75.1, True)]
-    assert mac_power.around_sleep(looks) == (False, 74.9) and mac_power.around_sleep([]) == (None, 0.0)
 
 
 # ── the report ───────────────────────────────────────────────────────────────────────────────────
@@ -534,7 +529,7 @@ def test_what_macos_tells_is_judged_both_ways(
     why: str,
 ) -> None:  # fmt: skip
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(**tools))
-    if run is mac_host.plists and importlib.util.find_spec("metal_supervisor.host.power_meter"):
+    if run is mac_host.plists:
         kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(visudo="parsed OK"))
     found = mac_acceptance.perform(check("recorded", run), kit)
     assert (found.outcome, why in found.why) == (outcome, True), found.why
@@ -584,9 +579,7 @@ def test_powermetrics_is_read_and_sudos_leave_for_it_proved(tmp_path: Path, monk
     frame = plistlib.dumps({"processor": {"gpu_power": 5000.0, "combined_power": 6000, "new_key": "M9"}})
     script = "import sys, time\nwhile True:\n    sys.stdout.buffer.write(" + repr(frame + b"\0") + ")\n"
     script += "    sys.stdout.flush()\n    time.sleep(0.1)\n"
-    power = SimpleNamespace(POWERMETRICS=(sys.executable, "-c", script))
-    monkeypatch.setattr(host, "power_meter", power, raising=False)
-    monkeypatch.setitem(sys.modules, "metal_supervisor.host.power_meter", power)
+    monkeypatch.setattr(powermetrics, "POWERMETRICS", (sys.executable, "-c", script))
     monkeypatch.setattr(mac_power, "FRAME_S", 0.7)
     sudo = tmp_path / "sudo"
     sudo.write_text(SUDO_OF_ONE_LINE)

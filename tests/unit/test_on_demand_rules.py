@@ -186,7 +186,7 @@ def test_its_endpoint_is_the_gateway_s_and_stays_ready() -> None:
     assert (wakes.phase, wakes.ready, wakes.engine_ready, wakes.reason) == ("Ready", True, False, "Waking")
     serves = report(RUNS, READY)
     assert (serves.ready, serves.engine_ready, serves.reason, serves.port) == (True, True, "Serving", 18101)
-    assert not report(RESTS, None, asleep=True).ready
+    assert not report(RESTS, None, leaving=True).ready
 
 
 def test_until_the_gateway_listens_it_is_the_engine_s() -> None:

@@ -290,14 +290,15 @@ def test_conditions_are_values() -> None:
     assert Condition("a", "True", "b", "c") == Condition("a", "True", "b", "c")
 
 
-def test_a_mac_that_is_about_to_sleep_serves_nobody_and_says_so_only_where_it_served() -> None:
-    told = report(record(), UP, asleep=True)
-    assert (told.phase, told.ready, told.reason, told.ready_replicas) == ("Creating", False, "Asleep", 0)
+def test_a_system_that_stops_withdraws_its_endpoints_and_reports_why() -> None:
+    told = report(record(), UP, leaving=True)
+    assert (told.phase, told.ready, told.reason, told.ready_replicas) == ("Creating", False, "Stopping", 0)
+    assert "has stopped on this Mac" in told.message
     assert told.wants_slice and told.wants_service, "the slice stays, and says that it is not ready"
     assert happening(report(record(), UP), told, "") is None, "no cause for an alarm"
     assert report(record(), UP).ready
-    for other in (record(Standing.WAIT, "Downloading"), record(Standing.SUSPENDED, "Suspended"), record(withdraw="t")):
-        assert report(other, None, asleep=True) == report(other, None)
+    for other in (record(Standing.WAIT, "Downloading"), record(Standing.SUSPENDED, "Suspended")):
+        assert report(other, None, leaving=True) == report(other, None)
 
 
 def test_a_service_on_demand_is_told_with_the_port_at_which_it_is_reached() -> None:

@@ -113,8 +113,7 @@ CHECKS: tuple[Check, ...] = (
         root=True,
     ),
     Check(
-        "sleep", "i", "Before this Mac sleeps its endpoints are out of service, the pair of clocks sees the sleep, "
-        "and it is ready within seconds after.",
+        "sleep", "i", "The pair of clocks shows a sleep, and this Mac is ready within seconds after it.",
         "until then keep it awake: sudo pmset -a sleep 0", mac_power.sleep, root=True, minutes=4,
     ),
     Check(
