@@ -37,7 +37,9 @@ COMING = ("Downloading",)
 class ChangePrinter:
     """Prints what changes in a state directory."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, served: Key | None = None) -> None:
+        """`served`: the service that the system was started for, None for none."""
+        self._served = served
         self._out = out
         self._started_at = time.monotonic()
         self._phases: dict[Key, tuple[str, str, str]] = {}
@@ -115,6 +117,7 @@ class ChangePrinter:
     def print_hint(self, directory: StateDir, settings: Settings) -> None:
         """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
         ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
+        ready = [each for each in ready if self._served in (None, each[0])]
         new = {"system", *(["model"] if ready else [])} - self._hinted
         if not new:
             return
@@ -135,14 +138,19 @@ class ChangePrinter:
             lines.append(f"curl localhost:{settings.port}/healthz")
         if "model" in new:
             key, url = ready[0][0], ready[0][1].partition(" ")[0]
-            mode = next((each.mode for each in directory.records()[0].values() if each.key == key), "chat")
-            path, body = first_request.example(mode, key[1])
-            lines.append(f"curl {url}{path} -d '{body}'")
+            record = next((each for each in directory.records()[0].values() if each.key == key), None)
+            mode = record.mode if record else "chat"
+            env = directory.read_spec(record.spec_file or "").get("env") if record else None
+            lines.append(first_request.curl(url, mode, key[1], first_request.key_of(env)[0]))
             if mode == "chat":
                 lines.append(f"{tool['metal-supervisor']} chat {key[1]}{state_flag(directory.path)}")
         if "system" in new and settings.embedded:
             lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{state_flag(directory.path)}")
-        self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
+        stops = "Ctrl-C stops everything."
+        if self._served:
+            install = f"{tool['metal-supervisor']} install{state_flag(directory.path)}"
+            stops = f"The system stays in this terminal: {stops} Make it permanent with: {install}"
+        self.say("\n  try   " + "\n        ".join(lines) + f"\n  {stops}\n")
 
 
 def _advice(told: Json) -> str:

@@ -7,7 +7,7 @@ the smallest request of the service's mode is made once per start, and an engine
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LONGEST_TEXT = 200
@@ -35,6 +35,13 @@ def example(mode: str, model: str) -> tuple[str, str]:
     return path.removeprefix("/v1"), json.dumps(tried, separators=(",", ":"))
 
 
+def curl(url: str, mode: str, model: str, variable: str = "") -> str:
+    """A request as a user types it. `url`: base URL; `variable`: of the shell, with the key that is wanted, or ""."""
+    path, body = example(mode, model)
+    key = f' -H "Authorization: Bearer ${variable}"' if variable else ""
+    return f"curl {url}{path}{key} -d '{body}'"
+
+
 def named(body: str, model: str) -> str:
     """The body with the engine's model name added, unless it has one."""
     return json.dumps({"model": model, **json.loads(body)})
@@ -57,6 +64,11 @@ def keys_of(env: object) -> tuple[str, tuple[str, ...]]:
         if keys[0] and keys[0].isprintable():
             return variable, tuple(filter(None, keys))
     return "", ()
+
+
+def variable_of(env: Sequence[Mapping[str, Any]]) -> str:
+    """Name of the variable with the engine's API key in a service's `spec.env`, "" if it has none."""
+    return next((name for name in KEY_VARIABLES if any(each.get("name") == name for each in env)), "")
 
 
 def fault(path: str, status: int, body: bytes, key: tuple[str, str] = ("", "")) -> str:

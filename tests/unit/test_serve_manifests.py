@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import CannotBoot
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 
 @pytest.mark.parametrize(("source", "name"), [
@@ -242,7 +244,7 @@ def test_what_only_fit_can_be_told_is_no_advice_of_serve(monkeypatch: pytest.Mon
 class Told:
     """A cluster that tells one state after another, and accepts whatever is applied."""
 
-    def __init__(self, *states: tuple[str, str]) -> None:
+    def __init__(self, *states: tuple[str, ...]) -> None:
         self.states = list(states)
         self.applied: set[str] = set()
 
@@ -252,9 +254,16 @@ class Told:
             return {}
         if path not in self.applied:
             raise KubeError(404, "NotFound", "m")
-        phase, reason = self.states.pop(0)
-        said = {"type": "MetalReady", "reason": reason, "message": "why; do this", "observedGeneration": 1}
-        return {"metadata": {"name": "m", "generation": 1}, "status": {"phase": phase, "conditions": [said]}}
+        phase, reason, *message = self.states.pop(0)
+        if phase == "Ctrl-C":
+            raise KeyboardInterrupt
+        text = message[0] if message else "why; do this"
+        said = {"type": "MetalReady", "reason": reason, "message": text, "observedGeneration": 1}
+        return {
+            "metadata": {"name": "m", "namespace": "default", "generation": 1},
+            "spec": {"modelRef": "m", "env": [{"name": "LLAMA_API_KEY", "value": "sekrit"}]},
+            "status": {"phase": phase, "conditions": [said], "endpoint": "http://127.0.0.1:18100/v1/chat/completions"},
+        }
 
     def apply(self, path: str, *_: object, dry_run: bool = False, **__: object) -> None:
         self.applied |= set() if dry_run else {path}
@@ -279,6 +288,69 @@ def test_a_download_that_is_tried_again_does_not_end_the_command(
     monkeypatch.setattr(serve, "PATIENT_S", 0.0)
     with pytest.raises(CommandError, match=r"^m: why; do this; "):
         follow(Told(*states), io.StringIO(), tmp_path)
+
+
+DOWNLOADS = tuple(("Pending", "Downloading", f"{each} % of 8.0 GiB, 50.0 MB/s") for each in (1, 2, 3))
+
+
+@pytest.mark.parametrize(("every_s", "shown"), [(0.0, ("1 %", "2 %", "3 %")), (1e9, ("1 %",))])
+def test_a_download_is_a_plain_line_now_and_then_on_a_pipe(
+    every_s: float, shown: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(serve, "PROGRESS_S", every_s)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    assert follow(Told(*DOWNLOADS, ("Ready", "Serving")), out, tmp_path) == 0
+    lines = out.getvalue().splitlines()
+    assert lines[: len(shown)] == [f"m  Pending  {each} of 8.0 GiB, 50.0 MB/s" for each in shown]
+    assert lines[len(shown)] == "m  Ready  why; do this" and all(map(str.isprintable, lines))
+
+
+def test_a_download_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    file = {"phase": "Downloading", "got_bytes": 1 << 30, "total_bytes": 8 << 30, "message": "12 %"}
+    rows = {f"default/{name}": {"source": "", "file": file} for name in ("m", "other")}
+    (tmp_path / CONTROLLER_REPORT).write_text(json.dumps({"models": rows}))
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    assert follow(Told(*DOWNLOADS, ("Ready", "Serving")), out, tmp_path) == 0
+    text = out.getvalue()
+    assert "default.m " in text and "1.0/8.0 GiB" in text and "default.other" not in text
+    assert "1 %" in text and "2 %" not in text and text.count("\x1b[?25h") == text.count("\x1b[?25l") > 0
+
+
+@pytest.mark.parametrize(("state", "what"), [
+    (DOWNLOADS[0], "m: its download carries on in the running system"),
+    (("Creating", "Loading"), "m: it stays applied"),
+])  # fmt: skip
+def test_ctrl_c_names_what_goes_on_and_how_to_remove_it(
+    state: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    told, out = Told(state, ("Ctrl-C", "")), io.StringIO()
+    assert follow(told, out, tmp_path) == 130
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith(f"{what}; metal-supervisor status") and "metal-supervisor rm m --state-dir" in last
+    assert len(told.applied) == 2
+
+
+def test_the_curl_has_the_key_that_is_wanted_and_never_its_value(tmp_path: Path) -> None:
+    out = io.StringIO()
+    gateway_note.write(tmp_path, {"at": time.time(), "closed": True})
+    assert follow(Told(("Ready", "Serving")), out, tmp_path) == 0
+    wanted = 'curl http://127.0.0.1:18100/v1/chat/completions -H "Authorization: Bearer $LLAMA_API_KEY" -d '
+    assert wanted in out.getvalue() and "sekrit" not in out.getvalue()
+    gateway_note.write(tmp_path, {"at": time.time(), "pid": os.getpid()})
+    order, out = ServeOrder("x", name="m"), io.StringIO()
+    settings = Settings(state_dir=str(tmp_path), gateway_keys=str(tmp_path / "keys"))
+    command = serve.Serve(settings, Overrides(), order, out)
+    told: Any = Told(("Ready", "Serving"))
+    assert command._beside(told, serve.manifests(order, ServedModel("/m.gguf", "gguf"))) == 0
+    key = '-H "Authorization: Bearer $METAL_SUPERVISOR_KEY"'
+    assert f"curl {settings.gateway_url}/chat/completions {key} -d" in out.getvalue()
+    assert "metal-supervisor key add makes one" in out.getvalue()
 
 
 @pytest.mark.parametrize(
