@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -21,9 +22,12 @@ from metal_supervisor.cli.model_source import ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.kube import KubeError
+from metal_supervisor.host.machine import NoBinary
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
@@ -565,3 +569,29 @@ def test_a_missing_engine_or_server_is_one_sentence_before_anything_starts(
     said = capsys.readouterr().err
     assert named in said and "nothing is applied" in said and said.count("\n") == 1
     assert not (tmp_path / "state").exists()
+
+
+def test_a_model_in_the_store_needs_no_server(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path / "state"), hf_endpoint=CLOSED, llama_server="/bin/true")
+    order = ServeOrder("hf://o/r/m.gguf")
+    made = serve.manifests(order, model_source.resolve(settings, order.source))
+    slot = ModelDirectory(settings.store_path, read_artifact(made[0]).slot)
+    slot.prepare()
+    (slot.path / "m.gguf").write_bytes(b"GGUF")
+    command = serve.Serve(settings, Overrides(), order, io.StringIO())
+    for whole in (False, True):
+        files = {"m.gguf": kept(slot.path / "m.gguf")}
+        slot.write(Contents("hf://o/r/m.gguf", "m.gguf", files=files, whole=whole))
+        with contextlib.nullcontext() if whole else pytest.raises(Unusable, match="connection refused"):
+            command._check(made, runs=False)
+
+
+def test_the_users_own_ollama_needs_no_program_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings, order = Settings(state_dir=str(tmp_path)), ServeOrder("ollama://gemma3")
+    made = serve.manifests(order, model_source.resolve(settings, order.source))
+    command = serve.Serve(settings, Overrides(), order, io.StringIO())
+    for answers in (False, True):
+        monkeypatch.setattr(serve.own_ollama, "answers", lambda _, answers=answers: answers)
+        with contextlib.nullcontext() if answers else pytest.raises(NoBinary, match="ollama was not found"):
+            command._check(made, runs=False)
