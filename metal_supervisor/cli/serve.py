@@ -159,10 +159,9 @@ class Serve:
             raise CommandError(text, USAGE)
         try:
             self._check(made, runs)
-        except Unusable as error:
-            raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
-        except NoBinary as error:
-            raise CommandError(f"{error}; nothing is applied") from None
+        except (Bad, Unusable, NoBinary) as error:
+            text = getattr(error, "message", "") or str(error)
+            raise CommandError(f"{text.replace('spec.source', 'SOURCE')}; nothing is applied") from None
         if not self._fits(found, complain):
             return 1
         if not runs:
@@ -170,7 +169,7 @@ class Serve:
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
 
     def _check(self, made: list[Json], runs: bool) -> None:
-        """Check that this Mac has the file and an engine, and reaches the server. Raises Unusable, NoBinary.
+        """Check that this Mac has the file and an engine, and reaches the server. Raises Bad, Unusable, NoBinary.
 
         `runs`: a system runs, whose PATH decides which engines it has: it may be another than here.
         """
@@ -181,7 +180,7 @@ class Serve:
         if not runs:
             read = read_service(service, lambda _: model, policy_of(self._settings), "")
             if isinstance(read, Bad):
-                raise Unusable(read.reason, read.message)
+                raise read
             runtime = RUNTIMES[read.runtime]
             address = own_ollama.address_of(self._settings.ollama_url) if runtime.name == LIBRARY_RUNTIME else None
             if address is None or not own_ollama.answers(address):
