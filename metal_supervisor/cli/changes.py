@@ -38,7 +38,9 @@ COMING = ("Downloading",)
 class ChangePrinter:
     """Prints what changes in a state directory."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, served: Key | None = None) -> None:
+        """`served`: the service that the system was started for, None for none."""
+        self._served = served
         self._out = out
         self._started_at = time.monotonic()
         self._phases: dict[Key, tuple[str, str, str]] = {}
@@ -116,6 +118,7 @@ class ChangePrinter:
     def print_hint(self, directory: StateDir, settings: Settings) -> None:
         """Print the commands to try next, as a user would type them here: once of the system, once of a Ready model."""
         ready = [(key, text) for key, (phase, _, text) in self._phases.items() if phase in READY]
+        ready = [each for each in ready if self._served in (None, each[0])]
         new = {"system", *(["model"] if ready else [])} - self._hinted
         if not new:
             return
@@ -140,7 +143,11 @@ class ChangePrinter:
             lines += commands_for(settings, key[1], url, mode, tool["metal-supervisor"])
         if "system" in new and settings.embedded:
             lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{state_flag(directory.path)}")
-        self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
+        stops = "Ctrl-C stops everything."
+        if self._served:
+            install = f"{tool['metal-supervisor']} install{state_flag(directory.path)}"
+            stops = f"The system stays in this terminal: {stops} Make it permanent with: {install}"
+        self.say("\n  try   " + "\n        ".join(lines) + f"\n  {stops}\n")
 
 
 def _advice(told: Json) -> str:

@@ -28,6 +28,7 @@ from metal_supervisor.controller import boot, leftovers
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.install.checks import refuse_strange
 from metal_supervisor.settings.loader import FIELDS, Overrides, Settings, flag_of, load_good, missing_kubeconfig
+from metal_supervisor.spec.types import Key
 from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import APPLIED_FILE, StateDir
 from metal_supervisor.state.home import StateError
@@ -46,11 +47,13 @@ KUBECTL_TIMEOUT_S = 60.0
 class Foreground:
     """One run in a terminal."""
 
-    def __init__(self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO) -> None:
+    def __init__(
+        self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO, served: Key | None = None
+    ) -> None:
         self.settings, self.overrides, self.example = settings, overrides, example
         self._directory = StateDir(settings.state_path)
         self._supervisord = Supervisord(self._directory.socket)
-        self.printer = ChangePrinter(out)
+        self.printer = ChangePrinter(out, served)
         self._say, self._tell = self.printer.say, self.printer.tell
         self._stop = False
         self._impatient = False
@@ -338,8 +341,11 @@ class Foreground:
         return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
 
 
-def run(settings: Settings, overrides: Overrides, example: Path | None) -> int:
-    """Run the command. Raises CannotBoot, StateError, BadKubeconfig."""
+def run(settings: Settings, overrides: Overrides, example: Path | None, served: Key | None = None) -> int:
+    """Run the command. `served`: the service that it is for, None for none.
+
+    Raises CannotBoot, StateError, BadKubeconfig.
+    """
     if problem := missing_kubeconfig(settings):
         raise BadKubeconfig(problem)
-    return Foreground(settings, overrides, example, sys.stdout).run()
+    return Foreground(settings, overrides, example, sys.stdout, served).run()

@@ -20,7 +20,8 @@ from typing import TextIO
 import yaml
 
 from metal_supervisor.cli import fit, foreground
-from metal_supervisor.cli.changes import shown, state_flag
+from metal_supervisor.cli.changes import commands_for, shown, state_flag
+from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.model_source import ServedModel, name_of, question, resolve
 from metal_supervisor.cli.services import gateway_url, is_up, once_up, own_url
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
@@ -39,7 +40,6 @@ from metal_supervisor.models.remote.web import Client
 from metal_supervisor.models.store_context import lax_rules
 from metal_supervisor.runtimes import RUNTIMES, builds
 from metal_supervisor.settings.loader import Overrides, Settings
-from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, objects, string
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, Bad
 from metal_supervisor.spec.model_resource import read_artifact
@@ -47,7 +47,7 @@ from metal_supervisor.spec.on_demand import ON_DEMAND_ANNOTATION
 from metal_supervisor.spec.resources import GROUP, LIBRARY_RUNTIME, VERSION, read_service
 from metal_supervisor.spec.sources import canonical, library_model
 from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.spec.types import Json
+from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.downloads import AGAIN
 from metal_supervisor.state.own_processes import CannotBoot
@@ -60,6 +60,9 @@ UNREACHED = frozenset({RETRIED, "SourceNotFound"})
 """Reasons of a server that does not answer, or lacks the model."""
 FLAGS_OF_OTHERS = (" --kv-type ", " --slots ", " --cache-ram ")
 """Flags of `fit` and of engines: advice with them cannot be followed here."""
+DOWNLOADING = "Downloading"
+PROGRESS_S = 10.0
+"""Seconds between two lines about a download on a pipe."""
 HAS_RUN = frozenset({CRASH_LOOP, HUNG, "Unresponsive"})
 """Reasons of a failure that has left a log."""
 REFUSED = frozenset({400, 403, 409, 422})
@@ -119,6 +122,8 @@ class Serve:
     def __init__(self, settings: Settings, overrides: Overrides, order: ServeOrder, out: TextIO) -> None:
         self._settings, self._overrides, self._order, self._out = settings, overrides, order, out
         self._flag = state_flag(settings.state_path)
+        self._bars = DownloadBars(out)
+        self._downloads, self._line, self._said_at = False, "", 0.0
         self._created: list[str] = []
         """API paths of the objects that this command has created."""
         self._problem = ""
@@ -126,6 +131,7 @@ class Serve:
 
     def say(self, text: str) -> None:
         """Print one line."""
+        self._bars.clear()
         with contextlib.suppress(OSError):  # a full disk below stdout must not end the system
             self._out.write(printable(text) + "\n")
             self._out.flush()
@@ -152,10 +158,9 @@ class Serve:
             raise CommandError(text, USAGE)
         try:
             self._check(made, runs)
-        except Unusable as error:
-            raise CommandError(f"{str(error).replace('spec.source', 'SOURCE')}; nothing is applied") from None
-        except NoBinary as error:
-            raise CommandError(f"{error}; nothing is applied") from None
+        except (Bad, Unusable, NoBinary) as error:
+            text = getattr(error, "message", "") or str(error)
+            raise CommandError(f"{text.replace('spec.source', 'SOURCE')}; nothing is applied") from None
         if not self._fits(found, complain):
             return 1
         if not runs:
@@ -163,7 +168,7 @@ class Serve:
         return self._beside(Kube(self._settings.kubeconfig_path, self._settings.context), made)
 
     def _check(self, made: list[Json], runs: bool) -> None:
-        """Check that this Mac has the file and an engine, and reaches the server. Raises Unusable, NoBinary.
+        """Check that this Mac has the file and an engine, and reaches the server. Raises Bad, Unusable, NoBinary.
 
         `runs`: a system runs, whose PATH decides which engines it has: it may be another than here.
         """
@@ -174,7 +179,7 @@ class Serve:
         if not runs:
             read = read_service(service, lambda _: model, policy_of(self._settings), "")
             if isinstance(read, Bad):
-                raise Unusable(read.reason, read.message)
+                raise read
             runtime = RUNTIMES[read.runtime]
             address = own_ollama.address_of(self._settings.ollama_url) if runtime.name == LIBRARY_RUNTIME else None
             if address is None or not own_ollama.answers(address):
@@ -215,7 +220,7 @@ class Serve:
     def _as_the_system(self, made: list[Json]) -> int:
         """Run the system in this terminal, with the model in it. Raises CommandError if the model cannot run."""
         threading.Thread(target=self._apply_soon, args=(made,), name="apply", daemon=True).start()
-        code = foreground.run(self._settings, self._overrides, None)
+        code = foreground.run(self._settings, self._overrides, None, key_of(made[-1]))
         if self._problem:
             raise CommandError(self._problem)
         return code
@@ -231,7 +236,7 @@ class Serve:
                     if not applied:
                         self._apply(kube, made)
                     applied = True
-                    self._settled(kube, path_of(made[-1]), lambda _: None, HAS_RUN)
+                    self._settled(kube, path_of(made[-1]), lambda *_: None, HAS_RUN)
                 return None
             except CommandError as error:
                 return self._end(str(error))
@@ -280,10 +285,11 @@ class Serve:
             if self._order.detach:
                 self.say(f"{name} is applied; metal-supervisor status{self._flag} shows what becomes of it")
                 return 0
-            found = self._settled(kube, path_of(made[-1]), self.say)
+            found = self._settled(kube, path_of(made[-1]), self._show)
             base = gateway_url(self._settings) or own_url(self._settings, found, kube)
-            for line in hints(self._settings, name, base, string(mapping(found, "status"), "mode")):
-                self.say(line)
+            mode = string(mapping(found, "status"), "mode") or "chat"
+            for line in commands_for(self._settings, name, base, mode):
+                self.say(f"  {line}")
             return 0
         except KubeError as error:
             own = shown(self._settings.kubeconfig_path) if self._settings.embedded else ""
@@ -291,20 +297,32 @@ class Serve:
             text = text or f"{error}; metal-supervisor serve --print shows what to apply with kubectl"
             raise CannotBoot(text) from None
         except KeyboardInterrupt:
-            see = f"metal-supervisor status{self._flag}, or metal-supervisor rm {name}{self._flag}"
-            self.say(f"{name} stays without this command; see {see}")
+            what = "its download carries on in the running system" if self._downloads else "it stays applied"
+            status, remove = (f"metal-supervisor {each}{self._flag}" for each in ("status", f"rm {name}"))
+            self.say(f"{name}: {what}; {status} shows it, {remove} removes the service")
             return INTERRUPTED
         finally:
+            self._bars.clear()
             kube.close()
 
+    def _show(self, reason: str, line: str, model: Key) -> None:
+        """Show a state that may be new: a download as a bar, or on a pipe as a line now and then."""
+        now, goes_on = time.monotonic(), self._downloads and reason == DOWNLOADING
+        self._downloads = reason == DOWNLOADING
+        self._bars.follow(StateDir(self._settings.state_path), lambda key: key == model)
+        if line == self._line or (goes_on and (self._bars.possible or now - self._said_at < PROGRESS_S)):
+            return
+        self._line, self._said_at = line, now
+        self.say(line)
+
     def _settled(
-        self, kube: Kube, path: str, say: Callable[[str], None], passing: frozenset[str] = frozenset()
+        self, kube: Kube, path: str, show: Callable[[str, str, Key], None], passing: frozenset[str] = frozenset()
     ) -> Json:
-        """The InferenceService once it is Ready. `say`: gets a line for each change.
+        """The InferenceService once it is Ready. `show`: gets reason, line and Model of each state, often the same.
 
         Raises KubeError, and CommandError once it has failed for a reason that is not one of `passing`.
         """
-        before, failed_at = "", 0.0
+        failed_at = 0.0
         while True:
             found = kube.request("GET", path)
             status, name = mapping(found, "status"), found["metadata"]["name"]
@@ -320,9 +338,9 @@ class Serve:
             patience_s = PATIENT_S if reason == RETRIED else 0.0
             if failed and time.monotonic() - failed_at >= patience_s:
                 raise CommandError(printable(f"{name}: {why}; {self._withdrawn(kube, name, reason)}"))
-            if current and f"{phase} {why}" != before:
-                before = f"{phase} {why}"
-                say(f"{name}  {phase}  {why}".rstrip())
+            if current:
+                model = found["metadata"].get("namespace", ""), string(mapping(found, "spec"), "modelRef")
+                show(reason, f"{name}  {phase}  {why}".rstrip(), model)
             if current and phase == "Ready":
                 return found
             time.sleep(LOOK_EVERY_S)
@@ -340,17 +358,14 @@ class Serve:
         return f"the service stays: metal-supervisor rm {name}{self._flag} removes it"
 
 
+def key_of(manifest: Json) -> Key:
+    """(namespace, name) of an object."""
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
 def _is_same(one: str, other: str) -> bool:
     """True if two spellings are of one source."""
     try:
         return canonical(one) == canonical(other)
     except Bad:
         return False
-
-
-def hints(settings: Settings, name: str, base: str, mode: str) -> list[str]:
-    """What to type next. `base`: base URL of the service, "" if none of its endpoints is ready."""
-    path, body = first_request.example(mode, name)
-    flag = state_flag(settings.state_path)
-    chat = [f"  metal-supervisor chat {name}{flag}"] if path == "/chat/completions" else []
-    return [*chat, *([f"  curl {base}{path} -d '{body}'"] if base else [])]

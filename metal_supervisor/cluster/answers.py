@@ -121,7 +121,7 @@ def line_trouble(error: BaseException) -> tuple[str, str]:
         further = [getattr(each, "reason", None), each.__cause__, each.__context__, *each.args]
         causes += [one for one in further if isinstance(one, BaseException) and one not in causes]
     if any(isinstance(each, socket.gaierror) for each in causes):
-        return "its name has no address", "check the host name, and this Mac's DNS"
+        return "its name has no address", "check this Mac's network and DNS, and the host name"
     if any(isinstance(each, ConnectionRefusedError) for each in causes):
         return "connection refused", UP
     if any(isinstance(each, TimeoutError) for each in causes):

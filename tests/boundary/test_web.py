@@ -234,7 +234,7 @@ def test_another_port_is_another_origin(web: Web) -> None:
         assert [said for *_, said in other.asked] == [""]
 
 
-NO_NAME = "its name has no address; check the host name, and this Mac's DNS"
+NO_NAME = "its name has no address; check this Mac's network and DNS, and the host name"
 
 
 def test_no_error_shows_what_is_in_a_url(web: Web) -> None:

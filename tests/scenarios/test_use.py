@@ -55,6 +55,7 @@ def test_serve_is_the_system_if_none_runs(tmp_path: Path) -> None:
         code, answer, _ = typed(made, "chat", "mine", "hi")
         assert code == 0 and "hello world" in answer
         eventually(lambda: "chat mine" in made.said() and "serve OWNER/REPO" in made.said(), what="what to type next")
+        assert "The system stays in this terminal: Ctrl-C stops everything." in made.said()
         assert made.stop(signal.SIGINT) == 0 and "nothing is left running" in made.said()
     finally:
         made.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -16,17 +18,22 @@ import pytest
 import tiny_gguf
 
 from metal_supervisor.cli import chat, fit, main, model_source, serve, services
+from metal_supervisor.cli.changes import commands_for
 from metal_supervisor.cli.model_source import ServedModel, examples
 from metal_supervisor.cli.serve import ServeOrder
 from metal_supervisor.cli.terminal import CommandError
 from metal_supervisor.cluster.kube import KubeError
+from metal_supervisor.host.machine import NoBinary
 from metal_supervisor.models.listing import Unusable
+from metal_supervisor.models.model_directory import Contents, ModelDirectory, kept
 from metal_supervisor.settings.loader import Overrides, Settings
 from metal_supervisor.spec.fields import Bad
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.sources import canonical
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.own_processes import CannotBoot
+from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 
 @pytest.mark.parametrize(("source", "name"), [
@@ -242,7 +249,7 @@ def test_what_only_fit_can_be_told_is_no_advice_of_serve(monkeypatch: pytest.Mon
 class Told:
     """A cluster that tells one state after another, and accepts whatever is applied."""
 
-    def __init__(self, *states: tuple[str, str]) -> None:
+    def __init__(self, *states: tuple[str, ...]) -> None:
         self.states = list(states)
         self.applied: set[str] = set()
 
@@ -252,9 +259,16 @@ class Told:
             return {}
         if path not in self.applied:
             raise KubeError(404, "NotFound", "m")
-        phase, reason = self.states.pop(0)
-        said = {"type": "MetalReady", "reason": reason, "message": "why; do this", "observedGeneration": 1}
-        return {"metadata": {"name": "m", "generation": 1}, "status": {"phase": phase, "conditions": [said]}}
+        phase, reason, *message = self.states.pop(0)
+        if phase == "Ctrl-C":
+            raise KeyboardInterrupt
+        text = message[0] if message else "why; do this"
+        said = {"type": "MetalReady", "reason": reason, "message": text, "observedGeneration": 1}
+        return {
+            "metadata": {"name": "m", "namespace": "default", "generation": 1},
+            "spec": {"modelRef": "m", "env": [{"name": "LLAMA_API_KEY", "value": "sekrit"}]},
+            "status": {"phase": phase, "conditions": [said], "endpoint": "http://127.0.0.1:18100/v1/chat/completions"},
+        }
 
     def apply(self, path: str, *_: object, dry_run: bool = False, **__: object) -> None:
         self.applied |= set() if dry_run else {path}
@@ -279,6 +293,64 @@ def test_a_download_that_is_tried_again_does_not_end_the_command(
     monkeypatch.setattr(serve, "PATIENT_S", 0.0)
     with pytest.raises(CommandError, match=r"^m: why; do this; "):
         follow(Told(*states), io.StringIO(), tmp_path)
+
+
+DOWNLOADS = tuple(("Pending", "Downloading", f"{each} % of 8.0 GiB, 50.0 MB/s") for each in (1, 2, 3))
+
+
+@pytest.mark.parametrize(("every_s", "shown"), [(0.0, ("1 %", "2 %", "3 %")), (1e9, ("1 %",))])
+def test_a_download_is_a_plain_line_now_and_then_on_a_pipe(
+    every_s: float, shown: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(serve, "PROGRESS_S", every_s)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    assert follow(Told(*DOWNLOADS, ("Ready", "Serving")), out, tmp_path) == 0
+    lines = out.getvalue().splitlines()
+    assert lines[: len(shown)] == [f"m  Pending  {each} of 8.0 GiB, 50.0 MB/s" for each in shown]
+    assert lines[len(shown)] == "m  Ready  why; do this" and all(map(str.isprintable, lines))
+
+
+def test_a_download_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    file = {"phase": "Downloading", "got_bytes": 1 << 30, "total_bytes": 8 << 30, "message": "12 %"}
+    rows = {f"default/{name}": {"source": "", "file": file} for name in ("m", "other")}
+    (tmp_path / CONTROLLER_REPORT).write_text(json.dumps({"models": rows}))
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    assert follow(Told(*DOWNLOADS, ("Ready", "Serving")), out, tmp_path) == 0
+    text = out.getvalue()
+    assert "default.m " in text and "1.0/8.0 GiB" in text and "default.other" not in text
+    assert "1 %" in text and "2 %" not in text and text.count("\x1b[?25h") == text.count("\x1b[?25l") > 0
+
+
+@pytest.mark.parametrize(("state", "what"), [
+    (DOWNLOADS[0], "m: its download carries on in the running system"),
+    (("Creating", "Loading"), "m: it stays applied"),
+])  # fmt: skip
+def test_ctrl_c_names_what_goes_on_and_how_to_remove_it(
+    state: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
+    told, out = Told(state, ("Ctrl-C", "")), io.StringIO()
+    assert follow(told, out, tmp_path) == 130
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith(f"{what}; metal-supervisor status") and "metal-supervisor rm m --state-dir" in last
+    assert len(told.applied) == 2
+
+
+def test_the_curl_has_the_key_that_the_gateway_wants(tmp_path: Path) -> None:
+    gateway_note.write(tmp_path, {"at": time.time(), "pid": os.getpid()})
+    order, out = ServeOrder("x", name="m"), io.StringIO()
+    settings = Settings(state_dir=str(tmp_path), gateway_keys=str(tmp_path / "keys"))
+    command = serve.Serve(settings, Overrides(), order, out)
+    told: Any = Told(("Ready", "Serving"))
+    assert command._beside(told, serve.manifests(order, ServedModel("/m.gguf", "gguf"))) == 0
+    key = '-H "Authorization: Bearer $METAL_SUPERVISOR_KEY"'
+    assert f"curl {settings.gateway_url}/chat/completions {key} -d" in out.getvalue()
+    assert "export METAL_SUPERVISOR_KEY=$(metal-supervisor key add me" in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -381,10 +453,10 @@ def test_what_is_to_be_typed_next_is_what_the_model_can_answer(
     monkeypatch.chdir(tmp_path)  # where no `make run` has left a system
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
     base = "http://127.0.0.1:18100/v1"
-    talk, curl = serve.hints(Settings(), "one", base, "chat")
+    curl, talk = commands_for(Settings(), "one", base, "chat")
     assert talk.split() == ["metal-supervisor", "chat", "one"]
-    assert curl.startswith(f"  curl {base}/chat/completions -d ") and '"messages"' in curl
-    (only,) = serve.hints(Settings(), "one", base, "rerank")
+    assert curl.startswith(f"curl {base}/chat/completions -d ") and '"messages"' in curl
+    (only,) = commands_for(Settings(), "one", base, "rerank")
     assert "curl http://127.0.0.1:18100/v1/rerank -d " in only and '"documents"' in only
 
 
@@ -393,7 +465,7 @@ def test_what_is_to_be_typed_next_is_for_the_system_that_serves_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
-    told = serve.hints(Settings(state_dir=str(tmp_path / "here")), "one", "", "chat")[0]
+    (told,) = commands_for(Settings(state_dir=str(tmp_path / "here")), "one", "", "chat")
     assert told.strip() == "metal-supervisor chat one --state-dir here"
 
 
@@ -493,3 +565,29 @@ def test_a_missing_engine_or_server_is_one_sentence_before_anything_starts(
     said = capsys.readouterr().err
     assert named in said and "nothing is applied" in said and said.count("\n") == 1
     assert not (tmp_path / "state").exists()
+
+
+def test_a_model_in_the_store_needs_no_server(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path / "state"), hf_endpoint=CLOSED, llama_server="/bin/true")
+    order = ServeOrder("hf://o/r/m.gguf")
+    made = serve.manifests(order, model_source.resolve(settings, order.source))
+    slot = ModelDirectory(settings.store_path, read_artifact(made[0]).slot)
+    slot.prepare()
+    (slot.path / "m.gguf").write_bytes(b"GGUF")
+    command = serve.Serve(settings, Overrides(), order, io.StringIO())
+    for whole in (False, True):
+        files = {"m.gguf": kept(slot.path / "m.gguf")}
+        slot.write(Contents("hf://o/r/m.gguf", "m.gguf", files=files, whole=whole))
+        with contextlib.nullcontext() if whole else pytest.raises(Unusable, match="connection refused"):
+            command._check(made, runs=False)
+
+
+def test_the_users_own_ollama_needs_no_program_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings, order = Settings(state_dir=str(tmp_path)), ServeOrder("ollama://gemma3")
+    made = serve.manifests(order, model_source.resolve(settings, order.source))
+    command = serve.Serve(settings, Overrides(), order, io.StringIO())
+    for answers in (False, True):
+        monkeypatch.setattr(serve.own_ollama, "answers", lambda _, answers=answers: answers)
+        with contextlib.nullcontext() if answers else pytest.raises(NoBinary, match="ollama was not found"):
+            command._check(made, runs=False)
