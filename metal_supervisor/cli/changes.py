@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TextIO
 
 from metal_supervisor.cli.incoming import Incoming
+from metal_supervisor.cli.keys import engine_keys
 from metal_supervisor.cli.terminal import Live
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.host import local_status, processes
-from metal_supervisor.settings.loader import Settings, found_state_dir
+from metal_supervisor.settings.loader import KEY_VARIABLE, Settings, found_state_dir
 from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping, string
 from metal_supervisor.spec.terminal_text import printable
@@ -139,10 +140,7 @@ class ChangePrinter:
         if "model" in new:
             key, url = ready[0][0], ready[0][1].partition(" ")[0]
             mode = next((each.mode for each in directory.records()[0].values() if each.key == key), "chat")
-            path, body = first_request.example(mode, key[1])
-            lines.append(f"curl {url}{path} -d '{body}'")
-            if mode == "chat":
-                lines.append(f"{tool['metal-supervisor']} chat {key[1]}{state_flag(directory.path)}")
+            lines += commands_for(settings, key[1], url, mode, tool["metal-supervisor"])
         if "system" in new and settings.embedded:
             lines.append(f"{tool['metal-supervisor']} serve OWNER/REPO:Q4_K_M{state_flag(directory.path)}")
         self.say("\n  try   " + "\n        ".join(lines) + "\n  Ctrl-C stops everything.\n")
@@ -157,6 +155,31 @@ def shown(path: Path) -> str:
     with contextlib.suppress(ValueError, OSError):  # the current directory may have been removed
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
+
+
+def commands_for(
+    settings: Settings, name: str, base: str, mode: str, tool: str = "metal-supervisor"
+) -> list[str]:
+    """Commands that send a first request to a service: curl, and chat if it chats, each with the key that it needs.
+
+    `base`: base URL for curl, "" for none. No key is in them: they name the variable or the command that has it.
+    """
+    path, body = first_request.example(mode, name)
+    flag = state_flag(settings.state_path)
+    own = f"$({tool} key show {name}{flag})" if engine_keys(StateDir(settings.state_path), name) else ""
+    gateway = settings.gateway_url if settings.gateway_on else ""
+    at_gateway = f"${KEY_VARIABLE}" if gateway and settings.gateway_keys_path else own
+    lines = []
+    if base:
+        key = at_gateway if base == gateway else own
+        header = f'-H "Authorization: Bearer {key}" ' if key else ""
+        lines.append(f"curl {base}{path} {header}-d '{body}'")
+    if mode == "chat":
+        variable = f'{KEY_VARIABLE}="{own}" ' if own and at_gateway == own else ""
+        lines.append(f"{variable}{tool} chat {name}{flag}")
+    if at_gateway != own and settings.gateway_keys and KEY_VARIABLE not in os.environ:
+        lines.insert(0, f"export {KEY_VARIABLE}=$({tool} key add me{flag})")
+    return lines
 
 
 def state_flag(state: Path) -> str:

@@ -1,4 +1,4 @@
-"""`metal-supervisor key add | list | remove`: the file of keys that the gateway asks for."""
+"""`metal-supervisor key add | list | remove | show`: the keys that the gateway asks for, and that of an engine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from metal_supervisor.cli.terminal import NOT_FOUND, CommandError
 from metal_supervisor.gateway import access
 from metal_supervisor.gateway.access import AccessKey, BadKeys
 from metal_supervisor.settings import loader
+from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
 
 HEAD = "# Keys of the gateway: NAME sha256:DIGEST [services=a,team/*] [per-minute=N] [at-once=N]\n"
@@ -47,6 +48,9 @@ def add(commands: Any) -> None:
         if name == "list":
             command.add_argument("--json", action="store_true", help="print JSON")
         loader.add_flags(command, ("state_dir", "gateway_keys"))
+    command = add_command(actions, "show", _show, "print the API key that the engine of a service requires")
+    command.add_argument("name", metavar="NAME", help="name of the service, or NAMESPACE/NAME")
+    loader.add_flags(command, ("state_dir",))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -63,6 +67,24 @@ def _run(arguments: argparse.Namespace) -> int:
             return _add(path, arguments, sys.stdout) if arguments.key_action == "add" else _remove(path, arguments.name)
     except (BadKeys, OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
+
+
+def engine_keys(state: StateDir, name: str) -> dict[str, str]:
+    """API keys that engines on this Mac require, by NAMESPACE/NAME, of the services of a name, qualified or not."""
+    records = [each for each in state.records()[0].values() if name in (each.name, "/".join(each.owner))]
+    keys = {"/".join(each.owner): state.key_of(each.program, each.spec_file or "")[1] for each in records}
+    return {owner: key for owner, key in keys.items() if key}
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    name, found = arguments.name, engine_keys(StateDir(loader.settings_of(arguments).state_path), arguments.name)
+    if len(found) > 1:
+        raise CommandError(f"{name} is the name of {len(found)} services; name one: {', '.join(sorted(found))}")
+    if not found:
+        text = f"no engine on this Mac requires a key for {name!r:.80}; metal-supervisor list shows the services"
+        raise CommandError(text, NOT_FOUND)
+    print(*found.values())
+    return 0
 
 
 @contextlib.contextmanager

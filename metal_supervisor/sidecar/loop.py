@@ -40,7 +40,6 @@ from metal_supervisor.sidecar.rows import MacView, PassView, Rows
 from metal_supervisor.sidecar.scratch_watch import ScratchWatch
 from metal_supervisor.sidecar.sleep_notice import SleepNotice
 from metal_supervisor.sidecar.statuses import WantedModel
-from metal_supervisor.spec import first_request
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record
@@ -99,12 +98,12 @@ class Sidecar:
             settings.namespace,
         )  # fmt: skip
         limits = HangLimits(settings.llama_server_startup_timeout, settings.hang_timeout)
-        self.prober = Prober(self.wake, self.bell.ring_later, limits, self._key_of, self._counters.probed)
+        self.prober = Prober(self.wake, self.bell.ring_later, limits, self.state.key_of, self._counters.probed)
         self._poker = Poker(directory.socket, self.wake)
         self.exits = ExitWatch(self._exited)
         self._meter = MemorySampler(self.bell.ring_later, directory.path / "runs")
         self._scratch = ScratchWatch(directory, lambda: [row.record for row in self._rows.all], self._tell)
-        self._gatherer = EngineScraper(settings.bind_address, self._key_of)
+        self._gatherer = EngineScraper(settings.bind_address, self.state.key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """Set while a process has ended that no pass has reported yet."""
@@ -321,11 +320,6 @@ class Sidecar:
             return 0.0
         same = self._gateway.get("at") == self.board.gateway.get("at") and self.board.gateway_at
         return self.board.gateway_at if same else time.monotonic()
-
-    def _key_of(self, program: str) -> tuple[str, str]:
-        """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known."""
-        note = self.state.run_note(program)
-        return first_request.key_of(self.state.read_spec(note.spec_file if note else "").get("env"))
 
     def _fronts(self) -> tuple[int, ...]:
         """Ports at which the gateway listens for on-demand services; none once it was stopped.

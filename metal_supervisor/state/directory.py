@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metal_supervisor import launch
+from metal_supervisor.spec import first_request
 from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.document import UnreadableRecord
 from metal_supervisor.spec.processes import Observed, RunNote
@@ -110,6 +111,14 @@ class StateDir(StateHome):
         if not spec_file:
             return {}
         return self._object(self.spec_path(spec_file))
+
+    def key_of(self, program: str, spec_file: str = "") -> tuple[str, str]:
+        """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known.
+
+        `spec_file`: the one to read where no engine has run.
+        """
+        note = self.run_note(program)
+        return first_request.key_of(self.read_spec(note.spec_file if note else spec_file).get("env"))
 
     def write_spec(self, spec_file: str, text: str) -> bool:
         """Write a spec; False if the file held that already."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import shlex
 import ssl
 import stat
 import subprocess
@@ -15,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from metal_supervisor.cli.changes import commands_for
+from metal_supervisor.gateway.access import PREFIX
+from metal_supervisor.settings.schema import Settings
 from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import System, eventually, free_ports, running, service
 from tests.support.typed import typed
@@ -212,3 +217,31 @@ def test_keys_come_from_a_secret(tmp_path: Path) -> None:
         system.kubectl("delete", "secret", "gateway-keys")
         eventually(lambda: "the gateway's keys cannot be had" in str(gateway.log_of("controller")), 60, "it to be told")
         assert gateway.chat("tiny", own)[0] == 200
+
+
+def test_the_commands_that_are_printed_work_as_typed(tmp_path: Path) -> None:
+    """Those of `run` at an engine with a key of its own, and those for the gateway with keys."""
+    file, own = tmp_path / "gateway.keys", "sk-of-the-engine"
+    key("add", "first", file=file)
+    with with_gateway(tmp_path, "--gateway-keys", str(file)) as gateway:
+        system = gateway.system
+        system.apply(system.tiny_model(), service(env=[{"name": "LLAMA_API_KEY", "value": own}]))
+        system.ready()
+        eventually(lambda: "chat/completions" in system.said(), what="the commands to be printed")
+        (at_engine,) = [line.strip() for line in system.said().splitlines() if "chat/completions" in line]
+        settings = Settings(state_dir=str(system.state), gateway=f"127.0.0.1:{gateway.port}", gateway_keys=str(file))
+        tool = shlex.quote(str(Path(sys.executable).parent / "metal-supervisor"))
+        export, at_gateway, chat = commands_for(settings, "tiny", settings.gateway_url, "chat", tool)
+        exported = shell(f"{export}; printf %s \"$METAL_SUPERVISOR_KEY\"", "")
+        assert exported.startswith(PREFIX)
+        assert "hello world" in shell(at_engine, "")
+        eventually(lambda: "hello world" in shell(at_gateway, exported), what="the new key to be accepted")
+        assert "hello world" in shell(f"echo hi | {chat}", exported)
+        assert own not in system.said() and exported not in system.said()
+
+
+def shell(command: str, exported: str) -> str:
+    """Output of a command line of a shell. `exported`: METAL_SUPERVISOR_KEY, "" without one."""
+    environment = {"PATH": os.environ["PATH"], **({"METAL_SUPERVISOR_KEY": exported} if exported else {})}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    return done.stdout or done.stderr

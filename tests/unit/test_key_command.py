@@ -6,11 +6,15 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from metal_supervisor.cli import keys, main
+from metal_supervisor.cli import changes, keys, main
 from metal_supervisor.gateway import access
+from metal_supervisor.settings.schema import Settings
+from metal_supervisor.state.directory import StateDir
+from tests.support.records import a_record
 
 
 def test_the_list_has_limits_and_never_a_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,3 +98,85 @@ def test_a_name_that_is_taken_is_told_as_that(tmp_path: Path, capsys: pytest.Cap
     assert main.main(command) == 1
     assert "there is a key called laptop already; remove it, or choose another name" in capsys.readouterr().err
     assert (tmp_path / "keys").read_text() == before
+
+
+SECRET = "sk-of-the-engine"
+ENGINE, GATEWAY = "http://127.0.0.1:18100/v1", "http://127.0.0.1:9100/v1"
+OWN, GIVEN = "$(m key show tiny --state-dir here)", "$METAL_SUPERVISOR_KEY"
+EXPORT = "export METAL_SUPERVISOR_KEY=$(m key add me --state-dir here)"
+CHAT = "m chat tiny --state-dir here"
+CHAT_WITH_OWN = f'METAL_SUPERVISOR_KEY="{OWN}" {CHAT}'
+
+
+def with_engine(state: StateDir, name: str, namespace: str, env: dict[str, str]) -> None:
+    """Write the record and the spec of an engine."""
+    spec_file = f"{namespace}.{name}.0123456789ab.json"
+    state.write_record(a_record(name, namespace, spec_file=spec_file))
+    state.write_spec(spec_file, json.dumps({"env": env}))
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
+    """A state directory with an engine that requires a key."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("METAL_SUPERVISOR_KEY", "METAL_SUPERVISOR_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    state = StateDir(tmp_path / "here")
+    state.create()
+    with_engine(state, "tiny", "default", {"LLAMA_API_KEY": f"{SECRET},other"})
+    return state
+
+
+@pytest.mark.parametrize(
+    ("base", "has_own", "settings_of_gateway", "before", "key", "after"),
+    [
+        (ENGINE, False, {}, [], "", CHAT),
+        (ENGINE, True, {}, [], OWN, CHAT_WITH_OWN),
+        (ENGINE, True, {"gateway_keys": "keys"}, [EXPORT], OWN, CHAT),
+        (ENGINE, False, {"gateway_keys": "keys"}, [EXPORT], "", CHAT),
+        (ENGINE, False, {"gateway": "off"}, [], "", CHAT),
+        (ENGINE, True, {"gateway": "off", "gateway_keys": "keys"}, [], OWN, CHAT_WITH_OWN),
+        (GATEWAY, False, {}, [], "", CHAT),
+        (GATEWAY, True, {}, [], OWN, CHAT_WITH_OWN),
+        (GATEWAY, True, {"gateway_keys": "keys"}, [EXPORT], GIVEN, CHAT),
+        (GATEWAY, True, {"gateway_keys_secret": "llm/keys"}, [], GIVEN, CHAT),
+    ],
+)
+def test_a_printed_command_reads_the_key_that_it_needs(
+    keyed: StateDir, base: str, has_own: bool, settings_of_gateway: dict[str, Any], before: list[str], key: str,
+    after: str,
+) -> None:  # fmt: skip
+    if not has_own:
+        with_engine(keyed, "tiny", "default", {})
+    settings = Settings(**{"state_dir": str(keyed.path), "gateway": "127.0.0.1:9100", **settings_of_gateway})
+    lines = changes.commands_for(settings, "tiny", base, "chat", "m")
+    header = f'-H "Authorization: Bearer {key}" ' if key else ""
+    body = '{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
+    assert lines == [*before, f"curl {base}/chat/completions {header}-d '{body}'", after]
+
+
+def test_a_key_that_is_exported_already_is_not_made_again(keyed: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METAL_SUPERVISOR_KEY", "ms-x")
+    settings = Settings(state_dir=str(keyed.path), gateway="127.0.0.1:9100", gateway_keys="keys")
+    lines = changes.commands_for(settings, "tiny", "", "chat", "m")
+    assert lines == [CHAT]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "out", "err"),
+    [
+        ("tiny", 0, f"{SECRET}\n", ""), ("default/tiny", 0, f"{SECRET}\n", ""),
+        ("none", 4, "", "no engine on this Mac requires a key for 'none'"),
+        ("open", 4, "", "no engine on this Mac requires a key for 'open'"),
+        ("twice", 1, "", "twice is the name of 2 services; name one: default/twice, other/twice"),
+    ],
+)  # fmt: skip
+def test_the_key_of_an_engine_is_shown_to_who_types_its_name(
+    keyed: StateDir, capsys: pytest.CaptureFixture[str], name: str, code: int, out: str, err: str
+) -> None:
+    with_engine(keyed, "open", "default", {})
+    for namespace in ("default", "other"):
+        with_engine(keyed, "twice", namespace, {"VLLM_API_KEY": SECRET})
+    assert main.main(["key", "show", name, "--state-dir", str(keyed.path)]) == code
+    told = capsys.readouterr()
+    assert told.out == out and err in told.err and (code == 0 or SECRET not in told.err)
