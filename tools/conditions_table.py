@@ -89,8 +89,8 @@ _OFF = Group("It is switched off", (METAL, AVAILABLE, EVENT), ("Stopped", "Suspe
            "`supervisorctl start NAMESPACE.NAME`, or change the spec"),
 ))  # fmt: skip
 _ENGINE = Group("The engine is in trouble", (METAL,), ("Creating", "Failed"), (
-    Reason("CrashLoopBackOff", "it does not stay up; the message has how it ended, its last line unless it was killed, "
-           "the next attempt",
+    Reason("CrashLoopBackOff", "it does not stay up; the message has how it ended, the line with the reason unless "
+           "it was killed, the next attempt",
            "`metal-supervisor logs NAMESPACE/NAME --previous`; an edit is tried at once"),
     Reason("Hung", "it answers nothing, and has done no work for `--hang-timeout`: it is restarted", _WAIT),
     Reason("Unresponsive", "it served, and does not answer now: no new requests are sent there",

@@ -14,8 +14,13 @@ from metal_supervisor.supervisord.exits import UNKNOWN
 
 LINES = 20
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
-USAGE = re.compile(r"usage\b|-|\s|to show", re.IGNORECASE)
-LLAMA_ERROR = re.compile(r"[0-9.]+ E ")
+ASIDE = re.compile(r"usage\b|-|\s|to show|#\d+ |\d+ +\S+ +0x|\S+\(\S*\+0x", re.IGNORECASE)
+"""Lines of a usage text, and stack frames as lldb, gdb, macOS and glibc print them."""
+LLAMA = re.compile(r"[0-9.]+ E |(?:clip|cmn|common|ggml|gguf|llama|main|mtmd|srv)\w*\b.*(?:error|fail|couldn't|unable)")
+"""Errors of llama.cpp: marked with E by newer releases, told by the function that reports them in others."""
+FINAL = re.compile(r"dyld(?:\[\d+\])?: |libc\+\+abi: |panic: |fatal error: |\s*what\(\): |.*GGML_ASSERT")
+"""Last words of a process that aborts: what follows are stack frames."""
+TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in"
 KILLED = re.compile(r"terminated by SIG(?!ABRT|BUS|FPE|ILL|PIPE|SEGV|SYS|TRAP|XCPU|XFSZ)")
 """Exits by a signal that comes from outside, of which the log does not tell why."""
 NO_CAUSE = re.compile(rf"{launch.SAYS}({launch.CRASHED}|engine pid \d+ {launch.ADOPTS})")
@@ -43,7 +48,7 @@ def last_lines(state: StateDir, program: str) -> list[str]:
 
 
 def cause(lines: Sequence[str], ended: str) -> str:
-    """The line of a log that best tells why its engine ended: the last that reports an error, else the last.
+    """The line of a log that best tells why its engine ended: an exception's, else the last error, else the last line.
 
     `ended`: its exit, as `Exits` tells it; "" is returned for an engine that was killed, or may have been, and reported
     no error.
@@ -53,14 +58,29 @@ def cause(lines: Sequence[str], ended: str) -> str:
     """
     if not lines or KILLED.match(ended):
         return ""
-    told = [index for index, line in enumerate(lines) if ERROR.search(line) and not USAGE.match(line)]
+    final = [*_exceptions(lines), *(index for index, line in enumerate(lines) if FINAL.match(line))]
+    if final:
+        return lines[max(final)].strip()[:300]
+    told = [index for index, line in enumerate(lines) if ERROR.search(line) and not ASIDE.match(line)]
     if ended == UNKNOWN and not told:
         return ""
     found = told[-1] if told else len(lines) - 1
-    chain = {index for index, line in enumerate(lines) if LLAMA_ERROR.match(line)}
+    chain = {index for index, line in enumerate(lines) if LLAMA.match(line)}
     while found in chain and chain & {found - 1, found - 2}:
         found = max(chain & {found - 1, found - 2})
     return lines[found][:300]
+
+
+def _exceptions(lines: Sequence[str]) -> list[int]:
+    """Indices of the lines that name the exceptions of Python's tracebacks.
+
+    Those that Python ignores, as in a finalizer, end nothing.
+    """
+    found = []
+    for index, line in enumerate(lines):
+        if TRACEBACK in line and not (index and lines[index - 1].startswith(IGNORED)):
+            found += [at for at in range(index + 1, len(lines)) if not lines[at].startswith(" ")][:1]
+    return found
 
 
 def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) -> str:
