@@ -83,8 +83,9 @@ def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple
         return "Stopped", "StoppedByHand", "stopped with supervisorctl; start it there, or change the spec"
     if record.warning and record.warning[0] == NO_METAL and not (observed and observed.pid):
         return "Failed", *record.warning
-    if observed and state in HELD:
-        phase = "Failed" if state == "FATAL" else "Creating"
+    failing = bool(observed and observed.failing)
+    phase = "Failed" if failing or state == "FATAL" else "Creating"
+    if observed and (state in HELD or (failing and not observed.hung)):
         if record.warning and record.warning[0] == PORT_IN_USE:
             return phase, *record.warning
         return phase, CRASH_LOOP, observed.message or "the engine does not stay up"
@@ -93,9 +94,9 @@ def _creating(record: Record, observed: Observed | None, leaving: bool) -> tuple
     if record.withdraw:
         return "Progressing", "Restarting", "the endpoint is withdrawn while the engine is replaced"
     if state == "STOPPING":
-        return "Creating", "Stopping", "the engine is ending"
+        return phase, "Stopping", "the engine is ending"
     if observed and observed.hung:
-        return "Creating", HUNG, f"{observed.hung}; it is being restarted"
+        return phase, HUNG, f"{observed.hung}; it is being restarted"
     if observed and observed.served:
         return "Creating", "Unresponsive", f"{observed.message}; it takes no new requests until it answers again"
     if observed is None or not (observed.pid or observed.message):

@@ -13,6 +13,7 @@ from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.exits import UNKNOWN
 
 LINES = 20
+AGAIN = "; next start at "
 ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|exception|terminat|denied", re.IGNORECASE)
 ASIDE = re.compile(r"usage\b|-|\s|to show|#\d+ |\d+ +\S+ +0x|\S+\(\S*\+0x", re.IGNORECASE)
 """Lines of a usage text, and stack frames as lldb, gdb, macOS and glibc print them."""
@@ -87,6 +88,10 @@ def why_down(state: StateDir, record: Record, note: RunNote | None, ended: str) 
     """Reason why an engine does not stay up: `ended`, any cause in its log, and the time of the next start."""
     lines = last_lines(state, record.program)
     due = record.retry_at or (note.not_before if note else 0.0)
-    again = f"next start at {utc(due)}" if due else ""
-    parts = ended, cause(lines, ended), again
-    return "; ".join(part for part in parts if part)
+    told = "; ".join(part for part in (ended, cause(lines, ended)) if part)
+    return f"{told}{AGAIN if told else AGAIN[2:]}{utc(due)}" if due else told
+
+
+def without_next_start(message: str) -> str:
+    """A message of `why_down`, for the time from that start on."""
+    return message.rpartition(AGAIN)[0] or message

@@ -142,7 +142,11 @@ class Observer:
         held = sharing.share(record, held, records.values())
         last_exit = self._last_exit(record, before, died, word)
         ready = bool(pid) and finding.ready and word != State.STOPPING.value
-        now, message = time.time(), self._message(look, finding, word)
+        served, now = bool(pid) and finding.served, time.time()
+        failing = "" if served else _failing(look, before, word)
+        message = self._message(look, finding, word)
+        if failing and word not in HELD and before is not None:
+            message = exit_messages.without_next_start(before.message)
         unplanned, counted_start = _starts(look.note, before, crashed, now)
         published = self.published(record.key)
         told = message if message.startswith(sharing.UNREACHABLE) else published.problem
@@ -163,10 +167,11 @@ class Observer:
             restarts=(before.restarts if before else 0) + unplanned,
             counted_start=counted_start,
             exits=exit_messages.exits(before, exit_messages.manner(last_exit, crashed) if died else ""),
-            wakes=self._wakes(before, record, bool(pid) and finding.served, now),
-            served=bool(pid) and finding.served,
+            wakes=self._wakes(before, record, served, now),
+            served=served,
             hung=finding.hung if pid else "",
             last_exit=last_exit,
+            failing=failing,
             confined=self._confined(look, records),
             published=told,
             memory_bytes=_charged(pid, held, before),
@@ -273,6 +278,18 @@ class Observer:
         known = before is not None and before.pid == observed.pid and before.served
         if observed.served and not known and row is not None and row.pid == observed.pid:
             self._counters.started(observed.program, max(0.0, now - row.start))
+
+
+def _failing(look: ServiceView, before: Observed | None, word: str) -> str:
+    """`Observed.failing` of an engine that does not serve."""
+    record, note = look.record, look.note
+    if record.verdict.standing is not Standing.RUN:
+        return ""
+    request = record.asked or record.spec_file or ""
+    refused = note is not None and note.refused not in ("", CRASH_LOOP)
+    if word == State.FATAL.value and not refused:
+        return request
+    return request if before is not None and before.failing == request else ""
 
 
 def _news(before: Observed | None, now: Observed, reserved_bytes: int) -> bytes | None:

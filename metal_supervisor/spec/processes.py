@@ -102,6 +102,8 @@ class Observed:
     """Unix time of the latest start that `restarts` knows of."""
     last_exit: str = ""
     """E.g. `exit status 1`, `terminated by SIGKILL`."""
+    failing: str = ""
+    """Request (`EngineRun.asked`) whose engine crashed until it was held, and has not served since; "" if none."""
     published: str = ""
     """Last failure to publish in the cluster, "" when in order."""
     busy: bool = False

@@ -103,6 +103,30 @@ def test_a_crash_loop_shows_its_restarts_and_not_those_of_its_launcher(tmp_path:
     assert sum(seen.exits.values()) == 8, "and ended eight times"
 
 
+def test_an_engine_that_was_held_is_failing_until_it_serves_or_another_spec_is_asked_for(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    asked = replace(RECORD, asked="first")
+    life.record = asked
+    assert not life.engine(1000, 1).failing and not life.look(State.BACKOFF, 0, 0).failing
+    held = life.look(State.FATAL, 0, 0)
+    assert held.failing == "first"
+    life.begin()  # a sidecar that has just started knows it, too
+    for state, pid in ((State.STARTING, 1001), (State.BACKOFF, 0), (State.STARTING, 1002), (State.EXITED, 0)):
+        seen = life.look(state, pid, pid)
+        assert seen.failing == "first" and seen.message == held.message, state
+    life.record = replace(RECORD, asked="second")
+    assert not life.look(State.STARTING, 1003, 1003).failing
+    life.look(State.FATAL, 0, 0)
+    life.quiet.found = ProbeFinding(True, "", True)
+    assert not life.look(State.RUNNING, 1004, 1004).failing
+
+
+def test_an_engine_that_its_launcher_refuses_is_not_failing(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.note = replace(life.note, refused="PortInUse")
+    assert not life.look(State.FATAL, 0, 0).failing
+
+
 @pytest.mark.parametrize("fronted", [False, True])
 def test_where_the_cluster_names_the_gateway_a_withdrawal_waits_for_no_write(tmp_path: Path, fronted: bool) -> None:
     life = Life(tmp_path)

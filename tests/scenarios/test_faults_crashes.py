@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -35,7 +36,8 @@ from tests.support.engines import (
 )
 from tests.support.faults import Figure, fault
 from tests.support.own_logs import logged
-from tests.support.system import System, eventually, kill, service
+from tests.support.system import ISVC, System, eventually, kill, service
+from tests.support.transitions import Transitions
 
 ELF_S390 = b"\x7fELF\x02\x02\x01" + bytes(9) + struct.pack(">HHI", 2, 22, 1) + bytes(200)
 
@@ -254,6 +256,19 @@ def test_an_engine_that_exits_at_once_is_held_with_its_exit_status_and_its_last_
     assert re.search(last, events(system, "hasty")["CrashLoopBackOff"])
     assert system.observe("hasty")["lastExit"] == "exit status 1"
     gone(system, "hasty")
+
+
+def test_a_crash_loop_is_failed_from_when_it_is_held_until_its_new_spec_serves(system: System) -> None:
+    """Each edition of its status counts, those of the moments in which it is started again included."""
+    seen = Transitions(system, ISVC, lambda item: str((item.get("status") or {}).get("phase")))
+    system.apply(service("looping", flashAttention=False, cacheTypeV="q8_0"))
+    eventually(lambda: 3 in holds(system, "looping"), 60, "a third start")
+    eventually(lambda: state(system, "looping") is State.FATAL, 30, "it to be held after that")
+    system.apply(service("looping"))
+    system.ready("looping")
+    phases = [phase for phase, _ in itertools.groupby(told for _, told in seen.end()["looping"])]
+    assert phases.count("Failed") == 1 and phases[-1] == "Ready", phases
+    gone(system, "looping")
 
 
 @fault(

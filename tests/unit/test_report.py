@@ -123,6 +123,16 @@ def test_an_engine_that_does_not_stay_up_is_a_crash_loop_with_its_last_words(sta
     assert report(record(), replace(observed, message="")).message
 
 
+@pytest.mark.parametrize("state", ["STARTING", "RUNNING", "BACKOFF", "FATAL", "EXITED", "STOPPING"])
+@pytest.mark.parametrize("hung", ["", "it does not answer"])
+def test_a_crash_loop_is_failed_whatever_its_process_does(state: str, hung: str) -> None:
+    observed = replace(LOADING, state=state, message="exit status 1; bad magic", failing="asked", hung=hung)
+    told = report(record(), observed)
+    assert told.phase == "Failed" and not told.ready
+    assert hung or (told.reason, told.message) == ("CrashLoopBackOff", "exit status 1; bad magic")
+    assert report(record(), replace(observed, ready=True, served=True, failing="", hung="")).phase == "Ready"
+
+
 def test_a_taken_port_has_its_own_reason_and_words_of_an_engine_do_not_make_one() -> None:
     observed = replace(LOADING, pid=0, state="FATAL", message="something cannot be bound")
     told = report(record(warning=("PortInUse", "port 1 belongs to somebody else")), observed)
