@@ -73,7 +73,8 @@ class ChangePrinter:
     def print_states(self, directory: StateDir, settings: Settings) -> None:
         """Print the services whose state is another than at the last call."""
         # Files are replaced, never edited in place: each change shows in the time of their directory.
-        written = [(directory.path / name).stat().st_mtime_ns for name in ("records", "observed")]
+        decided = self._has_decided(directory)
+        written = [decided, *((directory.path / name).stat().st_mtime_ns for name in ("records", "observed"))]
         if written == self._written:
             return
         # Two changes within a tick of the file system's clock have one time, so a time just past is not relied upon.
@@ -83,6 +84,8 @@ class ChangePrinter:
         seen = set()
         for program, record in records.items():
             seen.add(record.key)
+            if not decided and record.verdict.standing in (Standing.WAIT, Standing.FAILED):
+                continue  # decided in an earlier run, perhaps by other settings
             told = report(record, observed.get(program))
             gone = record.verdict.standing is Standing.REMOVING
             phase, text = ("Stopping", "deleted") if gone else (told.phase, told.message)
@@ -105,6 +108,12 @@ class ChangePrinter:
         for key in self._phases.keys() - seen:
             del self._phases[key]
             self.tell(".".join(key), "Gone", "")
+
+    def _has_decided(self, directory: StateDir) -> bool:
+        """True once the controller of this run has decided on all services, or takes long to."""
+        told = directory.report(CONTROLLER_REPORT)
+        synced = mapping(told, "cluster").get("synced") is True and processes.has_written(told)
+        return synced or time.monotonic() - self._started_at > HINT_AFTER_S
 
     def print_advice(self, directory: StateDir) -> None:
         """Print the controller's advice about the cluster, and the gateway's problem, whenever they change."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from metal_supervisor import launch
+from metal_supervisor.cli.services import is_up
 from metal_supervisor.cli.terminal import FAILED, OK, USAGE, CommandError
 from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import machine
@@ -34,10 +36,11 @@ from metal_supervisor.runtimes.runtime import Binary, Place
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS, Bad
 from metal_supervisor.spec.gguf import BadGguf
+from metal_supervisor.spec.processes import RunNote
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import Artifact, canonical, library_model, shown, without_quantization
 from metal_supervisor.spec.terminal_text import printable
-from metal_supervisor.spec.types import Endpoint, Model, Service, Standing
+from metal_supervisor.spec.types import Endpoint, Model, Service
 from metal_supervisor.state.directory import StateDir
 
 MLX_BITS: Mapping[str, int | None] = {"f16": None, "bf16": None, "q8_0": 8, "q4_0": 4}
@@ -182,14 +185,22 @@ def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[
 
 
 def _running(settings: Settings) -> dict[str, int]:
-    """Bytes that each engine that runs or starts on this Mac counts for, by name."""
+    """Bytes that each engine that runs or starts on this Mac counts for, by name.
+
+    Of a system that is stopped, only engines that outlived it; of one that runs, none that was stopped by hand.
+    """
     state = StateDir(settings.state_path)
-    seen = state.observations()
+    seen, notes, up = state.observations(), state.run_notes(), is_up(state)
     return {
         "/".join(record.key): max(record.reserved_bytes, seen[name].memory_bytes if name in seen else 0)
         for name, record in state.records()[0].items()
-        if record.verdict.standing is Standing.RUN
+        if _lives(notes.get(name)) or (up and record.runs and not record.stopped_by_hand)
     }
+
+
+def _lives(note: RunNote | None) -> bool:
+    """True if the engine of a note is still up."""
+    return note is not None and note.pid > 0 and launch.start_time(note.pid) == note.started
 
 
 def _shown_running(running: Mapping[str, int]) -> str:

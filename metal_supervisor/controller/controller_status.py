@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -169,6 +170,7 @@ class ControllerStatus:
         newest = next((each.history.newest for each in watches), "")
         counted = {
             "at": snapshot.now,
+            "pid": os.getpid(),
             "cluster": {**body["cluster"], "requests": self._kube.requests, "newest": newest},
             "passes": self._passes.as_json(),
         }

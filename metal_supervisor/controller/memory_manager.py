@@ -78,11 +78,16 @@ class Memory:
         return self.watchdog.budget
 
     @property
+    def _left_bytes(self) -> int:
+        """Bytes left of the present budget, which may be another than that of the last pass."""
+        return self.budget.bytes - self.ledger.charged_bytes
+
+    @property
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
         budget, ledger = self.budget, self.ledger
         return Room(
-            budget.total_bytes, budget.bytes, ledger.left_bytes, ledger.charged, self._settings.limits.memory
+            budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, self._settings.limits.memory
         )
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
@@ -275,7 +280,7 @@ class Memory:
             "budget": self.budget.bytes,
             "because": self.budget.explain(),
             "charged": self.ledger.charged_bytes,
-            "left": self.ledger.left_bytes,
+            "left": self._left_bytes,
             "waiting": sum(bool(each.position) for each in self.ledger.decisions.values()),
             "pressure": level.value if level else "Unknown",
             "why": self._seen.watch.why,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from range_server import Web, serving
 
+from metal_supervisor import launch
 from metal_supervisor.cli import main
 from metal_supervisor.cli.fit import _argv
 from metal_supervisor.cli.serve import Serve
@@ -78,12 +80,24 @@ class Shell:
         assert isinstance(found, dict)
         return found
 
-    def runs(self, name: str, reserved: int, measured: int = 0, standing: Standing = Standing.RUN) -> None:
+    def runs(
+        self, name: str, reserved: int, measured: int = 0, standing: Standing = Standing.RUN, by_hand: bool = False,
+        pid: int = 0,
+    ) -> None:  # fmt: skip
+        """Write what a system has on file of an engine. `by_hand`: it was stopped so; `pid`: of its process."""
         self.state.create()
         program = f"default.{name}"
+        spec_file = f"{program}.0123456789ab.json" if standing is Standing.RUN else None
         verdict = Verdict(standing, "", "", 0.0)
-        record = a_record(name, program=program, model="m", verdict=verdict, endpoint=None)
-        self.state.write_record(replace(record, reserved_bytes=reserved))
+        record = a_record(name, program=program, model="m", verdict=verdict, endpoint=None, spec_file=spec_file)
+        self.state.write_record(replace(record, reserved_bytes=reserved, stopped_by_hand=by_hand))
+        if pid:
+            note = {
+                "format": 1, "pid": pid, "launcher_pid": pid, "started": launch.start_time(pid),
+                "spec": f"{program}.0123456789ab.json", "starts": [], "not_before": 0.0, "refused": "",
+                "refused_message": "",
+            }  # fmt: skip
+            self.state.note_path(program).write_text(json.dumps(note))
         if measured:
             self.state.write_observed(Observed(program, 1, True, 0.0, "RUNNING", memory_bytes=measured))
 
@@ -91,6 +105,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setattr("metal_supervisor.host.machine.memory_bytes", lambda: TOTAL)
+    monkeypatch.setattr("metal_supervisor.cli.fit.is_up", lambda _state: True)
     return Shell(tmp_path / "state", capsys)
 
 
@@ -130,6 +145,22 @@ def test_what_runs_now_counts_by_what_was_reserved_or_measured(shell: Shell, mod
     said = shell.fit(models / "tiny.gguf")
     assert said.lines[3] == "running  9.0 GiB: default/b 5.0 GiB, default/a 4.0 GiB"
     assert said.code == 0
+
+
+def test_an_engine_that_was_stopped_counts_until_it_has_ended(shell: Shell, models: Path) -> None:
+    shell.runs("stopped", 8 * GIB, by_hand=True)
+    shell.runs("ending", 2 * GIB, by_hand=True, pid=os.getpid())
+    shell.runs("scaled", 1 * GIB, standing=Standing.STOPPED, pid=os.getpid())
+    assert shell.json(models / "tiny.gguf")["running"] == {"default/ending": 2 * GIB, "default/scaled": 1 * GIB}
+
+
+def test_of_a_system_that_is_stopped_only_engines_that_outlived_it_count(
+    shell: Shell, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metal_supervisor.cli.fit.is_up", lambda _state: False)
+    shell.runs("gone", 8 * GIB, 8 * GIB)
+    shell.runs("left", 2 * GIB, pid=os.getpid())
+    assert shell.json(models / "tiny.gguf")["running"] == {"default/left": 2 * GIB}
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would(shell: Shell, models: Path) -> None:

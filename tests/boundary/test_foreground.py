@@ -27,7 +27,8 @@ from metal_supervisor.cli.serve import Serve, ServeOrder
 from metal_supervisor.install import checks
 from metal_supervisor.settings.loader import Overrides, Settings, save_overrides
 from metal_supervisor.spec.processes import Observed
-from metal_supervisor.spec.types import Endpoint
+from metal_supervisor.spec.record import Verdict
+from metal_supervisor.spec.types import Endpoint, Standing
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
@@ -112,6 +113,24 @@ def test_what_the_run_before_left_behind_is_not_told_as_news(state: StateDir) ->
         state.write_observed(Observed("default.tiny", 7, ready, 1.0, word))
         run.printer.print_states(state, run.settings)
     assert "Ready" in out.getvalue() and "the engine is ending" in out.getvalue()
+
+
+@pytest.mark.parametrize("standing", [Standing.WAIT, Standing.FAILED])
+def test_what_the_run_before_decided_is_told_once_it_is_decided_again(state: StateDir, standing: Standing) -> None:
+    """Its message may name a budget that has changed since."""
+
+    def decided(text: str, pid: int, synced: bool) -> str:
+        state.write_record(replace(RECORD, verdict=Verdict(standing, "InsufficientMemory", text, 0.0)))
+        told = {"pid": pid, "at": time.time(), "cluster": {"synced": synced}}
+        write_atomic(state.path / CONTROLLER_REPORT, json.dumps(told))
+        run.printer.print_states(state, run.settings)
+        return out.getvalue()
+
+    run, out = shown(Settings())
+    assert decided("28 GiB left", 1 << 22, synced=True) == ""
+    assert decided("28 GiB left", os.getpid(), synced=False) == ""
+    assert "14 GiB left" in decided("14 GiB left", os.getpid(), synced=True)
+    assert "28 GiB" not in out.getvalue()
 
 
 def test_a_model_of_embeddings_is_tried_with_a_request_that_it_can_answer(state: StateDir) -> None:

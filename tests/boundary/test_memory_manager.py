@@ -47,6 +47,14 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
     assert charged(11, 20 * GIB) == 20 * GIB
 
 
+def test_what_is_left_is_of_the_budget_as_it_is_now(tmp_path: Path) -> None:
+    """An administrator may raise Metal's wired limit while engines run."""
+    memory = Memory(Settings(), StateDir(tmp_path), lambda: None)
+    budget, raised = memory.budget, memory.budget.bytes + GIB
+    memory.watchdog.budget = replace(budget, bytes=raised)
+    assert (memory.room.budget, memory.room.left, memory.said()["left"]) == (raised, raised, raised)
+
+
 def test_no_engine_is_evicted_before_one_that_has_just_come_up_was_asked_whether_it_is_busy(tmp_path: Path) -> None:
     memory = Memory(Settings(eviction_enabled=True), StateDir(tmp_path), lambda: None)
     now, programs_of = time.monotonic(), ("default.large", "default.small")
