@@ -132,6 +132,9 @@ class ChangePrinter:
             tool[name] = name if found else shown(beside / name)
         lines = []
         if "system" in new:
+            if settings.embedded:
+                here = "" if all(name == each for name, each in tool.items()) else beside
+                lines.append(export_line(directory.path / "kubeconfig", here))
             lines.append(f"{tool['supervisorctl']} -c {conf} status")
             if settings.embedded:
                 lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
@@ -157,6 +160,12 @@ def shown(path: Path) -> str:
     with contextlib.suppress(ValueError, OSError):  # the current directory may have been removed
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
+
+
+def export_line(kubeconfig: Path, programs: Path | str) -> str:
+    """The line for a shell (sh, bash, zsh, fish) after which kubectl, and the programs there, need no path."""
+    line = f"export KUBECONFIG={shlex.quote(str(kubeconfig))}"
+    return f'{line} PATH={shlex.quote(str(programs))}:"$PATH"' if programs else line
 
 
 def state_flag(state: Path) -> str:
