@@ -142,6 +142,9 @@ class ChangePrinter:
             tool[name] = name if found else shown(beside / name)
         lines = []
         if "system" in new:
+            if settings.embedded:
+                here = "" if all(name == each for name, each in tool.items()) else beside
+                lines.append(export_line(directory.path / "kubeconfig", here))
             lines.append(f"{tool['supervisorctl']} -c {conf} status")
             if settings.embedded:
                 lines.append(f"{tool['kubectl']} --kubeconfig {kubeconfig} get isvc,models,svc,endpointslices")
@@ -193,6 +196,12 @@ def commands_for(
     if at_gateway != own and settings.gateway_keys and KEY_VARIABLE not in os.environ:
         lines.insert(0, f"export {KEY_VARIABLE}=$({tool} key add me{flag})")
     return lines
+
+
+def export_line(kubeconfig: Path, programs: Path | str) -> str:
+    """The line for a shell (sh, bash, zsh, fish) after which kubectl, and the programs there, need no path."""
+    line = f"export KUBECONFIG={shlex.quote(str(kubeconfig))}"
+    return f'{line} PATH={shlex.quote(str(programs))}:"$PATH"' if programs else line
 
 
 def state_flag(state: Path) -> str:

@@ -44,28 +44,31 @@ def marked(state: Path) -> dict[int, str]:
 def supervisord_of(state: Path) -> int:
     """Pid of a supervisord of any release that was started on this state directory, 0 without one."""
     here = launch.identity(str(state))
-    return next((pid for pid, directory in _supervisords() if launch.identity(str(directory)) == here), 0)
+    return next((each.pid for each, directory in _supervisords() if launch.identity(str(directory)) == here), 0)
 
 
 def systems() -> list[Path]:
-    """State directories in which a supervisord of this user runs, of any release, by the process table."""
-    found = []
-    for pid, directory in _supervisords():
+    """State directories in which a supervisord of this user runs, of any release, by the process table.
+
+    One with another home directory has other defaults, and is left out.
+    """
+    found, home = [], os.environ.get("HOME")
+    for process, directory in _supervisords():
         with contextlib.suppress(Exception):  # as below
-            noted = (directory / "supervisord.pid").read_text("utf-8").strip()
-            if psutil.Process(pid).uids().real == os.getuid() and noted == str(pid):
+            own = process.uids().real == os.getuid() and process.environ().get("HOME", home) == home
+            if own and (directory / "supervisord.pid").read_text("utf-8").strip() == str(process.pid):
                 found.append(directory.resolve())
     return sorted(found)
 
 
-def _supervisords() -> Iterator[tuple[int, Path]]:
-    """(pid, state directory) of each supervisord of metal-supervisor."""
+def _supervisords() -> Iterator[tuple[psutil.Process, Path]]:
+    """Each supervisord of metal-supervisor, with its state directory."""
     for process in _processes():
         with contextlib.suppress(Exception):  # as below
             argv = process.cmdline()
             conf = Path(argv[-1])
             if conf.name == "supervisord.conf" and any(word.startswith("metal_supervisor.") for word in argv):
-                yield process.pid, conf.parent
+                yield process, conf.parent
 
 
 def _processes() -> Iterator[psutil.Process]:

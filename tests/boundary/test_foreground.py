@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -162,6 +163,17 @@ def test_a_path_can_be_copied_into_a_shell(tmp_path: Path, monkeypatch: pytest.M
     for path in (tmp_path / name, tmp_path.parent / name):
         read = subprocess.run(["sh", "-c", f"printf %s {changes.shown(path)}"], capture_output=True, text=True)
         assert Path(read.stdout).absolute() == path
+
+
+@pytest.mark.parametrize("name", ["plain", "with some spaces", "'quote'", "a;b", "$HOME"])
+@pytest.mark.parametrize("shell", [each for each in ("sh", "bash", "zsh", "fish") if shutil.which(each)])
+def test_one_line_gives_a_shell_the_kubeconfig_and_the_programs(tmp_path: Path, name: str, shell: str) -> None:
+    programs, kubeconfig = tmp_path / name / "bin", tmp_path / name / "kubeconfig"
+    programs.mkdir(parents=True)
+    (programs / "ours").symlink_to("/bin/echo")
+    line = changes.export_line(kubeconfig, programs)
+    read = subprocess.run([shell, "-c", f'{line}; ours "$KUBECONFIG"; env true'], capture_output=True, text=True)
+    assert (read.stdout, read.stderr, read.returncode) == (f"{kubeconfig}\n", "", 0)
 
 
 def test_a_gateway_that_must_not_listen_is_not_told_with_a_url(state: StateDir) -> None:

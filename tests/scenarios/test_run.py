@@ -195,7 +195,9 @@ def test_a_killed_run_leaves_the_models_serving_and_the_next_one_joins_them(syst
     assert system.processes() == []
 
 
-def test_a_running_system_is_in_the_process_table_and_a_stopped_one_is_not(system: System) -> None:
+def test_a_running_system_is_in_the_process_table_and_a_stopped_one_is_not(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = system.state.resolve()
     pid_file = system.state / "supervisord.pid"
     assert here in systems()
@@ -203,6 +205,9 @@ def test_a_running_system_is_in_the_process_table_and_a_stopped_one_is_not(syste
     pid_file.write_text("1\n")
     assert here not in systems(), "the process is of a directory that was replaced by another"
     pid_file.write_text(noted)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("HOME", str(system.base))
+        assert here not in systems()
     assert system.stop() == 0
     assert here not in systems()
 
@@ -259,6 +264,10 @@ def test_make_run_in_this_checkout_shows_a_model_ready_and_stops_on_a_signal(tmp
     with mac_whole.make_run(copy, copy, environ) as system:
         assert "inferenceservice.inference.llmkube.dev/tiny created" in system.said()
         eventually(lambda: ".venv/bin/supervisorctl -c .run/supervisord.conf status" in system.said(), what="the hints")
+        (line,) = [each for each in system.said().splitlines() if "export KUBECONFIG=" in each]
+        typed = f"{line.replace('try', '', 1)}; kubectl get isvc tiny && metal-supervisor version"
+        done = subprocess.run(["sh", "-c", typed], cwd="/", env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and {"tiny", "metal-supervisor"} <= set(done.stdout.split()), done
         assert mac_whole.answers(system)
         # What a hosted Mac goes through, as far as it goes here.
         assert {"controller", "sidecar", "supervisord", "the engine"} <= set(mac_whole.killed(system))

@@ -57,7 +57,8 @@ beside its weights, up to 2 GiB are a prompt cache, and most of the rest grows w
 kubectl apply -f conf/examples/16gb/qwen3-8b.yaml
 ```
 
-Without a checkout, `metal-supervisor serve qwen3-8b` does the same. Several fit one Mac as long as their sum does;
+With `make run`, paste its `export` line first. Without a checkout, `metal-supervisor serve qwen3-8b` does the same.
+Several fit one Mac as long as their sum does;
 what has no room waits, and its condition says for whom. With `metal-supervisor.io/on-demand` they take turns
 ([on-demand.md](on-demand.md)). A model of a larger Mac's list may fit yours with less context.
 """

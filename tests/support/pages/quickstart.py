@@ -120,7 +120,8 @@ def lap(base: Path, settings: Mapping[str, str]) -> Lap:
 def shown(base: Path, text: str) -> str:
     """The terminal's text without the way its lines end, and with the home directory as `~`."""
     plain = text.replace("\r\n", "\n").replace("^C", "^C\n").replace(str(base), "~")
-    plain = plain.replace(str(Path(sys.executable).parent) + "/", "")
+    programs = Path(sys.executable).parent  # a reader has them on the PATH
+    plain = plain.replace(f' PATH={programs}:"$PATH"', "").replace(f"{programs}/", "")
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", plain).strip("\n")
 
 
