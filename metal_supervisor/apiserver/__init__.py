@@ -46,7 +46,9 @@ apply while a CRD is deleted    creates what goes with the rest     405, as a PO
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
-Service ClusterIPs, nodePorts   chosen at random                    the first that is free
+Service ClusterIPs              chosen at random                    the first that is free
+Services of other types         node ports are chosen, fields that  are stored as sent
+                                do not go together refused
 status of a Service             only load balancers have ingress    not checked
 Pods and all other kinds        yes                                 404: they don't exist here
 ==============================  ==================================  ============================================
