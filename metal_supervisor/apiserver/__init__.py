@@ -22,8 +22,9 @@ warnings                        also for FQDN slices, finalizers    for unknown 
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background
 `orphanDependents`              an old form of a policy             400
-`limit=-1`, get with a version  no limit; waits, then 504           400; ignored
-Exact lists of the past         any that etcd still has             those that its history reaches back to
+chunks of lists, exact lists    any version that etcd still has     410 Expired once the objects have changed
+get with a version              waits, then 504                     ignored
+`as=PartialObjectMetadata`      metadata alone                      whole objects
 watch from a future version     stays open without events           410 Expired
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
