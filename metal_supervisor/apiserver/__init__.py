@@ -34,7 +34,8 @@ objects whose owner goes with   are collected                       stay, until 
 its CRD
 EndpointSlices and Events       more than types is checked          only the types, and immutable `addressType`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
-strategic patches               with `$retainKeys`                  without: no kind here has fields for it
+strategic patches               all directives; new items come      those of kubectl, which orders all items; without
+                                first in a list                     that order new ones come last, `replace` is refused
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
