@@ -22,8 +22,9 @@ warnings                        also for FQDN slices, finalizers    for unknown 
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background
 `orphanDependents`              an old form of a policy             400
-`limit=-1`, get with a version  no limit; waits, then 504           400; ignored
-Exact lists of the past         any that etcd still has             those that its history reaches back to
+chunks of lists, exact lists    any version that etcd still has     410 Expired once the objects have changed
+get with a version              waits, then 504                     ignored
+`as=PartialObjectMetadata`      metadata alone                      whole objects
 watch from a future version     stays open without events           410 Expired
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
@@ -33,7 +34,8 @@ objects whose owner goes with   are collected                       stay, until 
 its CRD
 EndpointSlices and Events       more than types is checked          only the types, and immutable `addressType`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
-strategic patches               with `$retainKeys`                  without: no kind here has fields for it
+strategic patches               all directives; new items come      those of kubectl, which orders all items; without
+                                first in a list                     that order new ones come last, `replace` is refused
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
 preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
@@ -46,7 +48,9 @@ apply while a CRD is deleted    creates what goes with the rest     405, as a PO
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
-Service ClusterIPs, nodePorts   chosen at random                    the first that is free
+Service ClusterIPs              chosen at random                    the first that is free
+Services of other types         node ports are chosen, fields that  are stored as sent
+                                do not go together refused
 status of a Service             only load balancers have ingress    not checked
 Pods and all other kinds        yes                                 404: they don't exist here
 ==============================  ==================================  ============================================

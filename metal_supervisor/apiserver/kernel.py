@@ -14,7 +14,7 @@ from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
-from .reads import Form, Watcher, flag, form_of, list_objects, selected, selection
+from .reads import Watcher, as_shown, flag, list_objects, selected, selection, shown_list, table_of
 from .resources import DEFINITIONS, SERVICES, DeleteOptions, Registry, RequestTarget, WriteOptions
 from .schema import mistyped, settle
 from .schemas import DELETE_OPTIONS
@@ -175,23 +175,23 @@ class Kernel:
 
     def _resource(self, request: Request, target: RequestTarget) -> Response | Stream:
         verb, resource = verb_of(request, target), target.resource
-        form = form_of(request.headers.get("accept", ""), request.query)
+        table = table_of(request.headers.get("accept", ""), request.query)
         if verb == "watch":
-            subscription = self.watcher.open(target, request.query, form)
+            subscription = self.watcher.open(target, request.query, table)
             return Stream(subscription.run, partial(self.watcher.close, subscription))
         if resource.kind in _REVIEWS and not resource.custom:
             return Response(201, encode({**_object(request), "status": _REVIEWS[resource.kind]}))
         if verb == "list":
-            return Response(200, encode(list_objects(self.store, target, request.query, form)))
+            return Response(200, encode(list_objects(self.store, target, request.query, table)))
         if verb == "get":
             obj = resource.view(target.stored(self.store))
-            shown = scale_of(resource, obj) if target.subresource == "scale" else form.one(resource, obj)
-            return Response(200, encode(shown))
+            body = scale_of(resource, obj) if target.subresource == "scale" else as_shown(resource, obj, table)
+            return Response(200, encode(body))
         if verb in ("delete", "deletecollection"):
             return self._delete(request, target)
-        return self._write(request, target, form)
+        return self._write(request, target, table)
 
-    def _write(self, request: Request, target: RequestTarget, form: Form) -> Response:
+    def _write(self, request: Request, target: RequestTarget, table: str) -> Response:
         options = write_options(request)
         if request.method == "POST":
             outcome = self.writer.create(target, _object(request), options)
@@ -199,7 +199,7 @@ class Kernel:
             outcome = self.writer.update(target, _object(request), options)
         else:
             outcome = self.writer.patch(target, request.content_type, decode_body(request.body), options)
-        body = outcome.obj if target.subresource == "scale" else form.one(target.resource, outcome.obj)
+        body = outcome.obj if target.subresource == "scale" else as_shown(target.resource, outcome.obj, table)
         return Response(201 if outcome.created else 200, encode(body), warnings=outcome.warnings)
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
@@ -208,7 +208,7 @@ class Kernel:
             last, gone = self.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
             if not gone or target.resource.storage_key == SERVICES:
-                return Response(200, encode(Form().one(target.resource, last)))
+                return Response(200, encode(target.resource.outgoing(last)))
             deleted = errors.about(target.resource.group, target.resource.plural, target.name)
             details = {**deleted, "uid": last["metadata"]["uid"]}
             status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
@@ -221,8 +221,8 @@ class Kernel:
                     own = obj["metadata"]
                     one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
                     self.collector.delete(one, each)
-            metadata = {"resourceVersion": str(self.store.version)}
-        return Response(200, encode(Form().many(target.resource, chosen, metadata)))
+            version = self.store.version
+        return Response(200, encode(shown_list(target.resource, chosen, version)))
 
 
 def _object(request: Request) -> Json:

@@ -1,7 +1,8 @@
 """The three patch formats that are not apply: merge, JSON and strategic merge.
 
-Strategic merge is merge patch plus knowledge of lists: items with a merge key are matched by it, and
-`$patch`, `$setElementOrder/…` and `$deleteFromPrimitiveList/…` are directives, not data.
+Strategic merge is merge patch plus knowledge of lists: items with a merge key are matched by it, and of the
+directives those are understood that kubectl writes: `$setElementOrder/…`, `$deleteFromPrimitiveList/…`, and
+`$patch: delete` of an item.
 """
 
 from __future__ import annotations
@@ -150,11 +151,8 @@ def strategic_patch(schema: Json, target: Any, patch: Any) -> Any:
     """Strategic merge patch, with merge keys from the schema."""
     if not isinstance(patch, dict):
         return clone(patch)
-    directive = patch.get("$patch")
-    if directive == "delete":
-        return {}
-    if directive == "replace":
-        return {name: clone(value) for name, value in patch.items() if name != "$patch"}
+    if "$patch" in patch:
+        raise bad_request("error decoding patch: $patch may only delete an item of a list; use a merge patch")
     merged = dict(target) if isinstance(target, dict) else {}
     # A directive about a list is `$directive/field`, and may come without the field itself.
     for name in dict.fromkeys(name.partition("/")[2] if name.startswith("$") else name for name in patch):
@@ -178,8 +176,6 @@ def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order
     key: str | None = schema.get("x-kubernetes-patch-merge-key")
     if not key and schema.get("x-kubernetes-list-type") != "set" and patch is not None:
         return [clone(item) for item in patch]
-    if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch or ()):
-        return [clone(item) for item in patch or () if isinstance(item, dict) and "$patch" not in item]
     merged = list(current)
     for item in patch or ():
         if not key:
@@ -187,16 +183,18 @@ def _merge_list(schema: Json, current: list[Any], patch: list[Any] | None, order
             continue
         if not isinstance(item, dict) or key not in item:
             raise ApiError(500, "", f"an item of a list does not contain declared merge key: {key}")
-        place = next((n for n, old in enumerate(merged) if _identity(old, key) == item[key]), None)
-        if item.get("$patch") == "delete":
-            if place is not None:
-                del merged[place]
-        elif place is None:
-            merged.append({name: clone(value) for name, value in item.items() if not name.startswith("$")})
-        else:
-            merged[place] = strategic_patch(schema.get("items") or {}, merged[place], item)
-    named = listed(order) or (patch if key else None) or []
-    return _in_order(merged, key, current, [_identity(item, key) for item in named])
+        # Two items may share the merge key, as ports of two protocols do; the first of them is meant.
+        place = next((n for n, old in enumerate(merged) if _identity(old, key) == item[key]), len(merged))
+        found = merged[place] if place < len(merged) else {}
+        deleted = item.get("$patch") == "delete"
+        merged[place : place + 1] = [] if deleted else [strategic_patch(schema.get("items") or {}, found, item)]
+    named = [_identity(item, key) for item in listed(order)]
+
+    def rank(item: Any) -> int:
+        identity = _identity(item, key)
+        return named.index(identity) if identity in named else len(named)
+
+    return sorted(merged, key=rank)
 
 
 def _identity(item: Any, key: str | None) -> Any:
@@ -204,17 +202,3 @@ def _identity(item: Any, key: str | None) -> Any:
     if key is None:
         return item
     return item.get(key) if isinstance(item, dict) else None
-
-
-def _in_order(merged: list[Any], key: str | None, current: list[Any], named: list[Any]) -> list[Any]:
-    """Items in the real server's order: the named ones as named, new ones before the others, which keep their order."""
-    before = [_identity(item, key) for item in current]
-    theirs = [item for item in merged if _identity(item, key) not in named]
-    ours = [item for item in merged if _identity(item, key) in named]
-    ours.sort(key=lambda item: named.index(_identity(item, key)))
-    ordered: list[Any] = []
-    while ours and theirs:
-        name, other = _identity(ours[0], key), _identity(theirs[0], key)
-        later = name in before and other in before and before.index(name) > before.index(other)
-        ordered.append((theirs if later else ours).pop(0))
-    return ordered + ours + theirs

@@ -6,14 +6,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from . import errors, tables
 from .codec import dig, encode, section, whole_number
 from .errors import ApiError, Json
 from .metadata import label_problems
-from .resources import Registry, RequestTarget, Resource, partial_metadata
+from .resources import Registry, RequestTarget, Resource
 from .storage import ObjectStore, StoredChange
 
 Test: TypeAlias = Callable[[Json], bool]
@@ -22,49 +21,42 @@ _BETWEEN_TERMS = re.compile(r",(?![^()]*\))")
 """A comma that is not inside parentheses."""
 _SET_TERM = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _EQUALITY_TERM = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
-_FORMS = {"Table": "table", "PartialObjectMetadata": "partial", "PartialObjectMetadataList": "partial"}
 
 
-@dataclass(frozen=True)
-class Form:
-    """The form in which a client wants objects."""
-
-    kind: str = "object"
-    """`object`, `table` or `partial`."""
-    include: str = "Metadata"
-    """For tables: how much of each object is included."""
-
-    def one(self, resource: Resource, obj: Json, *, header: bool = True) -> Json:
-        """A single object in this form."""
-        if self.kind == "table":
-            metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-            return tables.table(resource, [obj], metadata, include=self.include, header=header)
-        return partial_metadata(obj) if self.kind == "partial" else resource.outgoing(obj)
-
-    def many(self, resource: Resource, objects: list[Json], metadata: Json) -> Json:
-        """A list of objects in this form."""
-        if self.kind == "table":
-            return tables.table(resource, objects, metadata, include=self.include, header=True)
-        kind, version = resource.list_kind or f"{resource.kind}List", resource.group_version
-        if self.kind == "partial":
-            kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
-        items = [self.one(resource, obj) for obj in objects]
-        if self.kind == "object" and resource.custom:
-            metadata.setdefault("continue", "")
-        elif self.kind == "object":
-            # The items of a typed list don't repeat its apiVersion and kind.
-            items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
-        return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": items}
+# A client has objects as they are, or as a table: then `table` is how much of each object its row has (`Metadata` or
+# `Object`), and otherwise "".
 
 
-def form_of(accept: str, query: Mapping[str, str]) -> Form:
-    """The first form in an Accept header that is supported; JSON if none is (protobuf is not)."""
+def table_of(accept: str, query: Mapping[str, str]) -> str:
+    """The `table` that the first supported offer of an Accept header means; JSON without one (protobuf is not)."""
     for offer in accept.split(","):
         media, *parameters = [part.strip() for part in offer.split(";")]
         if media in ("application/json", "*/*", "application/*"):
-            wanted = dict(part.partition("=")[::2] for part in parameters)
-            return Form(_FORMS.get(wanted.get("as", ""), "object"), query.get("includeObject", "Metadata"))
-    return Form()
+            return query.get("includeObject", "Metadata") if "as=Table" in parameters else ""
+    return ""
+
+
+def as_shown(resource: Resource, obj: Json, table: str, *, header: bool = True) -> Json:
+    """A single object as a client wants it."""
+    if not table:
+        return resource.outgoing(obj)
+    metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+    return tables.table(resource, [obj], metadata, include=table, header=header)
+
+
+def shown_list(resource: Resource, objects: list[Json], version: int, table: str = "") -> Json:
+    """A list of objects as a client wants it."""
+    metadata: Json = {"resourceVersion": str(version)}
+    if table:
+        return tables.table(resource, objects, metadata, include=table, header=True)
+    items = [resource.outgoing(obj) for obj in objects]
+    if resource.custom:
+        metadata["continue"] = ""
+    else:
+        # The items of a typed list don't repeat its apiVersion and kind.
+        items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
+    kind = resource.list_kind or f"{resource.kind}List"
+    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": items}
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
@@ -90,68 +82,38 @@ def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json
     return [obj for obj in (target.resource.view(stored) for stored in objects) if test(obj)]
 
 
-def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], form: Form) -> Json:
-    """A collection, whole or in chunks of `limit`."""
-    test, limit = selection(target.resource, query), number(query, "limit")
-    with store.lock:
-        version, after = _start(store, query)
-        objects = [obj for obj in _as_of(store, target, test, version) if _place(obj) > after]
-    metadata: dict[str, Any] = {"resourceVersion": str(version)}
-    if limit and len(objects) > limit:
-        metadata["remainingItemCount"] = len(objects) - limit
-        objects = objects[:limit]
-        metadata["continue"] = "/".join((str(version), *_place(objects[-1])))
-    return form.many(target.resource, objects, metadata)
+def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], table: str) -> Json:
+    """A collection as it is now, whole or in chunks of `limit`; a chunk names the version and the last object so far.
 
-
-def _start(store: ObjectStore, query: Mapping[str, str]) -> tuple[int, tuple[str, str]]:
-    """(version that a list shows, place in it after which it begins): those of the chunk before, if there was one.
-
-    Raises ApiError 400 or 422 for parameters that make no sense, and 504 for a version that is not there yet.
+    Raises ApiError 410 for a version since which the collection has changed, and 504 for one not yet reached.
     """
-    token, text, match = (query.get(name, "") for name in ("continue", "resourceVersion", "resourceVersionMatch"))
-    if match and not text:
-        detail = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-        raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
-    if match not in ("", "Exact", "NotOlderThan"):
-        problem = errors.unsupported_value("resourceVersionMatch", match, ["Exact", "NotOlderThan", ""])
-        raise errors.invalid_options("ListOptions", problem)
-    if token:
-        if text:
-            raise errors.bad_request("specifying resource version is not allowed when using continue")
-        seen, _, place = token.partition("/")
-        namespace, _, name = place.partition("/")
-        version = whole_number(seen)
-        if version is None or not name:
-            raise errors.bad_request("continue key is not valid: invalid token")
-        return version, (namespace, name)
-    wanted = number(query, "resourceVersion")
-    if wanted > store.version:
-        cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-        message = f"Timeout: Too large resource version: {wanted}, current: {store.version}"
-        future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
-        future.headers["Retry-After"] = "1"
-        raise future
-    exact = match == "Exact" or (not match and wanted and number(query, "limit"))
-    return wanted if exact else store.version, ("", "")
+    test, wanted, limit = selection(target.resource, query), number(query, "resourceVersion"), number(query, "limit")
+    token, exact = query.get("continue", ""), query.get("resourceVersionMatch") == "Exact"
+    seen, _, last = token.partition("/")
+    since = whole_number(seen) if token else wanted
+    if since is None or (token and not last):
+        raise errors.bad_request("continue key is not valid: invalid token")
+    with store.lock:
+        version, objects = store.version, selected(store, target, test)
+        if wanted > version:
+            cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+            message = f"Timeout: Too large resource version: {wanted}, current: {version}"
+            future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
+            future.headers["Retry-After"] = "1"
+            raise future
+        if (token or exact) and store.changes_since(target.resource.storage_key, since):
+            raise errors.expired(f"the objects have changed since version {since}: list them from the beginning")
+    left = [obj for obj in objects if not token or _place(obj) > tuple(last.split("/"))]
+    shown = shown_list(target.resource, left[: limit or None], version, table)
+    if limit and len(left) > limit:
+        shown["metadata"] |= {
+            "continue": "/".join((str(version), *_place(left[limit - 1]))), "remainingItemCount": len(left) - limit,
+        }  # fmt: skip
+    return shown
 
 
 def _place(obj: Json) -> tuple[str, str]:
     return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
-
-
-def _as_of(store: ObjectStore, target: RequestTarget, test: Test, version: int) -> list[Json]:
-    """The collection as it was at a version; ApiError 410 if history does not reach back to it."""
-    kind, resource = target.resource.storage_key, target.resource
-    objects = {_place(obj): obj for obj in store.items(kind, target.namespace or None)}
-    for change in reversed(store.changes_since(kind, version)):
-        place = _place(change.obj)
-        if target.namespace in ("", place[0]):
-            objects.pop(place, None)
-            if change.previous is not None:
-                objects[place] = change.previous
-    shown = (resource.view(objects[place]) for place in sorted(objects))
-    return [obj for obj in shown if test(obj)]
 
 
 # ---- selectors -----------------------------------------------------------------------------------
@@ -223,7 +185,7 @@ _WITHIN_SELECTION = {(False, True): "ADDED", (True, True): "MODIFIED", (True, Fa
 class Subscription:
     """One open watch."""
 
-    def __init__(self, watcher: Watcher, target: RequestTarget, query: Mapping[str, str], form: Form) -> None:
+    def __init__(self, watcher: Watcher, target: RequestTarget, query: Mapping[str, str], table: str) -> None:
         """Raises ApiError for bad parameters."""
         asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
         if asked and query.get("resourceVersionMatch") != "NotOlderThan":
@@ -233,7 +195,7 @@ class Subscription:
         self.target = target
         self.closed = False
         """Set it to end the watch, then wake the condition of its kind."""
-        self._watcher, self._form = watcher, form
+        self._watcher, self._table = watcher, table
         self._test = selection(target.resource, query)
         self._version = 0 if asked else number(query, "resourceVersion")
         """The latest one that the client has seen; 0 before it has been sent the present state."""
@@ -319,7 +281,7 @@ class Subscription:
 
     def _line(self, kind: str, obj: Json) -> bytes:
         """One event."""
-        shaped = self._form.one(self.target.resource, obj, header=self._header)
+        shaped = as_shown(self.target.resource, obj, self._table, header=self._header)
         self._header = False
         return encode({"type": kind, "object": shaped}) + b"\n"
 
@@ -330,7 +292,7 @@ class Subscription:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
         resource = self.target.resource
         obj = {"kind": resource.kind, "apiVersion": resource.group_version, "metadata": metadata}
-        if self._form.kind == "table":
+        if self._table:
             obj = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "rows": []}
         return encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
@@ -344,9 +306,9 @@ class Watcher:
         self.bookmark_s = bookmark_s
         self._open: set[Subscription] = set()
 
-    def open(self, target: RequestTarget, query: Mapping[str, str], form: Form) -> Subscription:
+    def open(self, target: RequestTarget, query: Mapping[str, str], table: str) -> Subscription:
         """A new watch, which is open until `close`. Raises ApiError for bad parameters."""
-        subscription = Subscription(self, target, query, form)
+        subscription = Subscription(self, target, query, table)
         with self.store.lock:
             self._open.add(subscription)
         return subscription

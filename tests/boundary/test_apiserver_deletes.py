@@ -23,7 +23,6 @@ from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.deletes import EVENT_LIFETIME_S
 from metal_supervisor.apiserver.errors import ApiError
 from metal_supervisor.apiserver.kernel import resource_target
-from metal_supervisor.apiserver.reads import Form
 from metal_supervisor.apiserver.resources import RequestTarget, WriteOptions
 
 
@@ -181,7 +180,7 @@ def test_a_watch_that_is_still_sending_when_its_kind_goes_sends_the_rest(api: Ap
                 widgets.delete(f"{CRD_PATH}/widgets.example.test")
                 assert watch.next()[0] == "DELETED" and watch.ended()
 
-    api.kernel.watcher.open(target, {}, Form()).run(send)
+    api.kernel.watcher.open(target, {}, "").run(send)
     assert seen == ["ADDED", "MODIFIED", "DELETED"]
 
 

@@ -176,10 +176,10 @@ def test_typed_kubectl_commands_that_speak_protobuf(kubectl: Kubectl) -> None:
     kubectl("create", "namespace", "llm")
     kubectl("-n", "llm", "create", "configmap", "c", "--from-literal=a=b")
     kubectl("-n", "llm", "create", "secret", "generic", "s", "--from-literal=token=x")
-    kubectl("-n", "llm", "create", "service", "nodeport", "s", "--tcp=80:8080")
+    kubectl("-n", "llm", "create", "service", "nodeport", "s", "--tcp=80:8080", "--node-port=30080")
     assert kubectl("-n", "llm", "get", "cm", "c", "-o", "jsonpath={.data.a}").stdout == "b"
     assert kubectl("-n", "llm", "get", "secret", "s", "-o", "jsonpath={.data.token}").stdout == "eA=="
-    assert re.search(r"80:3\d{4}/TCP", kubectl("-n", "llm", "get", "svc").stdout)
+    assert re.search(r"80:30080/TCP", kubectl("-n", "llm", "get", "svc").stdout)
     assert kubectl("auth", "can-i", "patch", "services").stdout.strip() == "yes"
     kubectl("delete", "namespace", "llm", f"--timeout={TIMEOUT_S:.0f}s")
     assert "llm" not in kubectl("get", "ns").stdout

@@ -7,7 +7,7 @@ import struct
 import time
 from typing import Any
 
-from apiserver_support import CONFIG_MAPS, EVENTS, PREFIX, WIDGETS, Client, config_map, options, widget
+from apiserver_support import CONFIG_MAPS, EVENTS, LEASES, PREFIX, WIDGETS, Client, config_map, lease, options, widget
 
 from metal_supervisor.apiserver import ApiServer
 from metal_supervisor.apiserver.kernel import Kernel, Request, Response, Stream
@@ -166,6 +166,12 @@ def test_lists_come_in_chunks(client: Client) -> None:
         assert page.body["metadata"]["remainingItemCount"] == 5 - len(seen)
     assert seen == list("abcde")
     assert client.get(CONFIG_MAPS, limit="2", **{"continue": "nonsense"}).code == 400
+    first = client.get(CONFIG_MAPS, limit="2").body["metadata"]
+    exact = {"resourceVersion": first["resourceVersion"], "resourceVersionMatch": "Exact"}
+    for path, body, code in ((LEASES, lease("l"), 200), (CONFIG_MAPS, config_map("f"), 410)):
+        assert client.post(path, body).code == 201
+        assert client.get(CONFIG_MAPS, **{"continue": first["continue"]}).code == code
+        assert client.get(CONFIG_MAPS, **exact).code == code
 
 
 def test_selectors(client: Client) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.api import MERGE, STRATEGIC, Space
+from tests.contract.api import MERGE, Space
 from tests.contract.things import config_map, endpoint_slice, event, lease, service
 
 TIME = "2026-01-01T00:00:00.000000Z"
@@ -34,21 +34,11 @@ def test_a_service_gets_an_address_for_life(space: Space) -> None:
     assert space.post("services", service("c", clusterIP="x")).causes == {"spec.clusterIPs[0]": "FieldValueInvalid"}
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("0c", ""),
-        ("Bad", "a lowercase RFC 1123 label must consist of"),
-        ("a_", "a lowercase RFC 1123 label must consist of"),
-        ("a.b", "must not contain dots"),
-        ("x" * 64, "must be no more than 63"),
-    ],
-)
-def test_names_of_services(space: Space, name: str, complaint: str) -> None:
+@pytest.mark.parametrize(("name", "code"), [("0c", 201), ("Bad", 422), ("a_", 422), ("a.b", 422), ("x" * 64, 422)])
+def test_names_of_services(space: Space, name: str, code: int) -> None:
     reply = space.post("services", service(name))
-    assert reply.code == (422 if complaint else 201)
-    assert complaint in reply.message
-    if complaint:
+    assert reply.code == code
+    if code == 422:
         assert reply.causes == {"metadata.name": "FieldValueInvalid"}
 
 
@@ -74,40 +64,15 @@ def test_names_of_services(space: Space, name: str, complaint: str) -> None:
         ({"ports": [{"port": 80, "protocol": "XYZ"}]}, {"spec.ports[0].protocol": "FieldValueNotSupported"}),
         ({"ports": [{"port": 80, "targetPort": "Bad_"}]}, {"spec.ports[0].targetPort": "FieldValueInvalid"}),
         ({"ports": [{"port": 80, "targetPort": "x" * 16}]}, {"spec.ports[0].targetPort": "FieldValueInvalid"}),
-        ({"ports": [{"port": 80, "nodePort": 30500}]}, {"spec.ports[0].nodePort": "FieldValueForbidden"}),
-        ({"type": "NodePort", "ports": [{"port": 1, "nodePort": 9}]}, {"spec.ports[0].nodePort": "FieldValueInvalid"}),
         ({"ports": [{"port": 80, "appProtocol": "no good"}]}, {"spec.ports[0].appProtocol": "FieldValueInvalid"}),
         ({"type": "Odd"}, {"spec.type": "FieldValueNotSupported"}),
         ({"sessionAffinity": "Odd"}, {"spec.sessionAffinity": "FieldValueNotSupported"}),
         ({"selector": {"a": "no good!"}}, {"spec.selector": "FieldValueInvalid"}),
-        ({"ipFamilies": ["IPv6"]}, {"spec.ipFamilies[0]": "FieldValueInvalid"}),
-        ({"ipFamilyPolicy": "RequireDualStack"}, {"spec.ipFamilyPolicy": "FieldValueInvalid"}),
-        ({"type": "ExternalName", "ports": []}, {"spec.externalName": "FieldValueRequired"}),
     ],
 )  # fmt: skip
 def test_services_that_make_no_sense(space: Space, spec: dict[str, object], causes: dict[str, str]) -> None:
     refused = space.post("services", service(**spec))
     assert refused.outline == (422, "Invalid") and refused.causes == causes
-
-
-def test_node_ports_come_and_go_with_the_type(space: Space) -> None:
-    made = space.post("services", service(type="NodePort")).body["spec"]
-    port = made["ports"][0]["nodePort"]
-    assert 30000 <= port < 32768 and made["externalTrafficPolicy"] == "Cluster"
-    kept = space.patch("services", "s", {"spec": {"ports": [{"port": 80, "targetPort": "http"}]}}, STRATEGIC)
-    assert kept.body["spec"]["ports"][0]["nodePort"] == port
-    hidden = space.patch("services", "s", {"spec": {"type": "ClusterIP"}}).body["spec"]
-    assert "nodePort" not in hidden["ports"][0] and "externalTrafficPolicy" not in hidden
-    taken = space.post("services", service("t", type="NodePort")).body["spec"]["ports"][0]["nodePort"]
-    again = space.post("services", service("u", type="NodePort", ports=[{"port": 80, "nodePort": taken}]))
-    assert again.outline == (422, "Invalid") and "provided port is already allocated" in again.message
-
-
-def test_a_load_balancer_without_node_ports_may_become_anything_else(space: Space) -> None:
-    space.post("services", service(type="LoadBalancer", allocateLoadBalancerNodePorts=False))
-    plain = space.patch("services", "s", {"spec": {"type": "ClusterIP"}})
-    assert plain.code == 200 and "nodePort" not in plain.body["spec"]["ports"][0]
-    assert "allocateLoadBalancerNodePorts" not in plain.body["spec"]
 
 
 def test_what_is_immutable_stays_so(space: Space) -> None:

@@ -36,25 +36,6 @@ def test_the_columns_of_a_custom_kind_have_the_types_that_it_declares(space: Spa
         assert {column["name"]: column["type"] for column in table["columnDefinitions"]}[name] == kind
 
 
-def test_the_chunks_of_a_list_are_one_state(space: Space) -> None:
-    for number in range(5):
-        space.post("leases", lease(f"l{number}"))
-    first = space.get("leases", limit=2).body
-    assert names(first) == ["l0", "l1"] and first["metadata"]["remainingItemCount"] == 3
-    space.delete("leases", "l2")
-    space.post("leases", lease("l22"))
-    space.patch("leases", "l3", {"spec": {"holderIdentity": "late"}})
-    second = space.get("leases", limit=2, **{"continue": first["metadata"]["continue"]}).body
-    assert names(second) == ["l2", "l3"] and "holderIdentity" not in second["items"][1]["spec"]
-    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
-    third = space.get("leases", limit=2, **{"continue": second["metadata"]["continue"]}).body
-    assert names(third) == ["l4"] and "continue" not in third["metadata"]
-    assert names(space.get("leases").body) == ["l0", "l1", "l22", "l3", "l4"]
-    assert space.get("leases", **{"continue": "garbage"}).outline == (400, "BadRequest")
-    both = space.get("leases", resourceVersion="5", **{"continue": first["metadata"]["continue"]})
-    assert both.outline == (400, "BadRequest")
-
-
 @pytest.mark.parametrize(
     ("selector", "found"),
     [
@@ -101,21 +82,6 @@ def test_a_list_from_the_future_is_to_be_asked_for_again(space: Space) -> None:
     assert ahead.headers["retry-after"] == "1"
     assert space.get("leases", resourceVersion="x").outline == (400, "BadRequest")
     assert space.get("leases", resourceVersion="0").code == 200
-    assert space.get("leases", resourceVersionMatch="Exact").causes == {"resourceVersionMatch": "FieldValueForbidden"}
-
-
-def test_a_list_of_an_exact_version_shows_the_past(space: Space) -> None:
-    space.post("leases", lease("a"))
-    space.post("leases", lease("b"))
-    old = space.get("leases").version
-    space.delete("leases", "a")
-    space.post("leases", lease("c"))
-    then = space.get("leases", resourceVersion=old, resourceVersionMatch="Exact").body
-    assert names(then) == ["a", "b"] and then["metadata"]["resourceVersion"] == old
-    # A first chunk is of the version that it asks for.
-    chunk = space.get("leases", resourceVersion=old, limit=1).body
-    assert names(chunk) == ["a"] and chunk["metadata"]["resourceVersion"] == old
-    assert names(space.get("leases", resourceVersion=old).body) == ["b", "c"]
 
 
 # ---- watches -----------------------------------------------------------------------------------
