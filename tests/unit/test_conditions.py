@@ -35,6 +35,7 @@ OTHER_WORDS = frozenset({
     "ConfinementFailed", "Cellar", "Klear",
     "Available", "Degraded", "MetalReady", "Progressing",
     "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
+    "Skipped",
     "ClusterIP", "NodePort", "LoadBalancer", "StartBarred", "InvalidFileSet", "Connection",
     "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
     "FleetNode", "TokenRequest",
@@ -45,8 +46,7 @@ OTHER_WORDS = frozenset({
     "BadAnswer", "MethodNotAllowed", "TooLarge", "Unreachable", "Untrusted", "All",
     "BadKubeconfig", "BadSpec", "Binary", "Executable", "Kube", "KubeError", "Place", "Pool",
     "Settings", "Ollama", "WithdrawalToken",
-    "EnvironmentVariables", "GroupName", "InitGroups", "ProgramArguments", "UserName",
-    "WorkingDirectory",
+    "GroupName", "InitGroups", "UserName",
     "Desktop", "Documents", "Downloads", "LaunchAgents", "LaunchDaemons", "Library", "Logs",
 })  # fmt: skip
 """Types of conditions; phases and the words of `make run`; Kubernetes' kinds; headers, fields and units; S3's words;
