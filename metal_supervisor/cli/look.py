@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from metal_supervisor.cli.command_parser import SOURCE_HELP, add_command, usable_path
+from metal_supervisor.cli.command_parser import SOURCE_HELP, add_command
 from metal_supervisor.cli.terminal import CommandError, say
 from metal_supervisor.models.listing import Unusable
 from metal_supervisor.settings import loader
@@ -56,10 +56,6 @@ def add(commands: Any) -> None:
     text = "what is right and wrong with this Mac, its engines and its cluster, and what to do about it"
     doctor = add_command(commands, "doctor", _doctor, text)
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument(
-        "--bundle", type=usable_path, metavar="FILE.tar.gz",
-        help="also write an archive to show to others, without secrets; names of models, Mac and cluster stay",
-    )  # fmt: skip
     loader.add_flags(doctor)
     text = "how much controller, sidecar and gateway log from now on, without a restart of any"
     level = add_command(commands, "log-level", _log_level, text)
@@ -118,7 +114,7 @@ def _fit(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from metal_supervisor.doctor import command
 
-    return command.main(arguments, os.environ, say)
+    return command.main(arguments, os.environ)
 
 
 def _log_level(arguments: argparse.Namespace) -> int:

@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from metal_supervisor.doctor import bundle, registry
+from metal_supervisor.doctor import registry
 from metal_supervisor.doctor.findings import Finding, report, sound, summary
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.settings import loader
@@ -21,8 +20,6 @@ from metal_supervisor.settings.loader import ConfigError, Settings
 from metal_supervisor.spec.document import string
 from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.state.reports import read_object
-
-Say = Callable[[str], None]
 
 
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, str, str]:
@@ -65,8 +62,8 @@ def lines(findings: Sequence[Finding]) -> list[str]:
     return [*told, summary(findings)]
 
 
-def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) -> int:
-    """Run the command. Returns 0 if nothing failed, 1 if a check failed. Raises NotWritten."""
+def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the command. Returns 0 if nothing failed, 1 if a check failed."""
     settings, file, problem = settings_of(arguments, environ)
     around = Surroundings(settings, config_file=file, config_problem=problem)
     logging.disable()  # problems are reported as findings, and not in the log too
@@ -76,8 +73,4 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], say: Say) ->
         logging.disable(logging.NOTSET)
     body = {"ok": sound(findings), **report(findings)}
     print(json.dumps(body, indent=2) if arguments.json else "\n".join(lines(findings)))
-    if arguments.bundle is not None:
-        target = Path(arguments.bundle).expanduser().absolute()
-        count = bundle.write(target, around, findings)
-        say(f"wrote {target}, {count} files; look through it before you show it to anybody")
     return int(not sound(findings))

@@ -74,7 +74,6 @@ CASES = [
     (["run", "--kubeconfig", "key"], {"key.toml", "key.d"}),
     (["run", "--state-dir", "key"], {"key.d"}),
     (["install", "--cluster", "key"], {"key.toml", "key.d"}),
-    (["doctor", "--bundle", "key"], {"key.toml", "key.d"}),
     (["pull", "--format", "m"], {"mlx"}),
     (["completion", "z"], {"zsh"}),
 ]

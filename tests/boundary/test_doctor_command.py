@@ -71,18 +71,6 @@ def test_json_has_the_same_findings(
     assert all(set(each) == {"check", "status", "text", "fix"} for each in said["findings"])
 
 
-def test_a_bundle_that_cannot_be_written_is_a_failure_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
-) -> None:
-    machine()
-    code, out, err = run(capsys, "--bundle", str(tmp_path), *flags(tmp_path))
-    assert code == 2 and "is a directory; name a file" in err and "ok    memory" in out
-    code, _, err = run(capsys, "--bundle", "", *flags(tmp_path))  # as of a variable that is not set
-    assert code == 2 and "is a directory; name a file" in err
-    code, _, err = run(capsys, "--bundle", str(tmp_path / "b.tar.gz"), *flags(tmp_path))
-    assert code == 0 and "3 files" in err and (tmp_path / "b.tar.gz").exists()
-
-
 def test_nothing_foreign_acts_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
 ) -> None:

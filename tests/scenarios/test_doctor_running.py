@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     (base / "m.toml").write_text(SETTINGS)
     flags = "--config", str(base / "m.toml"), "--ollama-url", "off", "--allow-env", "GREETING"
     with running(base, *flags, engine=link) as up:
-        up.apply(up.tiny_model(), service(env=[{"name": "GREETING", "value": "not-for-strangers"}]))
+        up.apply(up.tiny_model(), service())
         up.ready()
         yield up
 
@@ -72,26 +71,6 @@ def test_an_upgrade_under_a_running_model_is_named_and_a_restart_is_what_helps(s
     eventually(lambda: system.pid() not in (0, before), what="a new process")
     system.ready()
     assert doctor(system.state)[1]["builds"][0]["status"] == "ok"
-
-
-def test_a_bundle_of_a_running_system_holds_what_helps_and_no_value_of_an_environment(
-    system: System, tmp_path: Path
-) -> None:
-    target = tmp_path / "bundle.tar.gz"
-    log = system.files.log_path("default.tiny")
-    with log.open("a") as file:
-        file.write("engine quotes not-for-strangers\n")
-    code, _, said = doctor(system.state, "--bundle", str(target))
-    assert code == 0 and f"wrote {target}" in said
-    with tarfile.open(target) as archive:
-        names = {each.name.partition("/")[2] for each in archive.getmembers()}
-        texts = [file.read() for each in archive.getmembers() if (file := archive.extractfile(each))]
-    assert {"doctor.json", "records/default.tiny.json", "observed/default.tiny.json", "controller.json",
-            "log/controller.log", "log/default.tiny.log", "models.d/default.tiny.conf"} <= names  # fmt: skip
-    assert not any("spec" in name or "kubeconfig" in name for name in names)
-    prefix = json.loads((system.state / "apiserver.json").read_text())["prefix"].encode()
-    assert not any(b"not-for-strangers" in text or prefix in text for text in texts)
-    assert any(b"engine quotes" in text for text in texts)
 
 
 def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest_is_as_it_runs(system: System) -> None:

@@ -417,7 +417,7 @@ def test_a_path_that_leads_nowhere_is_refused_with_its_origin(
     state = ["--state-dir", str(tmp_path)]
     for words in (
         ["upgrade", "--state-dir", path], ["cordon", "--state-dir", path], ["uninstall", "--state-dir", path],
-        ["key", "list", "--file", path, *state], ["doctor", "--bundle", path, *state],
+        ["key", "list", "--file", path, *state],
         ["install", "--dry-run", "--cluster", path], ["kubeconfig", "--service-account", "a", "--output", path],
     ):  # fmt: skip
         capsys.readouterr()
