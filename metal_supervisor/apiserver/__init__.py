@@ -23,7 +23,7 @@ warnings                        also for FQDN slices, finalizers    for unknown 
 deletion in the foreground      the owner waits for its dependents  as in the background
 `orphanDependents`              an old form of a policy             400
 chunks of lists, exact lists    any version that etcd still has     410 Expired once the objects have changed
-get with a version              waits, then 504                     ignored
+`limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 `as=PartialObjectMetadata`      metadata alone                      whole objects
 watch from a future version     stays open without events           410 Expired
 `format` in a CRD               all of OpenAPI                      date-time, int32, int64
@@ -44,7 +44,7 @@ POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
 `kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
-`kubectl get crd`               when it was created                 and its age
+`kubectl get crd`               when it was created                 its age
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept

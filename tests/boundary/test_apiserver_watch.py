@@ -20,57 +20,12 @@ def names(reply: Any) -> list[str]:
     return [item["metadata"]["name"] for item in reply.body["items"]]
 
 
-def test_a_watch_resumes_after_the_version_it_has_seen(client: Client) -> None:
-    first = client.post(CONFIG_MAPS, config_map("a")).body["metadata"]["resourceVersion"]
-    client.post(CONFIG_MAPS, config_map("b"))
-    client.merge(f"{CONFIG_MAPS}/a", {"data": {"x": "1"}})
-    client.delete(f"{CONFIG_MAPS}/b")
-    with client.watch(CONFIG_MAPS, resourceVersion=first) as watch:
-        seen = [watch.next() for _ in range(3)]
-        assert [(kind, obj["metadata"]["name"]) for kind, obj in seen] == [
-            ("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b"),
-        ]  # fmt: skip
-        versions = [int(obj["metadata"]["resourceVersion"]) for _, obj in seen]
-        assert versions == sorted(versions) and versions[0] > int(first)
-        client.post(CONFIG_MAPS, config_map("c"))
-        assert watch.next()[1]["metadata"]["name"] == "c"
-
-
-def test_a_watch_without_version_begins_with_what_is_there(client: Client) -> None:
-    client.post(CONFIG_MAPS, config_map("a"))
-    with client.watch(CONFIG_MAPS) as watch:
-        assert watch.next()[0] == "ADDED"
-    with client.watch(CONFIG_MAPS, resourceVersion="0") as watch:
-        assert watch.next()[0] == "ADDED"
-
-
 def test_a_watch_may_be_asked_to_last_longer_than_any_machine(client: Client) -> None:
     version = client.version()
     with client.watch(CONFIG_MAPS, resourceVersion=version, timeoutSeconds="99999999999999") as watch:
         for name in "abcde":
             client.post(CONFIG_MAPS, config_map(name))
             assert watch.next()[0] == "ADDED"
-
-
-def test_a_streamed_list_ends_with_a_marked_bookmark(client: Client) -> None:
-    client.post(CONFIG_MAPS, config_map("a"))
-    how = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
-    with client.watch(CONFIG_MAPS, **how) as watch:
-        assert watch.next()[0] == "ADDED"
-        kind, obj = watch.next()
-        assert kind == "BOOKMARK"
-        assert obj["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
-
-
-def test_objects_enter_and_leave_a_selection(client: Client) -> None:
-    client.post(CONFIG_MAPS, config_map("a"))
-    with client.watch(CONFIG_MAPS, resourceVersion=client.version(), labelSelector="on") as watch:
-        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": "1"}}})
-        assert watch.next()[0] == "ADDED"
-        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": "2"}}})
-        assert watch.next()[0] == "MODIFIED"
-        client.merge(f"{CONFIG_MAPS}/a", {"metadata": {"labels": {"on": None}}})
-        assert watch.next()[0] == "DELETED"
 
 
 def test_bookmarks_and_timeouts(tmp_path: Any) -> None:
@@ -187,9 +142,3 @@ def test_selectors(client: Client) -> None:
     assert client.get(CONFIG_MAPS, labelSelector="x in 1").code == 400
     assert client.get(CONFIG_MAPS, fieldSelector="data.x=1").code == 400
     assert client.get(EVENTS, fieldSelector="reason=x").code == 200
-
-
-def test_a_list_from_the_future_is_asked_to_come_back(client: Client) -> None:
-    reply = client.get(CONFIG_MAPS, resourceVersion="999999")
-    assert (reply.code, reply.body["reason"]) == (504, "Timeout")
-    assert reply.body["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,16 +11,13 @@ from apiserver_support import (
     CRD_PATH,
     EVENTS,
     JSON_PATCH,
-    LEASES,
     SERVICES,
-    SLICES,
     STRATEGIC,
     WIDGET_CRD,
     WIDGETS,
     Client,
     condition,
     config_map,
-    lease,
     widget,
 )
 
@@ -43,42 +38,7 @@ def service(name: str = "s", **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": wanted}
 
 
-def endpoint_slice(address: str, kind: str = "IPv4") -> dict[str, Any]:
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": "e"},
-        "addressType": kind,
-        "endpoints": [{"addresses": [address]}],
-        "ports": [{"port": 80}],
-    }
-
-
 # ---- schema, strictness, dry run ---------------------------------------------------------------
-
-
-def test_unknown_fields_are_refused_warned_about_or_dropped(widgets: Client) -> None:
-    strict = widgets.post(WIDGETS, widget(foo=1), fieldValidation="Strict")
-    assert strict.code == 400 and strict.body["reason"] == "BadRequest"
-    assert strict.body["message"].endswith('strict decoding error: unknown field "spec.foo"')
-    warned = widgets.post(WIDGETS, widget(foo=1))
-    assert warned.code == 201 and warned.headers["warning"] == '299 - "unknown field \\"spec.foo\\""'
-    assert "foo" not in warned.body["spec"]
-    assert "warning" not in widgets.post(WIDGETS, widget("x", foo=1), fieldValidation="Ignore").headers
-
-
-def test_invalid_objects_get_a_cause_per_field(widgets: Client) -> None:
-    refused = widgets.post(WIDGETS, {**widget(), "spec": {"colour": "foo"}})
-    assert refused.code == 422 and refused.body["reason"] == "Invalid"
-    assert {cause["field"]: cause["reason"] for cause in causes(refused)} == {
-        "spec.colour": "FieldValueNotSupported",
-        "spec.size": "FieldValueRequired",
-    }
-    assert widgets.post(WIDGETS, widget(size=0)).code == 422
-    assert "must be of type integer" in widgets.post(WIDGETS, widget(size="1")).body["message"]
-    assert widgets.post(WIDGETS, widget("Bad_Name")).code == 422
-    labelled = widget() | {"metadata": {"name": "w", "labels": {"a": "not valid!"}}}
-    assert widgets.post(WIDGETS, labelled).code == 422
 
 
 def test_a_stricter_definition_does_not_hold_up_who_edits_nothing_that_it_is_about(widgets: Client) -> None:
@@ -116,18 +76,6 @@ def test_a_dry_run_answers_but_stores_nothing(widgets: Client) -> None:
     assert widgets.post(WIDGETS, widget(), dryRun="Some").code == 422
 
 
-def test_status_and_spec_are_kept_apart_and_counted_apart(widgets: Client) -> None:
-    made = widgets.post(WIDGETS, widget() | {"status": {"phase": "Ready"}}).body
-    assert "status" not in made and made["metadata"]["generation"] == 1
-    status = widgets.merge(f"{WIDGETS}/w/status", {"status": {"phase": "Ready"}, "spec": {"size": 9}}).body
-    assert status["spec"]["size"] == 1 and status["metadata"]["generation"] == 1
-    main = widgets.merge(f"{WIDGETS}/w", {"status": {"phase": "Lost"}, "spec": {"size": 2}}).body
-    assert main["status"]["phase"] == "Ready" and main["metadata"]["generation"] == 2
-    labelled = widgets.merge(f"{WIDGETS}/w", {"metadata": {"labels": {"a": "b"}}}).body
-    assert labelled["metadata"]["generation"] == 2
-    assert widgets.merge(f"{WIDGETS}/nope/status", {"status": {}}).code == 404
-
-
 def test_a_write_that_changes_nothing_moves_no_version(widgets: Client) -> None:
     widgets.apply(f"{WIDGETS}/w", widget(), "m")
     version = widgets.version()
@@ -135,18 +83,6 @@ def test_a_write_that_changes_nothing_moves_no_version(widgets: Client) -> None:
     widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 1}})
     widgets.put(f"{WIDGETS}/w", widgets.get(f"{WIDGETS}/w").body)
     assert widgets.version() == version
-
-
-def test_stale_versions_and_foreign_identities_are_conflicts(widgets: Client) -> None:
-    old = widgets.post(WIDGETS, widget()).body
-    widgets.merge(f"{WIDGETS}/w", {"spec": {"size": 2}})
-    assert widgets.put(f"{WIDGETS}/w", old).body["reason"] == "Conflict"
-    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"resourceVersion": "1"}}).code == 409
-    assert widgets.merge(f"{WIDGETS}/w", {"metadata": {"uid": "other"}}).code == 422
-    assert widgets.merge(f"{WIDGETS}/w/status", {"metadata": {"uid": "other"}}).code == 200
-    assert widgets.post(WIDGETS, widget()).body["reason"] == "AlreadyExists"
-    assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"resourceVersion": "1"}}).code == 409
-    assert widgets.delete(f"{WIDGETS}/w", {"preconditions": {"uid": old["metadata"]["uid"]}}).code == 200
 
 
 def test_generated_names_and_mismatched_addresses(client: Client) -> None:
@@ -256,51 +192,7 @@ def test_an_update_takes_the_fields_it_changes(widgets: Client) -> None:
     )
 
 
-def test_exactly_one_of_many_claims_a_lease_and_exactly_one_takes_it_over(api: ApiServer) -> None:
-    contenders = [f"metal/{number}" for number in range(8)]
-    clients = {manager: Client(api.port) for manager in contenders}
-    start = threading.Barrier(len(contenders))
-
-    def claim(manager: str, **how: str) -> int:
-        body = lease("slot", holderIdentity=manager)
-        if how:
-            body["metadata"]["resourceVersion"] = how.pop("seen")
-        start.wait()
-        return clients[manager].apply(f"{LEASES}/slot", body, manager, **how).code
-
-    with ThreadPoolExecutor(len(contenders)) as pool:
-        for _ in range(5):
-            codes = list(pool.map(claim, contenders))
-            assert sorted(codes) == [201] + [409] * 7
-            winner = contenders[codes.index(201)]
-            seen = clients[winner].get(f"{LEASES}/slot").body["metadata"]["resourceVersion"]
-            codes = list(pool.map(lambda manager: claim(manager, seen=seen, force="true"), contenders))  # noqa: B023
-            assert sorted(codes) in ([200] + [409] * 7, [200, 200] + [409] * 6)
-            holder = clients[winner].get(f"{LEASES}/slot").body["spec"]["holderIdentity"]
-            losers = [manager for manager in contenders if manager != holder]
-            start.reset()
-            renewals = [clients[m].apply(f"{LEASES}/slot", lease("slot", holderIdentity=m), m).code for m in losers]
-            assert set(renewals) == {409}
-            clients[winner].delete(f"{LEASES}/slot")
-    for made in clients.values():
-        made.close()
-
-
 # ---- built-in kinds ----------------------------------------------------------------------------
-
-
-def test_services_get_an_address_that_is_unique_and_stays(client: Client) -> None:
-    first, second = client.post(SERVICES, service("a")).body, client.post(SERVICES, service("b")).body
-    address = first["spec"]["clusterIP"]
-    assert address.startswith("10.96.") and address != second["spec"]["clusterIP"]
-    assert first["spec"]["ports"] == [{"port": 80, "protocol": "TCP", "targetPort": 80}]
-    assert client.put(f"{SERVICES}/a", service("a", ports=[{"port": 81}])).body["spec"]["clusterIP"] == address
-    assert client.merge(f"{SERVICES}/a", {"spec": {"clusterIP": "10.96.9.9"}}).code == 422
-    assert client.post(SERVICES, service("c", clusterIP=address)).code == 422
-    assert client.post(SERVICES, service("0c")).code == 201
-    assert client.post(SERVICES, service("c.d")).code == 422
-    assert causes(client.post(SERVICES, service("c", ports=[])))[0]["field"] == "spec.ports"
-    assert client.post(SERVICES, service("c", ports=[], clusterIP="None")).code == 201
 
 
 def test_bytes_are_base64(client: Client) -> None:
@@ -311,19 +203,6 @@ def test_bytes_are_base64(client: Client) -> None:
             assert refused.code == 400 and f"{field}.token" in refused.body["message"], refused.body
         assert client.post(path, {"metadata": {"name": "x"}, field: {"token": "YWJj\nZGVm\n", "none": ""}}).code == 201
         assert client.merge(f"{path}/x", {field: {"token": "no"}}).code == 422
-
-
-def test_slices_have_defaults_and_an_address_type_for_life(client: Client) -> None:
-    made = client.post(SLICES, endpoint_slice("239.1.1.1")).body
-    assert made["ports"] == [{"name": "", "port": 80, "protocol": "TCP"}]
-    assert client.put(f"{SLICES}/e", endpoint_slice("2001:db8::1", "IPv6")).code == 422
-
-
-def test_lease_times_have_microseconds(client: Client) -> None:
-    for text in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000000", "now"):
-        assert client.post(LEASES, lease("l", renewTime=text)).code == 400
-    assert client.post(LEASES, lease("l", renewTime="2026-01-01T00:00:00.000000Z")).code == 201
-    assert client.merge(f"{LEASES}/l", {"spec": {"leaseDurationSeconds": 0}}).code == 422
 
 
 def event(**more: Any) -> dict[str, Any]:
