@@ -137,7 +137,7 @@ def _standing(record: Record, observed: Observed | None, leaving: bool = False) 
         if record.probe.names_itself and observed.model_name:
             text += f", under a model name of its own: requests have to use {observed.model_name}"
         elif record.probe.names_itself:
-            text += ", under a model name of its own: requests have to use the one that its /v1/models tells"
+            text += ", under a model name of its own: requests have to use the one that its /v1/models lists"
         if not record.claimed:
             return phase, CLAIM_LOST, f"slot {record.slot} is another Mac's now; this one serves until that one does"
         count = f"{1 + record.peers_ready} of {record.replicas} replicas are ready"

@@ -18,7 +18,7 @@ ERROR = re.compile(r"error|fail|fatal|cannot|unable|invalid|abort|assert|excepti
 ASIDE = re.compile(r"usage\b|-|\s|to show|#\d+ |\d+ +\S+ +0x|\S+\(\S*\+0x", re.IGNORECASE)
 """Lines of a usage text, and stack frames as lldb, gdb, macOS and glibc print them."""
 LLAMA = re.compile(r"[0-9.]+ E |(?:clip|cmn|common|ggml|gguf|llama|main|mtmd|srv)\w*\b.*(?:error|fail|couldn't|unable)")
-"""Errors of llama.cpp: marked with E by newer releases, told by the function that reports them in others."""
+"""Errors of llama.cpp: newer releases mark them with E, older ones name the function that reports them."""
 FINAL = re.compile(r"dyld(?:\[\d+\])?: |libc\+\+abi: |panic: |fatal error: |\s*what\(\): |.*GGML_ASSERT")
 """Last words of a process that aborts: what follows are stack frames."""
 TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in"
@@ -49,7 +49,7 @@ def last_lines(state: StateDir, program: str) -> list[str]:
 
 
 def cause(lines: Sequence[str], ended: str) -> str:
-    """The line of a log that best tells why its engine ended: an exception's, else the last error, else the last line.
+    """The line of a log with the reason why its engine ended: an exception's, else the last error, else the last line.
 
     `ended`: its exit, as `Exits` tells it; "" is returned for an engine that was killed, or may have been, and reported
     no error.

@@ -51,7 +51,7 @@ def test_a_serving_service_is_ready_in_the_operators_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("org/Phi-4", "requests have to use org/Phi-4"), ("", "the one that its /v1/models tells")]
+    ("name", "words"), [("org/Phi-4", "requests have to use org/Phi-4"), ("", "the one that its /v1/models lists")]
 )
 def test_a_service_whose_engine_takes_no_name_says_what_it_answers_to(name: str, words: str) -> None:
     told = report(record(runtime="mlx-server", probe=Probe(names_itself=True)), replace(UP, model_name=name))
