@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-import urllib.parse
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from metal_supervisor.cluster.report import confinement
 from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, unknown, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.doctor.together import each_of
-from metal_supervisor.host import chip, launchd, processes
+from metal_supervisor.host import chip, processes
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.commands import TIMED_OUT
 from metal_supervisor.runtimes import RUNTIMES, Executable, builds
-from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 from metal_supervisor.runtimes.ollama import NAME as OLLAMA
 from metal_supervisor.runtimes.setting_checks import offered
 from metal_supervisor.settings.checks import listed
@@ -123,18 +120,6 @@ def _binaries(around: Surroundings) -> Found:
     return bad or (ok(f"{len(here)} built for this chip, none quarantined") if here else [])
 
 
-def _path(around: Surroundings) -> Found:
-    """Engines that only this shell's PATH leads to: the job's is shorter."""
-    here, _ = found(around)
-    places = launchd.path_of(str(Path.home())).split(":")
-    bad = []
-    for each in here:
-        if not getattr(around.settings, each.executable.setting) and str(each.path.parent) not in places:
-            text = f"{each.runtime} is found at {each.path} by this shell's PATH, which launchd's programs do not have"
-            bad.append(warn(text, f"set {each.flag} to it (or {each.executable.setting} in the settings file)"))
-    return bad or (ok("launchd's PATH leads to the same engines") if here else [])
-
-
 # ── the application firewall ─────────────────────────────────────────────────────────────────────
 
 
@@ -220,51 +205,9 @@ def _builds(around: Surroundings) -> Found:
     return bad or (ok(f"{len(running)} running, each of the build on disk") if running else [])
 
 
-def _confinement(around: Surroundings) -> Found:
-    """Engines that are up and not confined."""
-    seen = around.directory.observations()
-    records = [each for each in around.records().values() if not each.is_daemon]
-    up = [each for each in records if each.program in seen and seen[each.program].pid]
-    bad = []
-    for record in up:
-        confined, _, why = confinement(record, seen[record.program])
-        if confined is None:
-            bad.append(unknown(f"{record.namespace}/{record.name}: {why}"))
-        elif not confined:
-            restart = f"when an interruption is welcome: supervisorctl restart {record.program}"
-            text = f"{record.namespace}/{record.name} is not confined: {why}"
-            bad.append(warn(text, "see docs/security.md" if record.unconfined else restart))
-    return bad or (ok(f"{len(up)} confined by the operating system") if up else [])
-
-
-def _ollama(around: Surroundings) -> Found:
-    """The user's own Ollama."""
-    url = around.settings.ollama_url
-    if url == "off" or "ollama" not in offered(around.settings):
-        return []
-    parts = urllib.parse.urlsplit(url)
-    host_name, number = "::1" if parts.hostname == "::1" else "127.0.0.1", parts.port or 80
-    instead = ""
-    try:
-        version = Daemon(host_name, number).call("GET", "/api/version", timeout_s=ASK_S).get("version")
-        if version:
-            return ok(f"Ollama {version!s:.40} of yours answers at {url}, and is used")
-    except Away:
-        if processes.port_free(number, host_name):
-            return ok(f"nothing listens at {url}; an Ollama is started when a service needs one")
-        instead = ", and speaks no HTTP"
-    except DaemonRefused as error:
-        instead = f", and answered {error.status}"
-    text = f"what listens at {url} is no Ollama: it is {processes.port_holder(number)}{instead}"
-    return fail(text, "end it or move it to another port, or set --ollama-url (off: nowhere)")
-
-
 CHECKS = (
     Check("engines", _engines),
     Check("binaries", _binaries, mac=True),
-    Check("path", _path, mac=True),
     Check("firewall", _firewall, mac=True),
     Check("builds", _builds),
-    Check("confinement", _confinement),
-    Check("ollama", _ollama),
 )

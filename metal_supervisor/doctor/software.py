@@ -1,17 +1,12 @@
-"""Checks of our own software: Python and packages, settings, state directory, supervisord and our programs under it."""
+"""Checks of our own software: settings, state directory, supervisord and our programs under it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shlex
 import stat
-from importlib import metadata
 
-from packaging.requirements import Requirement
-
-from metal_supervisor import __version__
 from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.surroundings import ASK_S, Surroundings
 from metal_supervisor.host import processes
@@ -23,35 +18,9 @@ from metal_supervisor.state.home import DIRECTORIES
 from metal_supervisor.state.own_processes import OWN_PROGRAMS
 from metal_supervisor.supervisord.client import Refused, Unavailable
 
-SOCKET_MODES = (0o600, 0o700)
 ENDED_S = 60.0
 """Seconds after which one of our programs that ended, and was started again, is taken to have come up for good."""
 FOR_GOOD = "or for good with `metal-supervisor install`"
-
-
-def version_of(package: str) -> str:
-    """Version of an installed package, "" if it is missing."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _python(_around: Surroundings) -> Found:
-    try:
-        declared = metadata.requires("metal-supervisor") or []
-    except metadata.PackageNotFoundError:
-        return warn("metal-supervisor is not installed as a package", "install it: pip install .")
-    wanted = [each for each in map(Requirement, declared) if not each.marker or each.marker.evaluate({"extra": ""})]
-    wrong = []
-    for each in sorted(wanted, key=lambda each: each.name):
-        have = version_of(each.name)
-        if not have or not each.specifier.contains(have, prereleases=True):
-            wrong.append(f"{each.name} {have or 'is missing'} (wanted {each.specifier})")
-    shown = platform.python_version()
-    if wrong:
-        return fail(f"Python {shown}; {'; '.join(wrong)}", "reinstall metal-supervisor into an environment of its own")
-    return ok(f"Python {shown}, metal-supervisor {__version__}, {len(wanted)} packages as declared")
 
 
 def _settings(around: Surroundings) -> Found:
@@ -99,23 +68,6 @@ def _parts(around: Surroundings) -> Finding | None:
     return None
 
 
-def _socket(around: Surroundings) -> Found:
-    path = around.directory.socket
-    if not os.path.lexists(path):
-        return []  # reported by the check `supervisord`
-    found = os.lstat(path)
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISSOCK(found.st_mode):
-        return fail(f"{path} is in the way: it is no socket", "remove it, and start the system again")
-    if found.st_uid != around.uid:
-        text = f"{path} belongs to user id {found.st_uid}, and you are {around.uid}"
-        return fail(text, "run doctor as the user that the system runs as")
-    if mode not in SOCKET_MODES:
-        text = f"{path} has mode {mode:o}: others could start and stop programs as you"
-        return fail(text, f"chmod 700 {shlex.quote(path)}; and look who changed supervisord.conf")
-    return ok(f"mode {mode:o}, yours")
-
-
 def _supervisord(around: Surroundings) -> Found:
     path = around.directory.socket
     if not os.path.lexists(path):
@@ -158,10 +110,8 @@ def _programs(around: Surroundings) -> Found:
 
 
 CHECKS = (
-    Check("python", _python),
     Check("settings", _settings),
     Check("state", _directory),
-    Check("socket", _socket),
     Check("supervisord", _supervisord),
     Check("programs", _programs),
 )

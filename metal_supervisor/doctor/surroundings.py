@@ -17,11 +17,7 @@ from pathlib import Path
 
 from metal_supervisor.cluster.credentials import Chosen, choose
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.controller.pressure_watch import budget_of
 from metal_supervisor.host import addresses, commands, darwin_memory, machine
-from metal_supervisor.memory import machine_memory
-from metal_supervisor.memory.budget import Budget
-from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import ProgramState
 from metal_supervisor.spec.record import Record
@@ -59,8 +55,6 @@ class Surroundings:
     uid: int = field(default_factory=os.getuid)
     clock: Callable[[], float] = time.time
     """Unix time."""
-    sample: Callable[[], MemorySample] = machine_memory.sample
-    own_budget: Callable[[Settings], Budget] = budget_of
     list_directory: Callable[[Path], Sequence[str]] = os.listdir
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     interfaces: Callable[[], Sequence[machine.Interface]] = machine.interfaces

@@ -17,8 +17,6 @@ from metal_supervisor.doctor.registry import CHECKS, examine
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import NOT_FOUND, Done
 from metal_supervisor.host.darwin_memory import Mac
-from metal_supervisor.memory.budget import budget, metal_limit
-from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings.loader import Settings
 from tests.support.system import free_ports
 
@@ -68,7 +66,6 @@ def healthy(engine: Path) -> dict[str, Done]:
         "/bin/launchctl print system/dev.metal-supervisor": Done(0, LOADED, ""),
         "/usr/bin/pmset -g custom": Done(0, "AC Power:\n sleep                0\n displaysleep         10\n", ""),
         "/usr/bin/pmset -g batt": Done(0, "Now drawing from 'AC Power'\n", ""),
-        "/usr/bin/fdesetup status": Done(0, "FileVault is Off.\n", ""),
         "/usr/bin/file -b": Done(0, "Mach-O 64-bit executable arm64\n", ""),
         "/usr/bin/xattr -p": Done(1, "", "x: No such xattr: com.apple.quarantine\n"),
         f"{FIREWALL} --getglobalstate": Done(0, "Firewall is disabled. (State = 0)\n", ""),
@@ -94,8 +91,6 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
     fields: dict[str, Any] = {
         "on_mac": True, "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),
         "run": Programs({**healthy(engine), **(programs or {})}),
-        "sample": lambda: MemorySample(0.0, 128 * GIB, 90 * GIB, 1, 0, None, None),
-        "own_budget": lambda _: budget(128 * GIB, None, *metal_limit(128 * GIB, 0, 110100, 26)),
         "free_bytes": lambda _: 500 * GIB,
         **more,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,13 @@ from metal_supervisor.cli import main
 from metal_supervisor.doctor import command
 from metal_supervisor.doctor.surroundings import Surroundings
 from metal_supervisor.host.commands import Done
-from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.settings import loader
 from metal_supervisor.settings.loader import Overrides, Settings
 from tests.support.system import free_ports
+
+
+def unreadable(path: Path) -> list[str]:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def test_the_exit_code_tells_and_every_fix_is_below_its_line(
     for at, line in enumerate(lines[:-1]):
         if line.startswith("warn"):
             assert lines[at + 1].lstrip().startswith("→ ")
-    machine(sample=lambda: MemorySample(0.0, 0))
+    machine(list_directory=unreadable)
     code, out, _ = run(capsys, *flags(tmp_path))
     assert code == 1 and "1 fail" in out.splitlines()[-1]
 
@@ -63,11 +67,11 @@ def test_the_exit_code_tells_and_every_fix_is_below_its_line(
 def test_json_has_the_same_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
 ) -> None:
-    machine(sample=lambda: MemorySample(0.0, 0))
+    machine(list_directory=unreadable)
     code, out, _ = run(capsys, "--json", *flags(tmp_path))
     said = json.loads(out)
     assert code == 1 and said["ok"] is False and said["summary"].endswith(" ok")
-    assert [each["status"] for each in said["findings"] if each["check"] == "memory"] == ["fail"]
+    assert [each["status"] for each in said["findings"] if each["check"] == "store"] == ["fail"]
     assert all(set(each) == {"check", "status", "text", "fix"} for each in said["findings"])
 
 
@@ -75,7 +79,7 @@ def test_nothing_foreign_acts_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
 ) -> None:
     evil = "\x1b[2J\x07\u202eX\nok    fake  all is well"
-    machine(programs={"/usr/bin/fdesetup status": Done(0, evil, "")})
+    machine(programs={"/usr/bin/pmset -g custom": Done(0, f"{evil}:\n sleep 9\n", "")})
     out = run(capsys, *flags(tmp_path))[1]
     assert "\x1b" not in out and "\u202e" not in out and "\nok    fake" not in out
 
@@ -93,7 +97,7 @@ def test_a_broken_settings_file_is_a_finding_and_the_rest_is_asked(
     code, out, _ = run(capsys, "--config", str(broken), *flags(tmp_path))
     line = next(each for each in out.splitlines() if each.startswith("fail"))
     assert code == 1 and line.startswith("fail  settings") and word in line and str(broken) in line
-    assert "\nok    memory" in out
+    assert "\nok    store" in out
 
 
 def test_a_gateway_that_must_not_listen_is_a_finding_though_each_setting_is_valid(
@@ -103,7 +107,7 @@ def test_a_gateway_that_must_not_listen_is_a_finding_though_each_setting_is_vali
     usual = flags(tmp_path)
     for said in (["--gateway", "0.0.0.0:9100"], ["--gateway-tls-cert", "/c"]):
         code, out, _ = run(capsys, *usual, *said)
-        assert code == 1 and "\nfail  settings     the gateway does not listen: " in out
+        assert code == 1 and "\nfail  settings     the gateway does not listen: " in f"\n{out}"
     assert run(capsys, *usual, "--gateway-tls-cert", "/c", "--gateway", "off")[0] == 0, "nothing asks for it"
 
 

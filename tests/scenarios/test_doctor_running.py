@@ -48,12 +48,12 @@ def test_nothing_fails_while_a_system_runs_and_the_settings_are_its_own(system: 
     code, told, said = doctor(system.state)
     failed = [each for findings in told.values() for each in findings if each["status"] == "fail"]
     assert (code, failed, said) == (0, [], "")
-    asked = "supervisord", "socket", "programs", "orphans", "engines", "builds", "ports", "api", "rights", "kinds"
+    asked = "supervisord", "programs", "engines", "builds", "ports", "api", "rights", "kinds"
     for name in asked:
         assert [each["status"] for each in told[name]] == ["ok"], told[name]
-    assert "4." in told["supervisord"][0]["text"] and "mode 700" in told["socket"][0]["text"]
+    assert "4." in told["supervisord"][0]["text"]
     assert str(system.base / "llama-server") in told["engines"][0]["text"], "as the system was started, not from PATH"
-    assert "1 running" in told["builds"][0]["text"] and "1 engines" in told["orphans"][0]["text"]
+    assert "1 running" in told["builds"][0]["text"]
 
 
 def test_an_upgrade_under_a_running_model_is_named_and_a_restart_is_what_helps(system: System) -> None:
@@ -82,7 +82,7 @@ def test_a_settings_file_that_breaks_while_the_system_runs_is_named_and_the_rest
     assert [name for name, each in told.items() if any(one["status"] == "fail" for one in each)] == ["settings"]
 
 
-def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(system: System) -> None:
+def test_a_supervisord_that_was_killed_is_named(system: System) -> None:
     """The last: nothing runs after it."""
     pid = system.ready()
     assert system.process is not None
@@ -95,6 +95,4 @@ def test_a_supervisord_that_was_killed_is_named_with_the_engine_it_left(system: 
     finally:
         kill(pid)
     assert code == 1 and "does not answer" in told["supervisord"][0]["text"]
-    (left,) = told["orphans"]
-    assert left["status"] == "warn" and f"default.tiny (pid {pid})" in left["text"]
     eventually(lambda: not system.processes(), what="our programs to follow their supervisord")

@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 
-from metal_supervisor import launch
 from metal_supervisor.cluster.accounts import Token
 from metal_supervisor.cluster.answers import KubeError
 from metal_supervisor.doctor import cluster, engines, launchd, login, machine, rights, software
@@ -27,16 +26,14 @@ from metal_supervisor.host.addresses import AddressChoice
 from metal_supervisor.host.commands import TIMED_OUT, Done
 from metal_supervisor.host.launchctl import LoadedJob
 from metal_supervisor.host.machine import Interface
-from metal_supervisor.memory.budget import Budget, budget, metal_limit
+from metal_supervisor.memory.budget import budget, metal_limit
 from metal_supervisor.memory.pressure import MemorySample
 from metal_supervisor.runtimes import RUNTIMES
-from metal_supervisor.runtimes.daemon_client import Away, DaemonRefused
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
-from metal_supervisor.spec.record import Record, Verdict
+from metal_supervisor.spec.record import Verdict
 from metal_supervisor.spec.sizes import GIB
 from metal_supervisor.spec.types import Standing
-from metal_supervisor.state import own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Unavailable
 from tests.support.records import a_record
@@ -73,24 +70,10 @@ def asked(name: str, said: Done | dict[str, Done] | None = None, **facts: Any) -
     return check.ask(cast(Surroundings, SimpleNamespace(settings=settings, uid=501, run=run, **facts)))
 
 
-def python(have: str) -> Any:
-    with (
-        mock.patch.object(software.metadata, "requires", lambda _: ["a>=1.2,<2", 'b; extra == "c"']),
-        mock.patch.object(software.platform, "python_version", lambda: "3.11.7"),
-        mock.patch.object(software, "version_of", lambda _: have),
-    ):
-        return asked("python")
-
-
 def a_directory(mode: int, uid: int = 501) -> Any:
     look = mock.patch.multiple(Path, exists=lambda _: True, stat=lambda _: status(mode, uid))
     with look, mock.patch.object(software, "_parts", lambda _: None):
         return asked("state")
-
-
-def a_socket(mode: int, uid: int = 501) -> Any:
-    with mock.patch("os.path.lexists", lambda _: True), mock.patch("os.lstat", lambda _: status(mode, uid)):
-        return asked("socket", directory=SimpleNamespace(socket="/s.sock"))
 
 
 def a_supervisord(problem: str = "") -> Any:
@@ -124,11 +107,6 @@ def other_agent(*domains: str) -> Any:
 def a_chip(name: str, macos: str, translated: bool = False) -> Any:
     told = {"machdep.cpu.brand_string": name, "kern.osproductversion": macos, "sysctl.proc_translated": int(translated)}
     return asked("chip", mac=SimpleNamespace(text=lambda key: told.get(key, ""), number=lambda key: told.get(key, 0)))
-
-
-def memory(sample: MemorySample, found: Budget, wired: int | None) -> Any:
-    mac = None if wired is None else SimpleNamespace(wired_limit_mib=lambda: wired)
-    return asked("memory", sample=lambda: sample, own_budget=lambda _: found, mac=mac)
 
 
 def room(free_bytes: int, report: dict[str, Any]) -> Any:
@@ -176,16 +154,6 @@ def address(choice: AddressChoice, interfaces: Sequence[Interface], embedded: bo
     return asked("address", **facts, chosen=lambda: chosen, settings={"kubeconfig": "/kubeconfig"})
 
 
-def orphans(table: Any, alive: dict[str, RunNote], marked: Sequence[int]) -> Any:
-    directory = SimpleNamespace(run_notes=lambda: alive, path=Path("state"), note_path=Path)
-    with (
-        mock.patch.object(processes, "marked", lambda *_: dict.fromkeys(marked, "")),
-        mock.patch.object(launch, "start_time", lambda _: NOTE.started),
-        mock.patch.object(own_processes, "is_own", lambda *_: True),
-    ):
-        return asked("orphans", directory=directory, table=lambda: table)
-
-
 def missing(away: dict[str, str], here: list[engines.FoundEngine], runtimes: str = "") -> Any:
     with mock.patch.object(engines, "found", lambda _: (here, away)):
         return asked("engines", said("version: 7200"), records=dict, settings={"runtimes": runtimes})
@@ -211,20 +179,6 @@ def build(changed_at: float | None, started_at: float) -> Any:
         mock.patch.object(engines, "_changed_at", lambda _: changed_at),
     ):
         return asked("builds", directory=directory, table=lambda: {"default.tiny": row("default.tiny")})
-
-
-def confined(record: Record, observed: Observed) -> Any:
-    directory = SimpleNamespace(observations=lambda: {record.program: observed})
-    return asked("confinement", directory=directory, records=lambda: {record.program: record})
-
-
-def ollama(answer: dict[str, str] | Exception, free: bool = False) -> Any:
-    with (
-        mock.patch.object(engines.Daemon, "call", mock.Mock(side_effect=[answer])),
-        mock.patch.object(processes, "port_holder", lambda _: "nginx (pid 3)"),
-        mock.patch.object(processes, "port_free", lambda *_: free),
-    ):
-        return asked("ollama")
 
 
 def ports(taken: dict[str, tuple[int, str]], wanted: int, other: str = "") -> Any:
@@ -295,9 +249,6 @@ UNIVERSAL = (
 )
 CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     # check, status, what it came to, what has to be in the text and the fix
-    ("python", "ok", python("1.10.0"), ("3.11.7",)),
-    ("python", "fail", python(""), ("a is missing", "reinstall")),
-    ("python", "fail", python("2.0"), ("a 2.0 (wanted <2,>=1.2)",)),
     ("settings", "ok", asked("settings", config_file="/m.toml", config_problem=""), ("/m.toml",)),
     ("settings", "fail", asked("settings", config_file="/m.toml", config_problem="unknown 'prot'; use 'port'"),
      ("'port'",)),
@@ -309,11 +260,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("state", "fail", a_directory(stat.S_IFDIR | 0o700, 0),
      ("user id 0", "as the user")),
     ("state", "fail", a_directory(stat.S_IFREG | 0o600), ("--state-dir",)),
-    ("socket", "ok", a_socket(stat.S_IFSOCK | 0o700), ("mode 700",)),
-    ("socket", "ok", a_socket(stat.S_IFSOCK | 0o600), ("mode 600",)),
-    ("socket", "fail", a_socket(stat.S_IFSOCK | 0o777), ("mode 777", "chmod 700")),
-    ("socket", "fail", a_socket(stat.S_IFSOCK | 0o700, 0), ("user id 0",)),
-    ("socket", "fail", a_socket(stat.S_IFREG | 0o600), ("no socket", "remove")),
     ("supervisord", "ok", a_supervisord(), ("4.3.0 answers at /s.sock",)),
     ("supervisord", "warn", asked("supervisord", directory=SimpleNamespace(socket="/none/s.sock")),
      ("nothing runs", "start it with `metal-supervisor run")),
@@ -351,28 +297,10 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("metal", "fail", machine._metal_of_daemon({"metal": "absent"}), ("MetalUnavailable", "--agent")),
     ("metal", "warn", machine._metal_of_daemon({"metal": ""}), ("has not told yet",)),
     ("metal", "warn", machine._metal_of_daemon({}), ("does not run",)),
-    ("memory", "ok", memory(SAMPLE, BUDGET, 0), ("128.0 GiB, 90.0 GiB", "not set", "107.0 GiB (Metal")),
-    ("memory", "warn", memory(replace(SAMPLE, problems=("level is 9",)), BUDGET, 0), ("level is 9",)),
-    ("memory", "warn", memory(SAMPLE, replace(BUDGET, bytes=127 * GIB), None), ("--memory-fraction",)),
-    ("memory", "fail", memory(replace(SAMPLE, total_bytes=0), BUDGET, 0), ("cannot be read",)),
     ("sleep", "ok", asked("sleep", said("AC Power:\n sleep 0\n")), ("never",)),
     ("sleep", "warn", asked("sleep", said(CUSTOM.format(10)), settings={"caffeinate": "/usr/bin/caffeinate"}),
      ("1 min on Battery Power, 10 min on AC Power", "caffeinate keeps", "pmset -a sleep 0")),
     ("sleep", "warn", asked("sleep", said()), ("could not be asked",)),
-    ("battery", "ok", asked("battery", said("Now drawing from 'AC Power'\n")), ("no lid",)),
-    ("battery", "warn", asked("battery", said("Now drawing from 'AC Power'\n -InternalBattery-0\t80%; charged\n")),
-     ("lid",)),
-    ("battery", "warn", asked("battery", said("Now drawing from 'Battery Power'\n -InternalBattery-0\t80%\n")),
-     ("on its battery", "power")),
-    ("filevault", "ok", asked("filevault", said("FileVault is Off.\n")), ("off",)),
-    ("filevault", "warn", asked("filevault", said("FileVault is On.\n")), ("is unlocked", "authrestart")),
-    ("filevault", "warn", asked("filevault", said("Encryption in progress")), ("Encryption in progress",)),
-    ("orphans", "ok", orphans({"default.tiny": row("x", pid=40)}, {"default.tiny": NOTE}, [40]), ()),
-    ("orphans", "ok", orphans(None, {}, []), ("nothing",)),
-    ("orphans", "ok", orphans(
-        {"default.tiny": row("default.tiny", pid=90)}, {"default.tiny": replace(NOTE, launcher_pid=90)}, [40]), ()),
-    ("orphans", "warn", orphans(None, {"default.tiny": NOTE}, [40, 41]), ("(pid 40)", "pid 41", "start")),
-    ("orphans", "warn", orphans({}, {"default.tiny": NOTE}, [40]), ("does not know", "(pid 40)")),
     ("store", "ok", store_of(), ("can be read",)),
     ("store", "ok", store_of(errno.ENOENT),
      ("first download",)),
@@ -399,11 +327,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("binaries", "ok", engine_here("binaries", "/e", said=said(code=1, err="No such xattr")), ("none quarantined",)),
     ("binaries", "fail", engine_here("binaries", "/a b", said=said("0083;5f;Safari;\n")),
      ("-d com.apple", "'/a b'")),
-    ("path", "ok", engine_here("path"), ("the same engines",)),
-    ("path", "ok", engine_here("path", str(Path.home() / ".local/bin/llama-server")), ()),
-    ("path", "ok", engine_here("path", "/Users/u/bin/x", settings={"llama_server": "/Users/u/bin/x"}), ()),
-    ("path", "warn", engine_here("path", "/Users/u/bin/llama-server"),
-     ("--llama-server",)),
     ("firewall", "ok", firewall(OFF, said(), [LLAMA.path], False), ("off",)),
     ("firewall", "ok", firewall(ON, said(), [LLAMA.path], True), ("loopback",)),
     ("firewall", "ok", firewall(ON, said(APPS.format(LLAMA.path, "Allow")), [LLAMA.path], False),
@@ -427,16 +350,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("builds", "warn", build(NOW, NOW - 1),
      ("upgrade", "restart default.tiny")),
     ("builds", "fail", build(None, NOW), ("there no more",)),
-    ("confinement", "ok", confined(RECORD, replace(SEEN, confined=True)), ("1 confined",)),
-    ("confinement", "warn", confined(RECORD, replace(SEEN, confined=None)), ("could not be kept",)),
-    ("confinement", "warn", confined(RECORD, SEEN), ("next start", "supervisorctl restart")),
-    ("confinement", "warn", confined(replace(RECORD, unconfined="it is off"), SEEN),
-     ("it is off", "security.md")),
-    ("ollama", "ok", ollama({"version": "0.30.1"}), ("0.30.1",)),
-    ("ollama", "ok", ollama(Away("refused"), free=True), ("nothing listens",)),
-    ("ollama", "fail", ollama({}), ("no Ollama: it is nginx (pid 3)", "--ollama-url")),
-    ("ollama", "fail", ollama(Away("refused")), ("it is nginx (pid 3), and speaks no HTTP",)),
-    ("ollama", "fail", ollama(DaemonRefused(404, "no")), ("it is nginx (pid 3), and answered 404",)),
     ("credential", "ok", login.judge_token(TOKEN, NOW), ("llm/metal-studio", "renewed")),
     ("credential", "warn", login.judge_token(TOKEN, NOW + 25 * DAY_S), ("should have been renewed",)),
     ("credential", "fail", login.judge_token(TOKEN, NOW + 31 * DAY_S), ("expired", "--service-account metal-studio")),
@@ -522,27 +435,6 @@ def test_a_check_says_what_is_wrong_and_what_helps(check: str, wanted: str, foun
     for word in words:
         assert word in told, f"{word!r} in {told!r}"
     assert all(bool(each.fix) == (each.status != "ok") for each in findings), "a way out, exactly where one is needed"
-
-
-@pytest.mark.parametrize("during", ["processes", "notes", "table"])
-def test_an_engine_that_starts_during_the_check_is_no_stranger(during: str) -> None:
-    up = False
-
-    def look(at: str, there: Any) -> Any:
-        nonlocal up
-        found, up = there if up else {}, up or at == during  # it starts right after this was read
-        return found
-
-    table = {"default.tiny": row("default.tiny", pid=NOTE.pid)}
-    notes = {"default.tiny": NOTE}
-    directory = SimpleNamespace(run_notes=lambda: look("notes", notes), path=Path("state"), note_path=Path)
-    with (
-        mock.patch.object(processes, "marked", lambda *_: look("processes", {NOTE.pid: ""})),
-        mock.patch.object(launch, "start_time", lambda _: NOTE.started),
-        mock.patch.object(own_processes, "is_own", lambda *_: True),
-    ):
-        (finding,) = only(asked("orphans", directory=directory, table=lambda: look("table", table)))
-    assert finding.status == "ok", finding.text
 
 
 def test_every_check_is_judged_both_ways() -> None:
