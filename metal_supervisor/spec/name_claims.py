@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Key, Rejected, Service
+from metal_supervisor.spec.types import Key, Rejected, Service, shown_to
 
 NAME_TAKEN = "NameTaken"
 QUALIFIED = re.compile(r"([a-z0-9-]{1,63})/[a-z0-9.-]{1,253}")
@@ -82,8 +82,9 @@ def on_daemons(
         granted = replace(each, daemon_names=tuple(name for name, holder in claimed.items() if holder == each.key))
         for name, holder in claimed.items():
             if holder != each.key:
-                text = f"the {each.runtime} daemon does not answer to {name} for this service: {'/'.join(holder)} has "
-                text += f"that name; send {each.name}, or give the two services Models of their own"
+                who = shown_to(each.namespace, holder)
+                text = f"the {each.runtime} daemon does not answer to {name} for this service: {who} has that name; "
+                text += f"send {each.name}, or give the two services Models of their own"
                 granted = replace(granted, not_granted=(*granted.not_granted, (NAME_TAKEN, text)))
         found[each.key] = granted
     return found
