@@ -20,7 +20,6 @@ from metal_supervisor.spec.sizes import GIB, MIB, amount
 SHARES = ((36, 0.67), (64, 0.75), (127, 0.80))
 LARGEST_SHARE = 0.90
 METAL_SPARE_BYTES = 512 * MIB
-HELD_STEP_BYTES = 256 * MIB
 RESERVE_BYTES, RESERVE_PART = 2 * GIB, 16
 """The system keeps a sixteenth, but at least 2 GiB; on a machine smaller than 8 GiB a quarter."""
 
@@ -45,14 +44,6 @@ class Budget:
         """One line: the budget, the limit that it comes from, and the other limits."""
         others = ", ".join(f"{name}: {amount(size)}" for name, size in self.limits.items() if name != self.reason)
         return f"{amount(self.bytes)} ({self.reason}; {others})"
-
-    def less(self, held_bytes: int, holder: str) -> Budget:
-        """Budget less the memory of engines outside the ledger, rounded up so that it is stable while they are idle."""
-        held_bytes = -(-held_bytes // HELD_STEP_BYTES) * HELD_STEP_BYTES
-        if not held_bytes:
-            return self
-        left, reason = max(self.bytes - held_bytes, 0), f"{self.reason}, less {amount(held_bytes)} of {holder}"
-        return Budget(left, self.total_bytes, reason, {**self.limits, reason: left})
 
 
 def share_of(total_bytes: int) -> float:
