@@ -13,6 +13,7 @@ from metal_supervisor import launch
 from metal_supervisor.spec.ini import SAFE_HOME
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.user_error import UserError
+from metal_supervisor.state.kept_files import write_atomic
 
 DIRECTORIES = (
     "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
@@ -64,7 +65,8 @@ class StateHome:
             for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            text = f"state directory {self.path}: {error.strerror} ({error.filename or self.path}); put that right, or"
+            where = f" ({error.filename})" if error.filename else ""
+            text = f"state directory {self.path}: {error.strerror}{where}; put that right, or"
             raise StateError(f"{text} choose another with --state-dir") from None
         self.refresh_link()
 
@@ -72,8 +74,7 @@ class StateHome:
         """Raises OSError, StateError."""
         path = self.path / FORMAT_FILE
         if not path.exists() and not (self.path / "records").exists():
-            path.write_text(STATE_FORMAT, "utf-8")
-            path.chmod(0o600)
+            write_atomic(path, STATE_FORMAT)
         found = path.read_text("utf-8", "replace").strip() if path.exists() else "1"
         if found != STATE_FORMAT:
             text = f"state directory {self.path} has format {printable(found):.20}, and this version has {STATE_FORMAT}"
