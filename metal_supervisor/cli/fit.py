@@ -187,14 +187,15 @@ def _advice(subject: _Subject, free: int, allowed: int, made: Estimate) -> list[
 def _running(settings: Settings) -> dict[str, int]:
     """Bytes that each engine that runs or starts on this Mac counts for, by name.
 
-    Of a system that is stopped, only engines that outlived it; of one that runs, none that was stopped by hand.
+    Of a system that is stopped, only engines that outlived it; of one that runs, those that were stopped by hand too,
+    because their memory is kept for them.
     """
     state = StateDir(settings.state_path)
     seen, notes, up = state.observations(), state.run_notes(), is_up(state)
     return {
         "/".join(record.key): max(record.reserved_bytes, seen[name].memory_bytes if name in seen else 0)
         for name, record in state.records()[0].items()
-        if _lives(notes.get(name)) or (up and record.runs and not record.stopped_by_hand)
+        if _lives(notes.get(name)) or (up and record.runs)
     }
 
 

@@ -131,7 +131,7 @@ def _within(record: Record, book: Ledger, pools: Mapping[str, Pool], up: bool) -
 def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
     """Ledger entries of a service, and the bytes that its stopping engine still holds."""
     held = up.bytes if up else 0
-    if not proposal.asks or _is_free(proposal, up):
+    if not proposal.asks:
         return [], held
     if proposal.evicted_at is not None:
         return [replace(_asking(proposal, proposal.queued_at, now), held_back=True)], held
@@ -156,11 +156,6 @@ def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) 
         gone = replace(_having(proposal, up), estimate_bytes=None, protected=True)
         return [gone, replace(_asking(proposal, proposal.queued_at, now), holds_bytes=held)], 0
     return [_asking(proposal, proposal.queued_at, now)], held
-
-
-def _is_free(proposal: Proposal, up: Up | None) -> bool:
-    """True if the memory of an engine is free because it was stopped by hand; started by hand, it counts again."""
-    return proposal.stopped_by_hand and up is None
 
 
 def _having(engine: Proposal | Record, up: Up | None) -> Entry:

@@ -136,8 +136,9 @@ def test_a_process_is_adopted_by_the_very_directory_that_it_runs_from(tmp_path: 
 @pytest.mark.parametrize("case", ["own", "copied"])
 def test_a_program_of_ours_is_ended_by_the_directory_that_it_was_given_alone(tmp_path: Path, case: str) -> None:
     before = stopped(tmp_path)
-    shell = ["/bin/sh", "-c", "read nothing", "metal-supervisor", "controller", "--state-dir", before.home]
-    with subprocess.Popen(shell, stdin=subprocess.PIPE) as program:
+    shell = ["/bin/sh", "-c", "echo; read nothing", "metal-supervisor", "controller", "--state-dir", before.home]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline()  # right after exec it has no arguments yet
         note = {"format": 1, "pid": program.pid, "started": launch.start_time(program.pid)}
         (before.path / "runs" / "controller.own").write_text(json.dumps(note))
         copy = Path(shutil.copytree(before.path, tmp_path / "copy"))

@@ -147,11 +147,10 @@ def test_what_runs_now_counts_by_what_was_reserved_or_measured(shell: Shell, mod
     assert said.code == 0
 
 
-def test_an_engine_that_was_stopped_counts_until_it_has_ended(shell: Shell, models: Path) -> None:
+def test_an_engine_counts_that_was_stopped_by_hand_or_has_not_ended_yet(shell: Shell, models: Path) -> None:
     shell.runs("stopped", 8 * GIB, by_hand=True)
-    shell.runs("ending", 2 * GIB, by_hand=True, pid=os.getpid())
     shell.runs("scaled", 1 * GIB, standing=Standing.STOPPED, pid=os.getpid())
-    assert shell.json(models / "tiny.gguf")["running"] == {"default/ending": 2 * GIB, "default/scaled": 1 * GIB}
+    assert shell.json(models / "tiny.gguf")["running"] == {"default/stopped": 8 * GIB, "default/scaled": 1 * GIB}
 
 
 def test_of_a_system_that_is_stopped_only_engines_that_outlived_it_count(
@@ -249,7 +248,8 @@ def test_a_projector_is_no_model_and_is_not_applied(
 ) -> None:
     monkeypatch.setattr(Serve, "_as_the_system", lambda *_: pytest.fail("it was applied"))
     vision.projector(tmp_path / "mmproj.gguf")
-    code = main.main([command, str(tmp_path / "mmproj.gguf"), "--state-dir", str(tmp_path / "state")])
+    engine = ["--llama-server", sys.executable]
+    code = main.main([command, str(tmp_path / "mmproj.gguf"), "--state-dir", str(tmp_path / "state"), *engine])
     told = capsys.readouterr().err
     assert code != 0 and "mmproj.gguf: it is a projector" in told and "spec.mmproj" in told
     assert ("nothing is applied" in told) is (command == "serve")

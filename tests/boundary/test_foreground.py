@@ -89,16 +89,16 @@ def test_commands_for_a_model_are_told_when_it_is_ready_though_those_for_the_sys
 
 def test_a_system_that_was_started_for_a_model_names_its_request_and_how_to_keep_the_system(state: StateDir) -> None:
     """A service from before may be Ready sooner, and its engine may want a key."""
-    out = io.StringIO()
-    served = Foreground(Settings(), Overrides(), None, out, ("default", "mine")).printer
-    served.print_states(state, Settings())
-    served.print_hint(state, Settings())
+    out, settings = io.StringIO(), Settings(state_dir=str(state.path))
+    served = Foreground(settings, Overrides(), None, out, ("default", "mine")).printer
+    served.print_states(state, settings)
+    served.print_hint(state, settings)
     assert "curl http" not in out.getvalue() and "metal-supervisor serve" in out.getvalue()
     state.write_record(a_record("mine", port=18101, spec_file="default.mine.0123456789ab.json"))
     state.write_spec("default.mine.0123456789ab.json", json.dumps({"env": {"LLAMA_API_KEY": "sekrit"}}))
     state.write_observed(Observed("default.mine", 7, True, 1.0, "RUNNING"))
-    served.print_states(state, Settings())
-    served.print_hint(state, Settings())
+    served.print_states(state, settings)
+    served.print_hint(state, settings)
     told = out.getvalue()
     request = 'curl http://127.0.0.1:18101/v1/chat/completions -H "Authorization: Bearer $('
     assert request in told and "key show mine" in told and ":18100/v1/chat" not in told and "sekrit" not in told

@@ -159,15 +159,6 @@ def test_restarts_are_counted_after_the_clock_was_set_back(tmp_path: Path) -> No
     assert life.engine(1011, -7100).restarts == 4
 
 
-def test_the_starts_that_an_earlier_release_saw_are_not_counted_again(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    life.state.write_observed(Observed(NAME, 1000, True, life.began, "RUNNING", restarts=5))
-    life.note = replace(life.note, pid=1000, launcher_pid=1000, starts=(life.began - 90, life.began - 60))
-    life.begin()
-    assert life.look(State.RUNNING, 1000, 1000).restarts == 5
-    assert life.engine(1010, 1).restarts == 6
-
-
 def test_a_crash_after_a_long_run_is_counted_though_the_launcher_forgot_the_start(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.engine(1000, -3600)

@@ -374,7 +374,8 @@ def test_a_file_with_any_name_can_be_put_aside(state: StateDir, name: str) -> No
 def test_directories_are_private(state: StateDir) -> None:
     state.create()
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in state.path.iterdir()} == {0o700}
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in state.path.iterdir()}
+    assert modes == {True: 0o700, False: 0o600}
 
 
 def test_a_state_directory_that_is_a_file_is_named_with_a_way_out(tmp_path: Path) -> None:

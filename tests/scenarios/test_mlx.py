@@ -164,6 +164,6 @@ def test_a_mac_without_llama_server_serves_mlx_by_the_swift_server_if_it_is_ther
         up.apply(mlx_service(MLX, "mlx"), mlx_service("quantized", "mlx", cacheTypeK="q8_0"))
         up.ready(MLX, within_s=60)
         assert up.chat(MLX) == "hello world from swift"
-        assert "requests have to use the one that its /v1/models lists" in up.condition("MetalReady", MLX)["message"]
+        assert "under a model name of its own: requests have to use" in up.condition("MetalReady", MLX)["message"]
         assert "/nonexistent" in failed(up, GGUF, "RuntimeBinaryMissing")
         assert "this mlx-server has no quantized cache" in failed(up, "quantized", "UnsupportedField")

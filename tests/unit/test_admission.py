@@ -74,20 +74,6 @@ def test_two_that_fit_alone_but_not_together() -> None:
     assert book.charged_bytes == 30 * GIB
 
 
-def test_an_engine_that_was_stopped_by_hand_gives_its_memory_once_it_has_ended_and_takes_it_again() -> None:
-    a, b = wants("a", 30), wants("b", 20)
-    first = admitted(a)
-    stopped = of(replace(first[a.key], stopped_by_hand=True))
-    ending, book = settle({**stopped, b.key: b}, stopped, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
-    assert ending[b.key].verdict.standing is Standing.WAIT and book.charged_bytes == 30 * GIB
-    ended, book = settle({**stopped, b.key: b}, stopped, {}, AdmissionRules(BUDGET), 3.0)
-    assert ended[b.key].verdict.standing is Standing.RUN and book.charged_bytes == 20 * GIB
-    assert ended[a.key].stopped_by_hand and ended[a.key].spec_file == a.spec_file, "it may be started by hand"
-    started = {**ended, a.key: first[a.key]}
-    _, book = settle(started, started, {a.key: up(a), b.key: up(b)}, AdmissionRules(BUDGET), 4.0)
-    assert book.charged_bytes == 50 * GIB
-
-
 def test_it_starts_by_itself_once_the_other_s_process_is_gone_and_not_before() -> None:
     a, b = wants("a", 30), wants("b", 20)
     both, _ = settle(of(a, b), {}, {}, AdmissionRules(BUDGET), 1.0)
