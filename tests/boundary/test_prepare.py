@@ -68,7 +68,8 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 def test_no_test_installs_anything() -> None:
     tried = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        of_the_finders = path.name.startswith("test_find_") or path.name in ("test_tools.py", "test_set_up.py")  # with stand-ins
+        with_stand_ins = "test_tools.py", "test_set_up.py"
+        of_the_finders = path.name.startswith("test_find_") or path.name in with_stand_ins
         source = path.read_text()
         if of_the_finders or path.parent.parent.name == "support" or "find_" not in source:
             continue

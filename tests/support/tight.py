@@ -41,9 +41,8 @@ def room_for(count: float, base: Path, context: int = LARGE) -> str:
     base.mkdir(exist_ok=True)
     tiny_gguf.write_tiny_gguf(base / "tiny.gguf", context=context)
     command = [sys.executable, "-I", "-m", "metal_supervisor", "fit", str(base / "tiny.gguf")]
-    asked = subprocess.run(
-        [*command, "--ctx", str(context), "--json", "--state-dir", str(base / "none")], capture_output=True, text=True, timeout=60, check=False
-    )
+    command += ["--ctx", str(context), "--json", "--state-dir", str(base / "none")]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return f"{share(count * json.loads(asked.stdout)['needBytes']):.9f}"
 
 
