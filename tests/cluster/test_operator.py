@@ -204,7 +204,7 @@ def test_a_relay_of_an_agent_on_another_mac_is_left_alone_until_that_falls_silen
         operator.alive.clear()
         silent = {"metadata": {"annotations": {"llmkube.ai/agent-heartbeat": "2026-01-01T00:00:00Z"}}}
         fleet.kube.request("PATCH", f"{SLICES}/tiny-agent", None, silent, MERGE)
-        mac.ready("tiny", 90)
+        eventually(lambda: mac.pid("tiny"), 90, "this Mac to take it over: until then its phase is the other's")
         eventually(lambda: not mac.get(f"{SERVICES}/tiny")["spec"].get("selector"), 30, "the selector to be cleared")
         eventually(lambda: mac.maybe(f"{SLICES}/tiny-agent") is None, 30, "the stale slice to be gone")
         operator.end()
