@@ -28,6 +28,7 @@ from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
 from metal_supervisor.cluster.kube import Kube, KubeError, find
 from metal_supervisor.cluster.manifests import api_path, metal_ready
+from metal_supervisor.cluster.reflector import key_of
 from metal_supervisor.cluster.report import CRASH_LOOP, HUNG
 from metal_supervisor.controller.prerequisites import own_ollama
 from metal_supervisor.controller.resource_filter import policy_of
@@ -356,11 +357,6 @@ class Serve:
                     kube.request("DELETE", path)
                 return "the service is removed again"
         return f"the service stays: metal-supervisor rm {name}{self._flag} removes it"
-
-
-def key_of(manifest: Json) -> Key:
-    """(namespace, name) of an object."""
-    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -53,10 +53,7 @@ class OmlxModel:
             raise error if linked else DaemonRefused(error.status, f"{error}; {IN_PLACE}") from None
 
     def rename(self, daemon: Daemon, names: tuple[str, ...], _others: Collection[str]) -> None:
-        """Replace the further names that the model answers to. Raises Away, DaemonRefused.
-
-        A gate of an older release ignores them.
-        """
+        """Replace the further names that the model answers to. Raises Away, DaemonRefused."""
         daemon.call("PUT", self._path, {**self._body, "names": names})
 
     def detach(self, daemon: Daemon, timeout_s: float, _keep: bool, _others: Collection[str]) -> None:
