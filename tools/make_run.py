@@ -69,7 +69,7 @@ def example() -> Path:
 
 
 def engine() -> Path:
-    """Path of a llama-server, installed in a step of the set-up where there is none. Raises NotFound."""
+    """Path of a llama-server, installed in a step of the set-up if it is missing. Raises NotFound."""
     import find_llama_server as finder
 
     try:

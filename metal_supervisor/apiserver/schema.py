@@ -127,7 +127,7 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Problem]:
 
 
 def mistyped(schema: Json, value: Json) -> str:
-    """Message about the first field of a wrong type, "" if there is none."""
+    """Message about the first field of a wrong type, "" if all are right."""
     return next((str(each) for each in validate(schema, value) if each.reason == "FieldValueTypeInvalid"), "")
 
 

@@ -74,8 +74,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     directory.remove_unfinished()
     save_overrides(directory.path, overrides)
     leftovers.rehome(directory, say)
-    if settings.confinement == "required":
-        require_policies(directory)
+    require_policies(directory, settings.confinement)
     link_current(directory)
     leftovers.sweep(directory, say)
     leftovers.forget_families(directory)

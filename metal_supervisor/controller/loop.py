@@ -110,8 +110,8 @@ class Controller:
         self.metal = Metal(metal or question_of(settings), self._tell)
         self.prerequisites = Prerequisites(settings, directory, self.store, headers, builds, self._tell)
         self.model_files = ModelFiles(self.store, headers.latest)
-        if settings.confinement == "required":
-            require_policies(directory)  # again: the controller before it wrote its own until it ended
+        # Again: the controller before it wrote its own until it ended.
+        require_policies(directory, settings.confinement)
         # While an edit waits for memory, that of its engine cannot be composed anew.
         self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)

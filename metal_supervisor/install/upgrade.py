@@ -39,8 +39,7 @@ def upgrade(state: Path, say: Callable[[str], None]) -> int:
         return NOT_RUNNING
     directory.create()  # this build may know directories that the one before it did not
     settings, problem = loader.load_good(directory.path)
-    if settings.confinement == "required":
-        require_policies(directory)
+    require_policies(directory, settings.confinement)
     boot.link_current(directory)
     if settings.embedded and not _lives(supervisord, "apiserver"):
         boot.embedded_access(directory)  # it may be new here; one that lives keeps its port

@@ -357,7 +357,7 @@ def test_what_was_started_without_is_not_started_so_again_once_it_is_required(tm
     specs = {"engine": was, "daemon": {**was, "program": "ollama"}, "attacher": {**was, "shared": True}}
     for name, spec in specs.items():
         state.spec_path(f"{name}.json").write_text(json.dumps(spec))
-    require_policies(state)
+    require_policies(state, "required")
     found = {name: state.read_spec(f"{name}.json")["confinement"] for name in specs}
     assert found["attacher"] is False
     for name in ("engine", "daemon"):

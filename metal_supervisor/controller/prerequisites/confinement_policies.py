@@ -222,12 +222,14 @@ def _parts(path: str) -> list[str]:
     return [str(place.with_name(name)) for name in shard_names(place.name)] if path else []
 
 
-def require_policies(directory: StateDir) -> None:
-    """Have no engine start from a spec that was composed without a policy, until the controller has composed one.
+def require_policies(directory: StateDir, mode: str) -> None:
+    """Where confinement is required, start no engine from a spec without a policy, until the controller composes one.
 
-    For `--confinement required`: an engine that was started before that setting may crash before the first pass. An
-    attacher needs no policy.
+    An engine that was started before that setting may crash before the first pass. An attacher needs no policy.
+    `mode`: as `--confinement`.
     """
+    if mode != "required":
+        return
     for path in (directory.path / "specs").glob("*.json"):
         spec = directory.read_spec(path.name)
         if spec.get("confinement") is False and spec.get("shared") is not True:
