@@ -34,8 +34,9 @@ def test_a_terminal_shows_how_far_a_step_is(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr("sys.stdout", terminal)
         with Step("packages", "a lock", tmp_path) as step:
             step.note("12: numpy")
-        terminal.flush()
-        shown = os.read(ours, 1000).decode()
+        shown = ""
+        while not shown.endswith("\n"):
+            shown += os.read(ours, 1000).decode()
     os.close(ours)
     assert "\r\x1b[K  packages         a lock ... 12: numpy" in shown and shown.endswith("... 0 s, 0 MB\r\n")
 
