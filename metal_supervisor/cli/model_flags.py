@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from metal_supervisor.cli.models import ModelsCommand
 
 STORE = ("state_dir", "model_store")
-FETCHING = (*STORE, "hf_endpoint", "allowed_hosts", "private_hosts", "allowed_roots", "stall_timeout")
+FETCHING = (
+    *STORE,
+    "hf_endpoint",
+    "allowed_hosts",
+    "private_hosts",
+    "allowed_roots",
+    "stall_timeout",
+    "ollama_url",
+    "ollama_registry",
+)
 
 
 def add(commands: Any) -> None:

@@ -15,12 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.cli.download_bars import DownloadBars, bar
+from metal_supervisor.cli.download_bars import Bar, DownloadBars, bar
 from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, CommandError
+from metal_supervisor.controller.prerequisites import own_ollama
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import s3
 from metal_supervisor.models.store import Store
 from metal_supervisor.models.store_context import Terms, terms_of
+from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
+from metal_supervisor.runtimes.ollama_models import pulled
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.hosts import web_url
@@ -33,6 +36,7 @@ from metal_supervisor.spec.types import Json, ModelFile
 from metal_supervisor.state.downloads import AGAIN, counts
 
 LOOK_S, SAY_S = 0.2, 10.0
+CONTINUES = "the same command continues from there"
 FIRST_TRIES = 4
 """Attempts at a server that has not sent a byte yet."""
 OF_S3 = s3.ID, s3.SECRET, s3.TOKEN, *s3.REGIONS, *s3.ENDPOINTS
@@ -48,15 +52,6 @@ def for_a_terminal(text: str) -> str:
     for name, flag in FIELDS.items():
         text = text.replace(name, flag)
     return printable(text)
-
-
-def artifact_of(spec: Json) -> Artifact:
-    """The artifact to fetch: that of a Model with this spec. Raises Bad."""
-    found = read_artifact({"spec": spec})
-    if library_model(found.source):
-        text = f"SOURCE {spec['source']!r:.200} is of Ollama's library, whose server fetches it: ollama pull"
-        raise Bad("UnsupportedSource", f"{text} {library_model(found.source)}")
-    return found
 
 
 def keys_of(artifact: Artifact, secrets: Sequence[str]) -> Keys:
@@ -81,16 +76,42 @@ def terms_for(settings: Settings, artifact: Artifact, keys: Keys) -> Terms:
 
 
 def main(settings: Settings, spec: Json, secrets: Sequence[str], complain: Callable[[str], None]) -> int:
-    """Fetch the model of a spec and print its path. Returns 0, 1 if it failed, 130 if interrupted.
+    """Fetch the model of a spec, and print its path or its name in Ollama.
 
-    Raises CommandError for wrong arguments.
+    Returns 0, 1 if it failed, 130 if interrupted. Raises CommandError for wrong arguments.
     """
     try:
-        artifact = artifact_of(spec)
+        artifact = read_artifact({"spec": spec})
         keys = keys_of(artifact, secrets)
     except Bad as bad:
         raise CommandError(for_a_terminal(bad.message), USAGE) from None
+    if library := library_model(artifact.source):
+        return _pull_into_ollama(settings, library, complain)
     return _Pull(settings.store_path, artifact, keys, terms_for(settings, artifact, keys), complain).run()
+
+
+def _pull_into_ollama(settings: Settings, name: str, complain: Callable[[str], None]) -> int:
+    """Let the user's own Ollama pull a model of its library. Returns what `main` does."""
+    address = own_ollama.address_of(settings.ollama_url)
+    if address is None or not own_ollama.answers(address):
+        where = f"no Ollama answers at {settings.ollama_url}"
+        complain(printable(f"{name}: {where}; start it (ollama serve), or name its --ollama-url"))
+        return FAILED
+    bars = DownloadBars(sys.stderr)
+    job = {"library": name, "registry": settings.ollama_registry}
+    try:
+        print(pulled(Daemon(*address), job, lambda text: bars.draw([Bar(name, 0, 0, text)])))
+        return OK
+    except (Away, DaemonRefused) as error:
+        bars.clear()
+        complain(printable(f"{name}: {error}"))
+        return FAILED
+    except KeyboardInterrupt:
+        bars.clear()
+        complain(f"stopped; {CONTINUES}")
+        return INTERRUPTED
+    finally:
+        bars.clear()
 
 
 class _Pull:
@@ -173,5 +194,5 @@ class _Pull:
         self._bars.clear()
         self._store.want({})
         here = f" after {amount(self._meter.got_bytes, 'down')}" if self._meter.got_bytes else ""
-        self._complain(f"stopped{here}; the same command goes on from there")
+        self._complain(f"stopped{here}; {CONTINUES}")
         return INTERRUPTED

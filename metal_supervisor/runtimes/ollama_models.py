@@ -53,7 +53,7 @@ class OllamaModel:
         self.file = job["library"] or ("" if daemon.ours else job["path"])
         self._claim_name(daemon)
         if job["library"]:
-            made: Json = {"from": _pulled(daemon, job, progress)}
+            made: Json = {"from": pulled(daemon, job, progress)}
         else:
             digest = _blob(daemon, job, timeout_s, progress)
             made = {"files": {"model.gguf": digest}}
@@ -190,8 +190,13 @@ def _digest_of(daemon: Daemon, name: str) -> str:
     return next((str(each.get("digest")) for each in rows if _plain(each.get("name")) == name), "")
 
 
-def _pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
-    """Pull a model of the library unless it is there, e.g. pulled by the user. Returns its name."""
+def pulled(daemon: Daemon, job: Json, progress: Callable[[str], None]) -> str:
+    """Pull a model of the library unless it is there, e.g. pulled by the user. Returns its name.
+
+    `job`: its "library" is the model's name, its "registry" the URL of a mirror or "".
+
+    Raises Away, DaemonRefused.
+    """
     name, mirror = job["library"], job["registry"].partition("://")[2].rstrip("/")
     wanted = f"{mirror}/{name if '/' in name else f'library/{name}'}" if mirror else name
     if _digest_of(daemon, _plain(wanted)):

@@ -23,8 +23,11 @@ from range_server import Web, serving
 from metal_supervisor.cli import pull
 from metal_supervisor.models.model_directory import PARTIAL, ModelDirectory
 from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.model_resource import read_artifact
 from metal_supervisor.spec.sources import Artifact, canonical
+from tests.support import ollama
 from tests.support.hub import Hub
+from tests.support.ollama_registry import registry
 from tests.support.s3 import SECRET, Server
 from tests.support.system import eventually
 from tests.support.typed import typed
@@ -171,6 +174,16 @@ def test_keys_of_s3_are_those_of_the_environment_and_its_server_may_be_private(m
     assert SECRET not in said + beside + refused
 
 
+def test_a_model_of_the_library_is_pulled_by_the_users_own_ollama(mac: Mac, tmp_path: Path) -> None:
+    with registry() as source, ollama.serving(tmp_path / "daemon") as daemon:
+        source.publish("tiny", ollama.tiny(tmp_path / "tiny.gguf", n_layer=3), tag="1b")
+        flags = "--ollama-url", f"http://127.0.0.1:{daemon.port}", "--ollama-registry", f"http://127.0.0.1:{source.port}"
+        said, _ = mac.pull("ollama://tiny:1b", *flags)
+        assert said.strip() in {each["name"] for each in daemon.ask("GET", "/api/tags")[1]["models"]}
+        assert "file does not exist" in mac.pull("ollama://none", *flags, code=1)[1]
+    assert "no Ollama answers at" in mac.pull("ollama://tiny:1b", *flags, code=1)[1]
+
+
 # ── what does not ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -178,7 +191,6 @@ def test_keys_of_s3_are_those_of_the_environment_and_its_server_may_be_private(m
     ("words", "text"),
     [
         (("ftp://h/m.gguf",), "SOURCE 'ftp://h/m.gguf' is not supported"),
-        (("https://ollama.com/library/phi3",), "ollama pull phi3:latest"),
         (("o/r", "--sha256", "12"), "--sha256 must be 64 hexadecimal digits"),
         (("https://h/x/", "--format", "mlx"), "name its files in --files"),
         (("s3://UPPER/x",), "SOURCE 's3://UPPER/x' must look like"),
@@ -236,7 +248,7 @@ def test_an_interrupt_ends_it_at_once_and_the_same_command_goes_on(mac: Mac, hub
         began = time.monotonic()
         said, beside = process.communicate(timeout=20)
         assert time.monotonic() - began < 5 and process.returncode == 130
-    assert "the same command goes on from there" in beside and not said
+    assert "the same command continues from there" in beside and not said
     here, hub.chunk_delay_s = mac.partial_bytes(), 0.0
     asked = len(hub.log)
     assert Path(mac.pull("hf://o/r/m-Q4_K_M.gguf")[0].strip()).read_bytes() == GGUF
@@ -293,9 +305,9 @@ def test_hosts_that_are_typed_may_be_private_and_no_others() -> None:
 def test_keys_of_s3_come_from_the_environment_for_s3_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("MY_KEY", "secret")
-    found = pull.keys_of(pull.artifact_of({"source": "s3://bucket/m.gguf"}), ["MY_KEY"]).values
+    found = pull.keys_of(read_artifact({"spec": {"source": "s3://bucket/m.gguf"}}), ["MY_KEY"]).values
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["MY_KEY"] == "secret"
-    assert pull.keys_of(pull.artifact_of({"source": "https://h/m.gguf"}), ()).values == {}
+    assert pull.keys_of(read_artifact({"spec": {"source": "https://h/m.gguf"}}), ()).values == {}
 
 
 ERASED = "\x1b[1A\x1b[2K"
@@ -359,7 +371,7 @@ def test_ctrl_c_on_a_terminal_leaves_no_bar_behind(mac: Mac, hub: Hub) -> None:
     try:
         terminal.read(r"\d+%")
         terminal.process.send_signal(signal.SIGINT)
-        assert f"{ERASED}metal-supervisor: stopped" in terminal.read("goes on from there")
+        assert f"{ERASED}metal-supervisor: stopped" in terminal.read("continues from there")
         assert terminal.process.wait(30) == 130
     finally:
         terminal.close()
