@@ -84,8 +84,12 @@ test-cluster: prepare
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check --quiet .
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-cache
+
+format: $(READY)
+	@$(BIN)/python -m ruff format .
 
 bench: prepare
 	@$(BIN)/python -m tests.support.bench.bench

@@ -67,9 +67,7 @@ def _resources(report: dict[str, Any]) -> Iterator[str]:
     for each in sorted(report["install"], key=lambda one: one["metadata"]["name"].lower()):
         found = each["download_info"]
         digest = found["archive_info"]["hashes"]["sha256"]
-        yield RESOURCE.format(
-            name=_plain(each["metadata"]["name"]), url=_plain(found["url"]), sha256=_digest(digest)
-        )
+        yield RESOURCE.format(name=_plain(each["metadata"]["name"]), url=_plain(found["url"]), sha256=_digest(digest))
 
 
 def _plain(text: str) -> str:

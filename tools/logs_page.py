@@ -118,9 +118,12 @@ A level `any` is the one that was just chosen; the logger `@ANY@` has the name o
 
 """
 SAMPLE: dict[str, logging.Scalar] = {
-    "ts": "2026-11-21T09:00:00.000Z", "level": "info", "logger": "controller", "msg": "pass",
+    "ts": "2026-11-21T09:00:00.000Z",
+    "level": "info",
+    "logger": "controller",
+    "msg": "pass",
     "did": "start default.tiny: new",
-}  # fmt: skip
+}
 
 
 class Broken(Exception):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/metrics.md from the tables of metrics, reasons and runtimes, and from our alerts.
 
-    python tools/metrics_page.py
+python tools/metrics_page.py
 """
 
 from __future__ import annotations

@@ -76,9 +76,12 @@ def check(text: str) -> None:
         file.chmod(0o440)
         try:
             done = subprocess.run(
-                [visudo, "-cf", str(file)], capture_output=True, text=True, timeout=VISUDO_TIMEOUT_S,
+                [visudo, "-cf", str(file)],
+                capture_output=True,
+                text=True,
+                timeout=VISUDO_TIMEOUT_S,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Refused(f"{visudo}: {error}; nothing was installed") from None
     if done.returncode:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/reference.md from the schemas in conf/crds.
 
-    python tools/reference_page.py
+python tools/reference_page.py
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ ANNOTATIONS = {
         "loads the model when somebody asks for it; also on a Model ([on-demand.md](on-demand.md))",
     ),
     "idle-ttl": (
-        "seconds, `15m`, or `off`", "how long such a model stays loaded without a request; also on a Model",
+        "seconds, `15m`, or `off`",
+        "how long such a model stays loaded without a request; also on a Model",
     ),
     "aliases": ("names with commas", "further names at the gateway ([gateway.md](gateway.md#names))"),
     "hosts": ("hosts with commas; on a Secret", "where the Secret may be sent ([models.md](models.md#credentials))"),

@@ -18,10 +18,20 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 SAMPLE = PAGE.parents[1] / "conf" / "metal-supervisor.toml"
 NEVER: dict[type, Any] = {str: "\x00", int: float("nan"), float: float("nan")}
 """A value of each type that no check lets pass: it answers with what it would."""
-AT_ENGINES_START = frozenset({
-    "bind", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx", "ollama", "ollama_models", "log_size",
-    "log_files",
-})  # fmt: skip
+AT_ENGINES_START = frozenset(
+    {
+        "bind",
+        "llama_server",
+        "mlx_server",
+        "mlx_lm_server",
+        "vllm_swift",
+        "omlx",
+        "ollama",
+        "ollama_models",
+        "log_size",
+        "log_files",
+    }
+)
 """What an engine is started with: its program, where it listens and keeps things, supervisord's section of it."""
 OTHERWISE = {
     "state_dir": "never: it is another system",

@@ -36,7 +36,9 @@ FAILURES = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError,
 
 def call(method: str, what: tuple[str, str], name: str, query: dict, body: dict | None = None, kind: str = "") -> dict:
     """One request about the namespace's objects; the token is read anew, because Kubernetes replaces it."""
-    host = os.environ.get("API_URL") or "https://{KUBERNETES_SERVICE_HOST}:{KUBERNETES_SERVICE_PORT}".format(**os.environ)
+    host = os.environ.get("API_URL") or "https://{KUBERNETES_SERVICE_HOST}:{KUBERNETES_SERVICE_PORT}".format(
+        **os.environ
+    )
     namespace = os.environ.get("NAMESPACE") or (ACCOUNT / "namespace").read_text().strip()
     path = f"/apis/{what[0]}/v1/namespaces/{namespace}/{what[1]}{name and '/' + name}"
     data = None if body is None else json.dumps(body).encode()

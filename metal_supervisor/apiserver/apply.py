@@ -101,9 +101,15 @@ def write_entries(obj: Json, entries: Entries) -> None:
 
 
 def apply(
-    schema: Json, live: Json, applied: Json, manager: Manager, *, force: bool, has_status: bool,
+    schema: Json,
+    live: Json,
+    applied: Json,
+    manager: Manager,
+    *,
+    force: bool,
+    has_status: bool,
     yielding: frozenset[Path] = frozenset(),
-) -> tuple[Json, Entries]:  # fmt: skip
+) -> tuple[Json, Entries]:
     """Merge a manager's declaration into `live`; return the result and the new ownership.
 
     Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: free to take, whichever

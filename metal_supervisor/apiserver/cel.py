@@ -31,8 +31,14 @@ _UNCHECKED = (
 _SPELLINGS = {"&&": "and", "||": "or", "!": "~", "true": "True", "false": "False", "null": "None", "in": "in"}
 _PREFIX = "cel_"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.In: lambda a, b: a in b,
-}  # fmt: skip
+    ast.Eq: eq,
+    ast.NotEq: ne,
+    ast.Lt: lt,
+    ast.LtE: le,
+    ast.Gt: gt,
+    ast.GtE: ge,
+    ast.In: lambda a, b: a in b,
+}
 _METHODS: dict[str, Callable[[str, str], bool]] = {
     "cel_startsWith": str.startswith,
     "cel_endsWith": str.endswith,

@@ -19,9 +19,16 @@ _INFO: Json = {"title": "metal-supervisor", "version": "v1.36.0"}
 _PATCH_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
 VERSION: Json = {
-    "major": "1", "minor": "36", "gitVersion": "v1.36.0+metal-supervisor", "gitCommit": "", "gitTreeState": "clean",
-    "buildDate": "1970-01-01T00:00:00Z", "goVersion": "", "compiler": "", "platform": "",
-}  # fmt: skip
+    "major": "1",
+    "minor": "36",
+    "gitVersion": "v1.36.0+metal-supervisor",
+    "gitCommit": "",
+    "gitTreeState": "clean",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "",
+    "compiler": "",
+    "platform": "",
+}
 """Answer of `/version`: the Kubernetes release whose behaviour this server follows."""
 
 

@@ -15,8 +15,14 @@ from typing import Any, TypeAlias
 Json: TypeAlias = dict[str, Any]
 
 _TYPE_NAMES = {
-    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object",
-}  # fmt: skip
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 @dataclass(frozen=True)

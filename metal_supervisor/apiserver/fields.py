@@ -53,10 +53,11 @@ def leaves(schema: Json, obj: Json, *, containers: bool = False) -> dict[Path, A
     An apply owns no container with anything in it; an update owns every container that it creates.
     """
     return {
-        path: value for path, value in _walk(schema, obj, (), containers)
+        path: value
+        for path, value in _walk(schema, obj, (), containers)
         if path[0] not in ("f:apiVersion", "f:kind")
         and (path[0] != "f:metadata" or (path[1:] and path[1][2:] in _OWNABLE_METADATA))
-    }  # fmt: skip
+    }
 
 
 def _walk(schema: Json, value: Any, path: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
@@ -108,11 +109,9 @@ def _merge_list(schema: Json, live: list[Any], applied: list[Any]) -> list[Any]:
             left.pop(0)
     order += [key for key in left if key not in new] + right
     return [
-        clone(new[key]) if key not in old
-        else merge(items, old[key], new[key]) if key in new
-        else old[key]
+        clone(new[key]) if key not in old else merge(items, old[key], new[key]) if key in new else old[key]
         for key in order
-    ]  # fmt: skip
+    ]
 
 
 def with_containers(*paths: Collection[Path]) -> set[Path]:
@@ -125,8 +124,9 @@ def without(schema: Json, value: Any, doomed: Collection[Path], path: Path = ())
     if isinstance(value, dict) and not is_atomic_map(schema):
         return {
             name: without(child_schema(schema, name) or {}, item, doomed, here)
-            for name, item in value.items() if (here := (*path, "f:" + name)) not in doomed
-        }  # fmt: skip
+            for name, item in value.items()
+            if (here := (*path, "f:" + name)) not in doomed
+        }
     if isinstance(value, list) and list_kind(schema) != "atomic":
         items = schema.get("items") or {}
         places = [((*path, item_key(schema, item)), item) for item in value]

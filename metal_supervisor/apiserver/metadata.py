@@ -12,8 +12,14 @@ from .schema import settle
 from .schemas import METADATA
 
 _FROM_CLIENTS = ("generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
-_FROM_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
-                "deletionGracePeriodSeconds")  # fmt: skip
+_FROM_SERVER = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
 
 
 def settled(before: Json | None, sent: Json, *, subresource: str) -> tuple[Json, list[str]]:

@@ -24,20 +24,40 @@ Numbers: TypeAlias = "dict[int, str | tuple[str, Numbers]]"
 
 _OWNER: Numbers = {1: "kind", 3: "name", 4: "uid", 5: "apiVersion", 6: "controller", 7: "blockOwnerDeletion"}
 _METADATA: Numbers = {
-    1: "name", 2: "generateName", 3: "namespace", 5: "uid", 6: "resourceVersion", 11: "labels", 12: "annotations",
-    13: ("ownerReferences", _OWNER), 14: "finalizers",
-}  # fmt: skip
+    1: "name",
+    2: "generateName",
+    3: "namespace",
+    5: "uid",
+    6: "resourceVersion",
+    11: "labels",
+    12: "annotations",
+    13: ("ownerReferences", _OWNER),
+    14: "finalizers",
+}
 _PORT: Numbers = {1: "name", 2: "protocol", 3: "port", 4: "targetPort", 5: "nodePort", 6: "appProtocol"}
 _SERVICE: Numbers = {
-    1: ("ports", _PORT), 2: "selector", 3: "clusterIP", 4: "type", 5: "externalIPs", 7: "sessionAffinity",
-    8: "loadBalancerIP", 10: "externalName", 11: "externalTrafficPolicy", 17: "ipFamilyPolicy", 18: "clusterIPs",
-    19: "ipFamilies", 22: "internalTrafficPolicy",
-}  # fmt: skip
+    1: ("ports", _PORT),
+    2: "selector",
+    3: "clusterIP",
+    4: "type",
+    5: "externalIPs",
+    7: "sessionAffinity",
+    8: "loadBalancerIP",
+    10: "externalName",
+    11: "externalTrafficPolicy",
+    17: "ipFamilyPolicy",
+    18: "clusterIPs",
+    19: "ipFamilies",
+    22: "internalTrafficPolicy",
+}
 _OBJECT: Numbers = {1: ("metadata", _METADATA)}
 _DELETE: Numbers = {
-    1: "gracePeriodSeconds", 2: ("preconditions", {1: "uid", 2: "resourceVersion"}), 3: "orphanDependents",
-    4: "propagationPolicy", 5: "dryRun",
-}  # fmt: skip
+    1: "gracePeriodSeconds",
+    2: ("preconditions", {1: "uid", 2: "resourceVersion"}),
+    3: "orphanDependents",
+    4: "propagationPolicy",
+    5: "dryRun",
+}
 _REVIEWS = "authorization.k8s.io/v1"
 _KINDS: dict[tuple[str, str], tuple[Json, Numbers]] = {
     ("v1", "Namespace"): (schemas.NAMESPACE, {**_OBJECT, 2: ("spec", {1: "finalizers"})}),

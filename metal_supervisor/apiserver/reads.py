@@ -107,8 +107,9 @@ def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, 
     shown = shown_list(target.resource, left[: limit or None], version, table)
     if limit and len(left) > limit:
         shown["metadata"] |= {
-            "continue": "/".join((str(version), *_place(left[limit - 1]))), "remainingItemCount": len(left) - limit,
-        }  # fmt: skip
+            "continue": "/".join((str(version), *_place(left[limit - 1]))),
+            "remainingItemCount": len(left) - limit,
+        }
     return shown
 
 

@@ -118,9 +118,14 @@ class Writer:
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
             migrates = options.manager == apply.KUBECTL
             merged, entries = apply.apply(
-                resource.schema, live, declaration, manager, force=options.force, has_status=resource.status,
+                resource.schema,
+                live,
+                declaration,
+                manager,
+                force=options.force,
+                has_status=resource.status,
                 yielding=apply.still_as_applied(resource, live) if migrates else frozenset(),
-            )  # fmt: skip
+            )
             if migrates:
                 apply.follow_annotation(merged, body)
             if target.subresource:

@@ -173,9 +173,7 @@ def shown(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def commands_for(
-    settings: Settings, name: str, base: str, mode: str, tool: str = "metal-supervisor"
-) -> list[str]:
+def commands_for(settings: Settings, name: str, base: str, mode: str, tool: str = "metal-supervisor") -> list[str]:
     """Commands that send a first request to a service: curl, and chat if it chats, each with the key that it needs.
 
     `base`: base URL for curl, "" for none. No key is in them: they name the variable or the command that has it.

@@ -15,10 +15,17 @@ GROUPS = {
     "Use": ("serve", "chat", "list", "stop", "start", "rm", "run", "status", "explain", "logs"),
     "Models": ("pull", "models", "fit"),
     "This Mac": (
-        "install", "uninstall", "upgrade", "doctor", "key", "log-level", "completion", "version",
+        "install",
+        "uninstall",
+        "upgrade",
+        "doctor",
+        "key",
+        "log-level",
+        "completion",
+        "version",
     ),
     "Cluster": ("kubeconfig", "cordon", "uncordon", "drain"),
-}  # fmt: skip
+}
 """Commands by group, in the order of `--help`. A command without a help text is internal, and in none."""
 MANY = 10
 """A command with more settings than this lists them with --help-all only."""

@@ -63,9 +63,7 @@ class DownloadBars:
 
         # Whether it is a terminal is known: rich would believe FORCE_COLOR as well.
         console = Console(file=self._out, force_terminal=True)
-        return Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+        return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
     @cached_property
     def _progress(self) -> Progress:

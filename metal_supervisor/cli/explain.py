@@ -26,9 +26,7 @@ LABEL = 11
 MOST_AHEAD = 5
 
 
-def run(
-    state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None], namespace: str = ""
-) -> int:
+def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[str], None], namespace: str = "") -> int:
     """Print the explanation. Returns the exit code: 4 if there is no such service, 3 if no supervisord runs.
 
     `namespace`: the one that this Mac watches, "" for all.
@@ -64,10 +62,15 @@ def _as_json(case: Case) -> Json:
     told, sentences = explain(case)
     record = case.record
     return {
-        "namespace": record.namespace, "name": record.name, "program": record.program, "phase": told.phase,
-        "reason": told.reason, "message": told.message, "sentences": [asdict(each) for each in sentences],
+        "namespace": record.namespace,
+        "name": record.name,
+        "program": record.program,
+        "phase": told.phase,
+        "reason": told.reason,
+        "message": told.message,
+        "sentences": [asdict(each) for each in sentences],
         "numbers": numbers(case),
-    }  # fmt: skip
+    }
 
 
 def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:

@@ -244,7 +244,10 @@ class Foreground:
         try:
             done = subprocess.run(
                 [kubectl, "--kubeconfig", str(kubeconfig), "--cache-dir", str(cache), "apply", "-f", str(example)],
-                capture_output=True, text=True, timeout=KUBECTL_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=KUBECTL_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is for us
             )
         except subprocess.TimeoutExpired:

@@ -22,9 +22,11 @@ def add(commands: Any) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--embedded", action="store_true", help="with a Kubernetes API of its own")
     which.add_argument(
-        "--cluster", type=usable_path, metavar="KUBECONFIG",
+        "--cluster",
+        type=usable_path,
+        metavar="KUBECONFIG",
         help="with that cluster; the file is copied, for you alone",
-    )  # fmt: skip
+    )
     command.add_argument("--agent", action="store_true", help="as a LaunchAgent: no sudo; runs while you are logged in")
     command.add_argument("--force", action="store_true", help="write launchd's file anew, though it was edited by hand")
     loader.add_flags(command)

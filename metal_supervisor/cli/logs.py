@@ -27,9 +27,15 @@ from metal_supervisor.supervisord.logfile import CUT, LogFile
 
 LOOK_EVERY_S = 0.2
 OURS = (
-    "controller", "sidecar", "apiserver", "supervisord", "power", *gateway_note.PROGRAMS, "caffeinate",
+    "controller",
+    "sidecar",
+    "apiserver",
+    "supervisord",
+    "power",
+    *gateway_note.PROGRAMS,
+    "caffeinate",
     "boot",
-)  # fmt: skip
+)
 LAYOUT = frozenset("\n\t")
 LONGEST_LINE = 1 << 20
 """In characters; the end of a longer line is not waited for, as our own programs write none."""

@@ -40,9 +40,13 @@ def add(commands: Any) -> None:
     logs.add_argument("name", metavar="NAME", help=NAME_HELP + ours)
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes, until Ctrl-C")
     logs.add_argument(
-        "-n", "--lines", type=_lines, default=LINES, metavar="LINES",
+        "-n",
+        "--lines",
+        type=_lines,
+        default=LINES,
+        metavar="LINES",
         help=f"how many of the last lines, or all [{LINES}]",
-    )  # fmt: skip
+    )
     logs.add_argument("--previous", action="store_true", help="what it wrote before it crashed last")
     loader.add_flags(logs, STATE)
     text = "whether a model fits into the memory that is left on this Mac, and what would; reads only its header"

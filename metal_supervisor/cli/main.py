@@ -127,9 +127,13 @@ def _add_kubeconfig(commands: Any) -> None:
         command.add_argument(flag, default=default, help=text)
     command.add_argument("--service-account", required=True, metavar="NAME", help="see conf/rbac/mac.yaml")
     command.add_argument(
-        "--from", dest="source", type=usable_path, default="~/.kube/config", metavar="FILE",
+        "--from",
+        dest="source",
+        type=usable_path,
+        default="~/.kube/config",
+        metavar="FILE",
         help="the administrator's kubeconfig [~/.kube/config]",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--output", required=True, type=usable_path, metavar="FILE", help="file to write; its token goes beside it"
     )

@@ -66,7 +66,10 @@ def _add_pull(commands: Any) -> None:
     pull.add_argument("--quantization", metavar="WORD", help="which GGUF file of a repository, e.g. Q4_K_M")
     pull.add_argument("--sha256", metavar="HEX", help="what the file must be")
     pull.add_argument(
-        "--secret-env", action="append", metavar="NAME", default=[],
+        "--secret-env",
+        action="append",
+        metavar="NAME",
+        default=[],
         help="variable of the environment that goes with the request as a key of spec.sourceSecretRef would, e.g. "
         "HF_TOKEN for a server that is not the Hub; may be given several times",
     )
@@ -96,8 +99,11 @@ def _pull(arguments: argparse.Namespace) -> int:
 
     files = [each.strip() for each in (arguments.files or "").split(",") if each.strip()]
     flags = {
-        "format": arguments.format, "files": files, "quantization": arguments.quantization, "sha256": arguments.sha256,
-    }  # fmt: skip
+        "format": arguments.format,
+        "files": files,
+        "quantization": arguments.quantization,
+        "sha256": arguments.sha256,
+    }
     given = {name: value for name, value in flags.items() if value}
     settings = loader.settings_of(arguments)
     try:

@@ -171,9 +171,7 @@ class ModelsCommand:
             _advise(entries, now)
         return self._remove(chosen, yes, "gc", dry_run) if chosen else OK
 
-    def _remove(
-        self, chosen: Sequence[tuple[StoredModel, str]], yes: bool, command: str, dry_run: bool = False
-    ) -> int:
+    def _remove(self, chosen: Sequence[tuple[StoredModel, str]], yes: bool, command: str, dry_run: bool = False) -> int:
         for entry, why in chosen:
             _print(f"{entry.name}  {_size(entry)}  {_title(entry)}{f': {why}' if why else ''}")
         size = amount(_freed([entry for entry, _ in chosen]), "down")

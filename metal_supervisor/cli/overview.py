@@ -71,11 +71,16 @@ def downloads(document: Json) -> tuple[Download, ...]:
     """The downloads in the document."""
     return tuple(
         Download(
-            string(each, "namespace"), string(each, "model"), "", string(each, "phase"),
-            whole(each, "gotBytes"), whole(each, "totalBytes"), string(each, "message"),
+            string(each, "namespace"),
+            string(each, "model"),
+            "",
+            string(each, "phase"),
+            whole(each, "gotBytes"),
+            whole(each, "totalBytes"),
+            string(each, "message"),
         )
         for each in objects(document, "downloads")
-    )  # fmt: skip
+    )
 
 
 def lines(
@@ -122,9 +127,10 @@ def facts(document: Json) -> object:
         [str(mapping(document, "cluster").get(word)) for word in ("server", "reachable", "error", "advice", "cloned")],
         [str(memory.get(word)) for word in ("budget", "charged", "waiting", "pressure")],
         [(each.key, each.phase, each.got_bytes * 10 // max(each.total_bytes, 1)) for each in downloads(document)],
-        str(document.get("programs")), str(document.get("supervisord")),
+        str(document.get("programs")),
+        str(document.get("supervisord")),
         str(objects(mapping(document, "controller"), "notices")),
-    )  # fmt: skip
+    )
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────
@@ -188,11 +194,15 @@ def _row(row: Json, beside: Beside | None, now: float) -> tuple[str, ...]:
     url = beside.url or (f"http://{address}/v1" if address else "")
     runs = bool(row.get("pid"))
     return (
-        beside.name, _state(row), string(row, "runtime"), url, _held(mapping(row, "memory"), runs),
+        beside.name,
+        _state(row),
+        string(row, "runtime"),
+        url,
+        _held(mapping(row, "memory"), runs),
         str(whole(row, "restarts")),
         uptime(now - beside.started) if runs and beside.started is not None else "",
         "" if (rate := beside.tokens_per_s) is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}",
-    )  # fmt: skip
+    )
 
 
 def _rank(row: Json) -> int:

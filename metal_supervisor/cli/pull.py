@@ -42,9 +42,13 @@ FIRST_TRIES = 4
 OF_S3 = s3.ID, s3.SECRET, s3.TOKEN, *s3.REGIONS, *s3.ENDPOINTS
 """Variables of the environment that open S3; others of that name are of tools."""
 FIELDS = {
-    "spec.sourceSecretRef": "--secret-env", "spec.source": "SOURCE", "spec.files": "--files",
-    "spec.sha256": "--sha256", "spec.quantization": "--quantization", "spec.format": "--format",
-}  # fmt: skip
+    "spec.sourceSecretRef": "--secret-env",
+    "spec.source": "SOURCE",
+    "spec.files": "--files",
+    "spec.sha256": "--sha256",
+    "spec.quantization": "--quantization",
+    "spec.format": "--format",
+}
 
 
 def for_a_terminal(text: str) -> str:

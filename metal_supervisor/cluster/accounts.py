@@ -298,8 +298,10 @@ class Renewal:
         self._failures += 1
         self._not_before = time.monotonic() + pause_s
         over = old.expires <= self._server_time()
-        until = f"expired at {utc(old.expires)}; make a new one with `metal-supervisor kubeconfig`" if over else (
-            f"stays, and expires at {utc(old.expires)}"
+        until = (
+            f"expired at {utc(old.expires)}; make a new one with `metal-supervisor kubeconfig`"
+            if over
+            else (f"stays, and expires at {utc(old.expires)}")
         )
         self.problem = f"the token of {old.namespace}/{old.account} is not renewed: {error}; the old one {until}"
         log.warning("token not renewed", extra={"problem": self.problem, "again_s": round(pause_s)})

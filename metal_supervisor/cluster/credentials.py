@@ -158,7 +158,9 @@ def choose(file: Path, context: str = "") -> Chosen:
     if not isinstance(cluster.get("insecure-skip-tls-verify", False), bool):
         raise BadKubeconfig(f"kubeconfig {file}: insecure-skip-tls-verify must be true or false")
     if (proxy := cluster.get("proxy-url")) and not (isinstance(proxy, str) and proxies.is_proxy(proxy)):
-        raise BadKubeconfig(f"kubeconfig {file}: proxy-url must be a URL such as http://HOST:PORT or socks5://HOST:PORT")
+        raise BadKubeconfig(
+            f"kubeconfig {file}: proxy-url must be a URL such as http://HOST:PORT or socks5://HOST:PORT"
+        )
     return Chosen(file, directory.absolute(), name, server.rstrip("/"), cluster, str(user_name), user)
 
 

@@ -257,9 +257,14 @@ class Plugin:
         command, problem = self._command(environment["PATH"]), ""
         try:
             process = subprocess.Popen(
-                [command, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, cwd=self._directory, env=environment, start_new_session=True,
-            )  # fmt: skip
+                [command, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._directory,
+                env=environment,
+                start_new_session=True,
+            )
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", "") or type(error).__name__
         if problem:

@@ -286,9 +286,14 @@ class Kube:
         self.requests += 1
         try:
             answer: urllib3.BaseHTTPResponse = pool.request(
-                method, self.server + url, body=data, headers=headers, preload_content=False, retries=False,
+                method,
+                self.server + url,
+                body=data,
+                headers=headers,
+                preload_content=False,
+                retries=False,
                 timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
-            )  # fmt: skip
+            )
             if answer.status < 300:
                 self._compare_clocks(answer.headers.get("Date", ""), sent_at)
             return access, answer

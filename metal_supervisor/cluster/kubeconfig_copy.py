@@ -76,7 +76,9 @@ def text_of(name: str, cluster: Json, user: Json, namespace: str = "") -> str:
 
 
 def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:
-    """`NAME-data` of an entry, its own or read from the file that it names; {} if it has neither. Raises BadKubeconfig.
+    """`NAME-data` of an entry, its own or read from the file that it names; {} if it has neither.
+
+    Raises BadKubeconfig.
     """
     data = f"{name}-data"
     if entry.get(data):

@@ -199,8 +199,9 @@ def own_status(record: Record, told: Report, before: Json, now: str, silence: st
     further = "".join(f"; {text}" for text in (rejected, silence) if text)
     own = [
         replace(each, message=each.message + further) if each.type == METAL_READY else each
-        for each in told.conditions if each.type in OWN_CONDITIONS
-    ]  # fmt: skip
+        for each in told.conditions
+        if each.type in OWN_CONDITIONS
+    ]
     conditions = timed(own, before.get("conditions") or [], record.generation, now)
     return {"conditions": conditions, **({"acceleration": told.acceleration} if told.acceleration else {})}
 
@@ -253,9 +254,11 @@ def fresh_elsewhere(found: Json, now: float, own_addresses: Collection[str]) -> 
 
 def _labels(record: Record) -> dict[str, str]:
     # A label value may have at most 63 characters; a longer name gets a hash at its end.
-    name = record.name if len(record.name) <= 63 else record.name[:54] + hashlib.sha256(
-        record.name.encode()
-    ).hexdigest()[:8]
+    name = (
+        record.name
+        if len(record.name) <= 63
+        else record.name[:54] + hashlib.sha256(record.name.encode()).hexdigest()[:8]
+    )
     return {
         "app": name,
         "app.kubernetes.io/managed-by": MANAGED_BY,
@@ -267,9 +270,7 @@ def _labels(record: Record) -> dict[str, str]:
 
 def service_object(record: Record, endpoint: Endpoint) -> Json:
     """The Service: the same from every Mac, without a selector, with the labels that LLMKube's tools look for."""
-    port: Json = {
-        "name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"
-    }
+    port: Json = {"name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     if endpoint.node_port and endpoint.type != "ClusterIP":
         port["nodePort"] = endpoint.node_port
     return {

@@ -25,10 +25,22 @@ GOODBYE = "Creating", "Stopping", "metal-supervisor has stopped on this Mac; it 
 """What is told last: it stays in the cluster while this Mac is away."""
 MOVED = "AddressChanged"
 """Reason of the Event for a new address of this Mac."""
-TROUBLE = frozenset({
-    HUNG, "Unresponsive", CRASH_LOOP, PORT_IN_USE, "PublishFailed", "EndpointNameConflict", "NoRoutableAddress",
-    "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure", EVICTED, NO_METAL,
-})
+TROUBLE = frozenset(
+    {
+        HUNG,
+        "Unresponsive",
+        CRASH_LOOP,
+        PORT_IN_USE,
+        "PublishFailed",
+        "EndpointNameConflict",
+        "NoRoutableAddress",
+        "InsufficientMemory",
+        "MemoryCheckFailed",
+        "MemoryPressure",
+        EVICTED,
+        NO_METAL,
+    }
+)
 """Reasons that get a Warning Event although they may be temporary."""
 
 
@@ -186,9 +198,7 @@ def _conditions(
     here, ready = count
     suspended = record.verdict.standing is Standing.SUSPENDED
     serving = f"{ready}/{record.replicas} replicas ready"
-    unready = Condition(
-        "Available", "False", "NoReadyReplicas", f"{serving}; service is not serving (phase {phase})"
-    )
+    unready = Condition("Available", "False", "NoReadyReplicas", f"{serving}; service is not serving (phase {phase})")
     found = [
         Condition("Suspended", "True", "Suspended", "spec.suspend=true")
         if suspended

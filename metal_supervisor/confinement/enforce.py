@@ -33,15 +33,33 @@ SCOPES = 3  # abstract Unix sockets, signals
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 
 SYSTEM_READS = (
-    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime",
-    "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system/cpu", "/sys/devices/system/node",
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/self",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
     "/dev/urandom",
-)  # fmt: skip
+)
 """System files that programs read on Linux while they start. No user's files are among them."""
 NETWORK_READS = (
-    "/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf", "/etc/services",
-    "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
-)  # fmt: skip
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/host.conf",
+    "/etc/services",
+    "/etc/ssl",
+    "/etc/pki",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+)
 """System files by which names are resolved and certificates checked."""
 BACKEND = "libggml-"
 """First part of the name of each of ggml's backends."""
@@ -50,23 +68,108 @@ LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 # x86-64 system calls refused to every engine; the line above each group is the reason.
 REFUSED = (
     # metadata of files, which Landlock does not govern: chown, times, extended attributes; and chmod
-    92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469,
+    92,
+    93,
+    94,
+    260,
+    132,
+    235,
+    261,
+    280,
+    188,
+    189,
+    190,
+    197,
+    198,
+    199,
+    463,
+    466,
+    469,
     # other processes: ptrace, process_vm_*, process_madvise, kcmp, pidfd_getfd, migrate_pages, move_pages, ioprio_set,
     # sched_setparam, sched_setscheduler, sched_setattr
-    101, 310, 311, 440, 312, 438, 256, 279, 251, 142, 144, 314,
+    101,
+    310,
+    311,
+    440,
+    312,
+    438,
+    256,
+    279,
+    251,
+    142,
+    144,
+    314,
     # session and group, by which the launcher finds what an engine leaves behind: setpgid, setsid
-    109, 112,
+    109,
+    112,
     # the kernel's own: perf, bpf, userfaultfd, keys, modules, kexec, reboot, swap, accounting, quota, syslog
-    298, 321, 323, 248, 249, 250, 175, 313, 176, 246, 320, 169, 167, 168, 163, 179, 443, 103,
+    298,
+    321,
+    323,
+    248,
+    249,
+    250,
+    175,
+    313,
+    176,
+    246,
+    320,
+    169,
+    167,
+    168,
+    163,
+    179,
+    443,
+    103,
     # names and mounts: mount family, pivot_root, chroot, unshare, setns, open_by_handle_at, mknod, host name
-    165, 166, 155, 161, 272, 308, 304, 133, 259, 428, 429, 430, 431, 432, 433, 442, 467, 170, 171,
+    165,
+    166,
+    155,
+    161,
+    272,
+    308,
+    304,
+    133,
+    259,
+    428,
+    429,
+    430,
+    431,
+    432,
+    433,
+    442,
+    467,
+    170,
+    171,
     # clocks
-    164, 227, 305, 159,
+    164,
+    227,
+    305,
+    159,
     # what processes share without a file: System V memory, semaphores and messages, POSIX message queues
-    29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 242, 243, 244, 245,
+    29,
+    30,
+    31,
+    67,
+    64,
+    65,
+    66,
+    220,
+    68,
+    69,
+    70,
+    71,
+    240,
+    241,
+    242,
+    243,
+    244,
+    245,
     # watches, which would reveal the names of files that cannot be listed: inotify, fanotify
-    254, 300, 301,
-)  # fmt: skip
+    254,
+    300,
+    301,
+)
 CHMOD = (90, 91, 268, 452)
 """Refused too; to a program that would fail without it, success is pretended instead."""
 ABSENT = (425, 426, 427, 435)  # io_uring, which bypasses seccomp; clone3, whose flags it cannot see
@@ -112,9 +215,13 @@ def seccomp_filter(pulls: bool = False) -> list[tuple[int, int, int, int]]:
         return [(LOAD, 0, 0, 0), (EQUAL, 0, len(body), call), *body]
 
     program = [
-        (LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCH_X86_64), (RETURN, 0, 0, MISSING),
-        (LOAD, 0, 0, 0), (GREATER, 0, 1, LAST_JUDGED), (RETURN, 0, 0, MISSING),  # x32 calls are above it as well
-    ]  # fmt: skip
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, ARCH_X86_64),
+        (RETURN, 0, 0, MISSING),
+        (LOAD, 0, 0, 0),
+        (GREATER, 0, 1, LAST_JUDGED),
+        (RETURN, 0, 0, MISSING),  # x32 calls are above it as well
+    ]
     types, protocols = ((1, 2), (0, 6, 17)) if pulls else ((1,), (0, 6))  # name resolution takes UDP
     program += only(SOCKET, 0, 0xFFFFFFFF, (2, 10)) + only(SOCKET, 1, 0xF, types)
     program += only(SOCKET, 2, 0xFFFFFFFF, protocols)
@@ -283,8 +390,11 @@ class Profile:
         _dump_nothing()
         function = ctypes.CDLL("/usr/lib/libsandbox.1.dylib").sandbox_init_with_parameters
         function.argtypes = [
-            ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_char_p)
-        ]  # fmt: skip
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_char_p),
+            ctypes.POINTER(ctypes.c_char_p),
+        ]
         function.restype = ctypes.c_int
         values = (ctypes.c_char_p * (len(self._values) + 1))(*self._values, None)
         error = ctypes.c_char_p()

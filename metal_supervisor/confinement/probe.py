@@ -207,10 +207,17 @@ def launcher_command(
 ) -> list[str]:
     """Launcher command line for a spec that is written to `base`. `confined`: False for a comparison."""
     spec: dict[str, Any] = {
-        "format": 1, "program": "probe", "argv": list(argv), "env": dict(env), "cwd": str(base / "scratch"),
-        "host": "127.0.0.1", "port": access.bind[0], "supervisor_log": str(base / "none"), "shared": True,
+        "format": 1,
+        "program": "probe",
+        "argv": list(argv),
+        "env": dict(env),
+        "cwd": str(base / "scratch"),
+        "host": "127.0.0.1",
+        "port": access.bind[0],
+        "supervisor_log": str(base / "none"),
+        "shared": True,
         "confinement": policy(access, sys.platform, os.path.realpath(Path.home())) if confined else False,
-    }  # fmt: skip
+    }
     path = base / "specs" / "probe.000000000000.json"
     path.write_text(json.dumps(spec))
     return [sys.executable, "-I", "-S", str(launcher), str(path)]
@@ -220,9 +227,13 @@ def _leak(base: Path, launcher: Path, access: Access) -> str:
     """Violations that a Python program achieves under the policy, or its failure to start; "" if the policy holds."""
     real = Path(os.path.realpath(sys.executable))
     own = Access(
-        execute=(sys.executable, str(real)), libraries=(sys.prefix, str(real.parent.parent)), write=access.write,
-        bind=access.bind, python=True, pulls=access.pulls,
-    )  # fmt: skip
+        execute=(sys.executable, str(real)),
+        libraries=(sys.prefix, str(real.parent.parent)),
+        write=access.write,
+        bind=access.bind,
+        python=True,
+        pulls=access.pulls,
+    )
     # The port of the trial was let go again, and may be the next free one.
     port = 0 if access.pulls else next(each for each in iter(free_port, None) if each not in access.bind)
     argv = (sys.executable, "-I", "-c", CANARY, str(base / "canary"), str(port), str(os.getpid()))

@@ -84,9 +84,7 @@ def settle(
         entries += [_yielding(each, yielding[key]) for each in found] if key in yielding else found
         leaving[proposal.namespace] += left
     pools = _pools(rules, leaving)
-    book = ledger.admit(
-        rules.budget_bytes, entries, rules.mode, rules.preemption, leaving.total(), rules.paused, pools
-    )
+    book = ledger.admit(rules.budget_bytes, entries, rules.mode, rules.preemption, leaving.total(), rules.paused, pools)
     displaced = {victim: key for key, said in book.decisions.items() for victim in said.displaces}
     result = {}
     for key, proposal in proposals.items():
@@ -235,9 +233,7 @@ def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float
     queued_at = _since(proposal.queued_at, now)
     admitted_at = proposal.admitted_at if was is not None and was.spec_file == proposal.spec_file else now
     warning = (said.reason, said.message) if said.reason else proposal.warning
-    return _running(
-        proposal, was, now, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning
-    )
+    return _running(proposal, was, now, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning)
 
 
 def _as_it_was(proposal: Proposal, was: Record, said: Decision, up: bool, now: float) -> Record:
@@ -252,8 +248,13 @@ def _as_it_was(proposal: Proposal, was: Record, said: Decision, up: bool, now: f
 
 OF_THE_ENGINE = (
     *(each.name for part in (EngineRun, Reservation) for each in fields(part)),
-    "model", "runtime", "mode", "stopped_by_hand", "queued_at", "admitted_at",
-)  # fmt: skip
+    "model",
+    "runtime",
+    "mode",
+    "stopped_by_hand",
+    "queued_at",
+    "admitted_at",
+)
 """Fields of a record that describe the running engine rather than the request."""
 
 

@@ -92,9 +92,7 @@ class Applier:
             self.lacks = True  # one may be a wanted section: write it again now, not at the next resync
             return self.supervisord.reload()
 
-    def plan(
-        self, records: Collection[Record], snapshot: Snapshot, is_users: Callable[[Record], bool]
-    ) -> list[Step]:
+    def plan(self, records: Collection[Record], snapshot: Snapshot, is_users: Callable[[Record], bool]) -> list[Step]:
         """The steps of this pass, after its reload.
 
         `is_users`: true for a model on the user's own daemon, whose start needs no Metal device.
@@ -112,9 +110,15 @@ class Applier:
                 found = self._on_its_way(known, record, note, seen, answering.get(name))
                 stopping[name] = plan.with_use(found, snapshot.uses.get(name), record.withdraw)
         due = plan.steps(
-            wanted, frozenset(self.files.ours), snapshot.table, self._diff, snapshot.notes, stopping,
-            snapshot.now, time.monotonic(),
-        )  # fmt: skip
+            wanted,
+            frozenset(self.files.ours),
+            snapshot.table,
+            self._diff,
+            snapshot.notes,
+            stopping,
+            snapshot.now,
+            time.monotonic(),
+        )
         most = pacing.most_at_once(self._settings.parallel_starts, os.cpu_count())
         steps = pacing.paced(due, records, snapshot, most)
         self._late = frozenset(one.program for one, other in zip(due, steps, strict=True) if one is not other)

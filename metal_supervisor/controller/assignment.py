@@ -141,18 +141,22 @@ class Assignment:
         replaced = frozenset() if snapshot.complete else _replaced(found, before.values())
         serving = self._ready(before, snapshot.observed)
         self.placed = self._placement.place(
-            found, services.keys() - found.keys(), {key: serving[key] for key in serving.keys() - replaced},
+            found,
+            services.keys() - found.keys(),
+            {key: serving[key] for key in serving.keys() - replaced},
             lambda item: self._delay_s(item, snapshot),
-            _charged(before.values()), replaced | self._leaving.keys(before.values(), services, self.placed, found),
-        )  # fmt: skip
+            _charged(before.values()),
+            replaced | self._leaving.keys(before.values(), services, self.placed, found),
+        )
         ports = Ports(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}
         for record in sorted(before.values(), key=lambda each: each.ordinal):
             ours[record.owner] = (*ours.get(record.owner, ()), record)
         mine = (
-            item for key, item in found.items()
+            item
+            for key, item in found.items()
             if isinstance(item, Service) and (self.placed.mine.get(key) or key in ours)
-        )  # fmt: skip
+        )
         self._prerequisites.daemons.prepare(mine, before)
         self._store.look_again(self._edited(found))  # before the first look at those that are new
         self._look_for(self._files_of(found, before))

@@ -43,8 +43,11 @@ SIDECAR_STOP_S = 10
 HANDOVER_FILE, HANDOVER_S = "handover", 60.0
 """While an installer has this file there, nothing may start: it is exchanging the job that does."""
 LAUNCHD_LOG_BYTES = 4 << 20
-SCRIPTS = {"metal-supervisor": "metal_supervisor", "attacher": "metal_supervisor.runtimes.model_attacher",
-           "ollama-gate": "metal_supervisor.runtimes.shims.ollama_engine"}  # fmt: skip
+SCRIPTS = {
+    "metal-supervisor": "metal_supervisor",
+    "attacher": "metal_supervisor.runtimes.model_attacher",
+    "ollama-gate": "metal_supervisor.runtimes.shims.ollama_engine",
+}
 LAUNCH = """\
 # The launcher from its bytecode: as a script it would be compiled at each start.
 import sys
@@ -169,7 +172,7 @@ def link_current(directory: StateDir) -> None:
         _replace_link(current / name, str(Path(shims.__file__).absolute().with_name(name)))
     write_atomic(current / "launch.py", LAUNCH.format(package=str(Path(launch.__file__).absolute().parent)))
     python = shlex.quote(sys.executable)
-    scripts = {name: f"exec {python} -I -m {module} \"$@\"\n" for name, module in SCRIPTS.items()}
+    scripts = {name: f'exec {python} -I -m {module} "$@"\n' for name, module in SCRIPTS.items()}
     scripts["supervisorctl"] = CTL.format(python=python, conf=shlex.quote(f"{directory.home}/supervisord.conf"))
     for name, text in scripts.items():
         _write_script(current / name, text)

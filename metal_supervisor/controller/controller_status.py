@@ -155,7 +155,8 @@ class ControllerStatus:
             "models": {
                 "/".join(key): _model_row(item, file)
                 for key, item in models.items()
-                if key in ours and resources.is_metal(item)
+                if key in ours
+                and resources.is_metal(item)
                 # Left out while it is being checked, as after a restart: there is nothing to report yet. A Model that
                 # the operator rejected keeps the operator's status, even if the operator is gone.
                 and (file := file_of(item)).phase != "Checking"

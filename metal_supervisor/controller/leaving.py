@@ -109,11 +109,13 @@ class Leaving:
         )
         self._declined.update(
             (asked[each.owner], now + LACKING_AGAIN_S)
-            for each in records if each.owner not in before and each.verdict.standing not in OFF
-        )  # fmt: skip
+            for each in records
+            if each.owner not in before and each.verdict.standing not in OFF
+        )
         if now - self._offered_at >= OFFERS_EVERY_S:
             staying = {key for key, request in asked.items() if request in self._offered} | {
-                each.owner for each in records
+                each.owner
+                for each in records
                 if each.verdict.reason in KNOWN_BEFORE and asked[each.owner] in self._declined
             }
             lacking = {each.owner for each in records if _lacks_something(each)}

@@ -64,6 +64,7 @@ def sweep(directory: StateDir, say: Say) -> None:
             doomed.append((program, pid, str(found["started"])))
     own_processes.end_all(doomed)
 
+
 def forget_families(directory: StateDir) -> None:
     """Remove the notes of descendants of engines that have ended: of one whose note was lost, nothing else does."""
     for path in (directory.path / "runs").glob("*.family"):

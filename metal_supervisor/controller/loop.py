@@ -92,9 +92,14 @@ class Controller:
             self.controller_status.tell("--model-store", f"{settings.store_path} is temporary: the system empties it")
         known = frozenset(record.uid for record in self.records.values() if record.uid)
         self.services = Reflector(
-            kube, api_path("inferenceservices", settings.namespace), self.wake, known, namespace=settings.namespace,
-            is_news=self._is_news, history=self.controller_status.history_before(),
-        )  # fmt: skip
+            kube,
+            api_path("inferenceservices", settings.namespace),
+            self.wake,
+            known,
+            namespace=settings.namespace,
+            is_news=self._is_news,
+            history=self.controller_status.history_before(),
+        )
         known = frozenset(record.model_uid for record in self.records.values() if record.model_uid)
         path = api_path("models", settings.namespace)
         self.models = Reflector(kube, path, self.wake, known, is_news=self._is_news)
@@ -385,7 +390,12 @@ class Controller:
         used = {(each.namespace, each.model) for each in self.records.values()}
         self.model_files.keep(snapshot.models.keys())
         self._untold |= self.controller_status.publish(
-            snapshot, sentence, (self.services, self.models), partial(self.model_files.state, used=used),
-            (self.placement, self.assignment.placed), self.memory.said(), self.store.slots(),
+            snapshot,
+            sentence,
+            (self.services, self.models),
+            partial(self.model_files.state, used=used),
+            (self.placement, self.assignment.placed),
+            self.memory.said(),
+            self.store.slots(),
             self.reasons.told(self.records.values(), snapshot, steps),
-        )  # fmt: skip
+        )

@@ -86,9 +86,7 @@ class Memory:
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
         budget, ledger = self.budget, self.ledger
-        return Room(
-            budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, self._settings.limits.memory
-        )
+        return Room(budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, self._settings.limits.memory)
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 
@@ -216,11 +214,17 @@ class Memory:
             return None
         candidates = [
             Entry(
-                key, rank_of(record.priority), ups[key].bytes, waits=False, asked=0.0, admitted=record.admitted_at,
-                protected=record.protected, busy=self._seen.busy.get(key, False),
+                key,
+                rank_of(record.priority),
+                ups[key].bytes,
+                waits=False,
+                asked=0.0,
+                admitted=record.admitted_at,
+                protected=record.protected,
+                busy=self._seen.busy.get(key, False),
             )
             for key, record in running.items()
-        ]  # fmt: skip
+        ]
         choice = eviction.choose(candidates, sample.total_bytes - (sample.available_bytes or 0))
         if choice.victim is None:
             return self._skip(choice.skipped, choice.text)

@@ -96,14 +96,21 @@ def at_rest(proposal: Proposal, was: Record | None, why: str, now: float) -> Pro
     """The proposal to have no engine until a request comes."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, UNLOADED, why, now)
     return replace(
-        proposal, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, drain_s=DRAIN_S, queued_at=None,
-        edit_queued_at=None, queue_position=0, evicted_at=None, stopped_by_hand=False,
-    )  # fmt: skip
+        proposal,
+        verdict=verdict,
+        spec_file=None,
+        next_spec="",
+        next_bytes=0,
+        drain_s=DRAIN_S,
+        queued_at=None,
+        edit_queued_at=None,
+        queue_position=0,
+        evicted_at=None,
+        stopped_by_hand=False,
+    )
 
 
-def yields(
-    proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot
-) -> dict[Key, Yielding]:
+def yields(proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Yielding]:
     """The on-demand engines whose memory another may have."""
     found, now = {}, snapshot.now
     for key, proposal in proposals.items():

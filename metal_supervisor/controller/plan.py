@@ -142,23 +142,23 @@ def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) 
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
-def runs_as_wanted(
-    record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None
-) -> bool:
+def runs_as_wanted(record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None) -> bool:
     """True if an engine runs from its wanted spec, so that it has no step unless its section has changed."""
     return (
-        state is not None and state.state is State.RUNNING
-        and note is not None and note.launcher_pid == state.pid and note.spec_file == record.spec_file
-        and record.runs and not record.withdraw
+        state is not None
+        and state.state is State.RUNNING
+        and note is not None
+        and note.launcher_pid == state.pid
+        and note.spec_file == record.spec_file
+        and record.runs
+        and not record.withdraw
         and not (seen is not None and seen.hung)
-    )  # fmt: skip
+    )
 
 
 def _rests(wanted: Wanted, state: ProgramState) -> bool:
     """True if no process runs that a new section could disturb: it is taken up before the next start."""
-    return state.state is State.FATAL or (
-        state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand
-    )
+    return state.state is State.FATAL or (state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand)
 
 
 def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
@@ -264,7 +264,8 @@ def steps(
             result.append(_take_down(name, state, stopping.get(name, Stopping()), replace, clock))
     return [
         _withheld(step, wanted[step.program].held) if step.program in wanted else step
-        for step in result if step is not None
+        for step in result
+        if step is not None
     ]
 
 

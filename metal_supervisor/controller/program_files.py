@@ -150,9 +150,8 @@ class ProgramFiles:
             return
         # A launcher that has not said yet what it runs may be about to read a spec that an edit has replaced meanwhile.
         starting = {
-            name for name, state in snapshot.table.items()
-            if state.state in LIVE and snapshot.live_note(name) is None
-        }  # fmt: skip
+            name for name, state in snapshot.table.items() if state.state in LIVE and snapshot.live_note(name) is None
+        }
         used |= {self._state.section_spec(program) for program in self._state.sections_on_file()}
         waiting = (self._state.path / "pending").glob("*.conf")
         used |= {self._state.pending_spec(path.name.removesuffix(".conf")) for path in waiting}

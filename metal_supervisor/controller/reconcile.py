@@ -303,9 +303,11 @@ def accept(
         "unconfined": outlook.unconfined,
     }
     if (
-        running is not None and same_request(running.asked, asked) and running.spec_file != now_spec
+        running is not None
+        and same_request(running.asked, asked)
+        and running.spec_file != now_spec
         and not is_overdue(record, running.started)
-    ):  # fmt: skip
+    ):
         # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
         granted |= _estimate(running.demand)
         granted |= {"spec_file": running.spec_file, "probe": running.probe}

@@ -77,9 +77,7 @@ class ResourceFilter:
             if record.verdict.standing is Standing.RUN
         }
         owners = frozenset(record.owner for record in records.values())
-        inputs = _Inputs(
-            snapshot.services or {}, snapshot.models, kept, owners, snapshot.operator, self._offered()
-        )
+        inputs = _Inputs(snapshot.services or {}, snapshot.models, kept, owners, snapshot.operator, self._offered())
         if self._answer is None or self._answer[0] != inputs:
             self._answer = inputs, self._read_anew(inputs)
         return self._answer[1]

@@ -123,9 +123,12 @@ def is_fenced(kube: Kube, namespace: str) -> bool:
     """True if admission refuses slices of another Mac (conf/rbac/fence.yaml), by a dry run. Raises KubeError."""
     metadata = {"name": "doctor", "labels": {NODE: "reaper", SLICE_MANAGER: MANAGED_BY}}  # no Mac has that name
     body: Json = {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata,
-        "addressType": "IPv4", "endpoints": [],
-    }  # fmt: skip
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": metadata,
+        "addressType": "IPv4",
+        "endpoints": [],
+    }
     try:
         kube.request("POST", api_path("endpointslices", namespace), {"dryRun": "All"}, body)
     except KubeError as error:

@@ -16,9 +16,15 @@ CHECK_S = 5.0
 PLATFORM = "platform"
 
 CHECKS: tuple[Check, ...] = (
-    *software.CHECKS, *launchd.CHECKS, *machine.CHECKS, *store.CHECKS, *engines.CHECKS, *login.CHECKS, *rights.CHECKS,
+    *software.CHECKS,
+    *launchd.CHECKS,
+    *machine.CHECKS,
+    *store.CHECKS,
+    *engines.CHECKS,
+    *login.CHECKS,
+    *rights.CHECKS,
     *cluster.CHECKS,
-)  # fmt: skip
+)
 
 
 def examine(around: Surroundings, checks: Sequence[Check] = CHECKS, check_s: float = CHECK_S) -> list[Finding]:

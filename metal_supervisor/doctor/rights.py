@@ -122,9 +122,13 @@ def allowed(kube: Kube, right: Right) -> bool:
     """True if the server grants the right. Raises KubeError."""
     resource, _, sub = right.resource.partition("/")
     asked = {
-        "namespace": right.namespace, "group": right.group, "resource": resource, "subresource": sub,
-        "verb": right.verb, "name": right.name,
-    }  # fmt: skip
+        "namespace": right.namespace,
+        "group": right.group,
+        "resource": resource,
+        "subresource": sub,
+        "verb": right.verb,
+        "name": right.name,
+    }
     body: Json = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

@@ -106,9 +106,12 @@ def _parsed(words: Sequence[str], where: str) -> AccessKey:
             raise BadKeys(f"{where}: {name[:40]!r} must be services=…, per-minute=… or at-once=…, each once")
         values[name] = value
     return AccessKey(
-        words[0], words[1], services_of(values.get("services"), where),
-        limit(values.get("per-minute"), f"{where}: per-minute"), limit(values.get("at-once"), f"{where}: at-once"),
-    )  # fmt: skip
+        words[0],
+        words[1],
+        services_of(values.get("services"), where),
+        limit(values.get("per-minute"), f"{where}: per-minute"),
+        limit(values.get("at-once"), f"{where}: at-once"),
+    )
 
 
 def services_of(text: str | None, where: str) -> tuple[str, ...]:

@@ -54,9 +54,13 @@ class ClientConnections(web.Server):
 
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(
-            proxy, handler_cancellation=True, keepalive_timeout=HEADER_S, lingering_time=LINGER_S,
-            auto_decompress=False, access_log=None,
-        )  # fmt: skip
+            proxy,
+            handler_cancellation=True,
+            keepalive_timeout=HEADER_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            access_log=None,
+        )
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a client that speaks no HTTP is not an error
         self._proxy = proxy
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

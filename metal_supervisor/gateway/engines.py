@@ -46,12 +46,29 @@ SERVER = "metal-supervisor"
 EVENT_END = b"\n\n"
 LAST_EVENTS, TAIL_BYTES = (b"[DONE]", b"message_stop"), 200
 """What the last event of a stream has, in OpenAI's API and in Anthropic's."""
-HOP_BY_HOP = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-    "transfer-encoding", "upgrade",
-})  # fmt: skip
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
 KEPT_HERE = HOP_BY_HOP | {
-    "host", "content-length", "expect", "authorization", "x-api-key", "api-key", "cookie", "origin", "accept-encoding",
+    "host",
+    "content-length",
+    "expect",
+    "authorization",
+    "x-api-key",
+    "api-key",
+    "cookie",
+    "origin",
+    "accept-encoding",
 }
 """Headers of a request that no engine gets: a key is the gateway's own."""
 ANSWER_HEADERS: Mapping[str, str] = {

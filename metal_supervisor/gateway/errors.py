@@ -24,9 +24,15 @@ class GatewayError(Exception):
     """A request that the gateway answers itself: a status, a code and a sentence for the client."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, retry_after_s: int | None = None, final: bool = False,
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        retry_after_s: int | None = None,
+        final: bool = False,
         close: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`final`: the same request cannot succeed, so SDKs must not send it again. `close`: end the connection too."""
         super().__init__(message)
         self.status, self.code, self.message = status, code, message

@@ -183,9 +183,12 @@ class Listeners:
         self._kept[address] = listener.dup()
         tls = tls if address == self._public else None
         server = await self._loop.create_server(
-            lambda: self._protocol(tls is not None), sock=listener, backlog=BACKLOG, ssl=tls,
+            lambda: self._protocol(tls is not None),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=tls,
             ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-        )  # fmt: skip
+        )
         if address not in self._kept:  # given up meanwhile
             close(server)
             return

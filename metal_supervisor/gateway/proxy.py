@@ -37,10 +37,17 @@ STALE_S = 60.0
 CLIENT_GONE = 499
 """Status in the log of a request whose client left before its answer began."""
 CONTAINERS = (
-    "host.docker.internal", "gateway.docker.internal", "docker.for.mac.host.internal", "docker.for.mac.localhost",
-    "host.containers.internal", "host.k3d.internal", "host.lima.internal", "host.minikube.internal",
-    "host.orb.internal", "host.rancher-desktop.internal",
-)  # fmt: skip
+    "host.docker.internal",
+    "gateway.docker.internal",
+    "docker.for.mac.host.internal",
+    "docker.for.mac.localhost",
+    "host.containers.internal",
+    "host.k3d.internal",
+    "host.lima.internal",
+    "host.minikube.internal",
+    "host.orb.internal",
+    "host.rancher-desktop.internal",
+)
 """Names that container tools give this Mac: Docker, Podman, k3d, Lima and Colima, minikube, OrbStack, Rancher Desktop.
 
 A web page of another site reaches a loopback address by DNS rebinding: its own name, resolved to 127.0.0.1. These names

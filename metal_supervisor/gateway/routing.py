@@ -16,13 +16,33 @@ from metal_supervisor.spec.nearest import nearest
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 _OPENAI = (
-    "chat/completions", "completions", "responses", "embeddings", "rerank", "reranking", "audio/transcriptions",
-    "audio/translations", "audio/speech", "images/generations", "images/edits", "images/variations",
-)  # fmt: skip
+    "chat/completions",
+    "completions",
+    "responses",
+    "embeddings",
+    "rerank",
+    "reranking",
+    "audio/transcriptions",
+    "audio/translations",
+    "audio/speech",
+    "images/generations",
+    "images/edits",
+    "images/variations",
+)
 _LLAMA = (
-    "completion", "completions", "chat/completions", "responses", "embedding", "embeddings", "infill", "tokenize",
-    "detokenize", "apply-template", "rerank", "reranking",
-)  # fmt: skip
+    "completion",
+    "completions",
+    "chat/completions",
+    "responses",
+    "embedding",
+    "embeddings",
+    "infill",
+    "tokenize",
+    "detokenize",
+    "apply-template",
+    "rerank",
+    "reranking",
+)
 PATHS = frozenset(
     {f"/v1/{each}" for each in (*_OPENAI, "messages", "messages/count_tokens")} | {f"/{each}" for each in _LLAMA}
 )
@@ -31,10 +51,23 @@ MODELS = "/v1/models"
 _BY_PATH = re.compile(r"/services/([a-z0-9.-]{1,253})/([a-z0-9.-]{1,253})(/.*)")
 MOST_NAMES = 3
 WHY_STOPPED = frozenset({"Stopped", "Suspended"})
-SHOWN = frozenset({
-    "Loading", "Restarting", "Stopping", "StoppedByHand", "Suspended", "ManuallyScaledToZero", "InsufficientMemory",
-    "MemoryPressure", "Evicted", "Unloaded", "Waking", "MetalUnavailable", "Hung",
-})  # fmt: skip
+SHOWN = frozenset(
+    {
+        "Loading",
+        "Restarting",
+        "Stopping",
+        "StoppedByHand",
+        "Suspended",
+        "ManuallyScaledToZero",
+        "InsufficientMemory",
+        "MemoryPressure",
+        "Evicted",
+        "Unloaded",
+        "Waking",
+        "MetalUnavailable",
+        "Hung",
+    }
+)
 """Reasons whose sentence may be shown to a client; others can hold paths and sources."""
 MEMORY = frozenset({"InsufficientMemory", "MemoryPressure", "Evicted", "MemoryCheckFailed"})
 LOADING_RETRY_S, MEMORY_RETRY_S, CRASH_RETRY_S = 5, 30, 30

@@ -16,8 +16,10 @@ HOLD_S = 1800.0
 _CHAT = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, "finish_reason": None}]}
 _TEXT = {"object": "text_completion", "choices": [{"index": 0, "text": "", "finish_reason": None}]}
 _OF_OPENAI: Mapping[str, object] = {
-    "/v1/chat/completions": _CHAT, "/chat/completions": _CHAT, "/v1/completions": _TEXT,
-}  # fmt: skip
+    "/v1/chat/completions": _CHAT,
+    "/chat/completions": _CHAT,
+    "/v1/completions": _TEXT,
+}
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 

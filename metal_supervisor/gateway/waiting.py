@@ -139,12 +139,14 @@ class WaitingRoom:
             self._later = None
         uses = {
             each.program: EngineUse(
-                self.waiting.get(each.program, 0), self._in_flight.get(each.program, 0),
-                self._used_at[each.program], each.withdraw,
+                self.waiting.get(each.program, 0),
+                self._in_flight.get(each.program, 0),
+                self._used_at[each.program],
+                each.withdraw,
             )
             for each in self._table.backends
             if each.on_demand
-        }  # fmt: skip
+        }
         if uses == (self._told or {}):
             return
         if self._keep(uses):

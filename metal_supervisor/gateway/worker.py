@@ -261,9 +261,12 @@ class Worker:
                 gateway_note.write(self._state.path, {**others, "next": {"pid": os.getpid(), "problem": told}})
             return
         note: Json = {
-            "at": time.time(), "pid": os.getpid(), "url": self._settings.gateway_url, "problem": told,
+            "at": time.time(),
+            "pid": os.getpid(),
+            "url": self._settings.gateway_url,
+            "problem": told,
             "closed": any(self._problems.get(each) for each in ("", self._public)),
-        }  # fmt: skip
+        }
         flights = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.in_flight.items()]
         waiting = [[*self._reader.services.key_of(name), count] for name, count in self._proxy.room.waiting.items()]
         note |= {"active": self._proxy.active, "inFlight": flights, "waiting": waiting}

@@ -63,9 +63,13 @@ def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S, content: bytes = b"",
     """Run a program, whose standard input is `content`; without a terminal if in a session of its own."""
     try:
         done = subprocess.run(
-            list(argv), input=content or None, stdin=None if content else subprocess.DEVNULL, capture_output=True,
-            timeout=timeout_s, start_new_session=own_session,
-        )  # fmt: skip
+            list(argv),
+            input=content or None,
+            stdin=None if content else subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            start_new_session=own_session,
+        )
     except subprocess.TimeoutExpired:
         return Done(TIMED_OUT, "", f"{argv[0]} did not end within {timeout_s:g} s")
     except OSError as error:

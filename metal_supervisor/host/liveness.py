@@ -111,9 +111,7 @@ def heard(pulse: Pulse, look: ProbeResult, limits: HangLimits) -> Pulse:
         pulse = _later(pulse, gap)
     if look.asked and pulse.asked_at is None:
         pulse = replace(pulse, asked_at=look.at)
-    pulse = replace(
-        pulse, message=look.message, failures=pulse.failures + 1, last_at=look.at, answers=look.answers
-    )
+    pulse = replace(pulse, message=look.message, failures=pulse.failures + 1, last_at=look.at, answers=look.answers)
     pulse = replace(pulse, moved_at=look.at) if look.signs is None and pulse.signs is None else pulse
     pulse = _seen(pulse, look.signs, look.at) if look.signs is not None else pulse
     # A work loop may be deep in a long prompt while the server itself answers: that takes longer to doubt.

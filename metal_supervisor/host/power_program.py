@@ -76,9 +76,13 @@ class PowerProgram:
             raise PowerError(f"an earlier powermetrics, pid {self._child.pid}, does not end")
         try:
             self._child = child = subprocess.Popen(
-                self._command, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0,
+                self._command,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                bufsize=0,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise PowerError(f"{self._command[0]}: {error.strerror}; {ALLOW}") from None
         assert child.stdout is not None

@@ -16,8 +16,14 @@ from xml.parsers.expat import ExpatError
 EVERY_S = 5
 """Long enough for chips that count in batches, short enough for a scrape every 15 s."""
 POWERMETRICS = (
-    "/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power,thermal", "-f", "plist", "-i", str(EVERY_S * 1000),
-)  # fmt: skip
+    "/usr/bin/powermetrics",
+    "--samplers",
+    "cpu_power,gpu_power,thermal",
+    "-f",
+    "plist",
+    "-i",
+    str(EVERY_S * 1000),
+)
 COMMAND = ("/usr/bin/sudo", "-n", *POWERMETRICS)
 FRAGMENT = "/etc/sudoers.d/metal-supervisor-power"
 END = b"</plist>"

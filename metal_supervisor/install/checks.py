@@ -74,9 +74,10 @@ def refuse_strange(state: Path) -> None:
     ours = (*KEPT, "models", "launchd", "lost+found")
     there = [each for each in state.iterdir() if each.is_dir() and not each.name.startswith(".")]
     strange = sorted(
-        each.name for each in there
+        each.name
+        for each in there
         if each.name not in ours and not (each.name.startswith(OF_A_CLUSTER) and _is_used(each))
-    )  # fmt: skip
+    )
     if strange:
         text = f"{state} is no state directory of metal-supervisor, and has directories of its own ({strange[0]!r:.80})"
         raise InstallError(f"{text}; choose another with --state-dir, which may be a new one in it")

@@ -206,8 +206,10 @@ def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | Non
     # Uninstall removes our copy, and leaves the settings that name it.
     gone = bool(named) and source == where.kubeconfig and not source.exists()
     if gone or (not named and "kubeconfig" not in found):
-        raise InstallError("say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
-                           "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)")
+        raise InstallError(
+            "say which cluster: --cluster KUBECONFIG, or --embedded for the one that we bring along "
+            "(with make: METAL_KUBECONFIG=KUBECONFIG or EMBEDDED=1)"
+        )
     if not named or source == where.kubeconfig:
         _refuse_context(values, _kept_context(where) if named else "")
         return config.edited(text, values, name), None
@@ -262,9 +264,14 @@ def _checked(text: str, where: InstallPaths) -> Settings:
 def _plist(order: InstallOrder, machine: Machine, where: InstallPaths, settings: Settings) -> tuple[bytes, bool]:
     """(content of the property list, True if it is the existing one, kept because it was edited by hand)."""
     job = launchd.Job(
-        machine.user, machine.group, str(machine.home), str(where.state), settings.stop_timeout, order.agent,
+        machine.user,
+        machine.group,
+        str(machine.home),
+        str(where.state),
+        settings.stop_timeout,
+        order.agent,
         where.label,
-    )  # fmt: skip
+    )
     ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
     there, before = read(where.plist), read(where.rendered)
     if there and before and there not in (before, read(where.staged), ours) and not order.force:

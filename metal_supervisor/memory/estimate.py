@@ -26,15 +26,27 @@ PATCHES_AT_WARMUP = 4 * 46 * 46
 """Patches of the picture with which llama.cpp warms up a vision encoder of variable size."""
 
 CACHE_TYPES: Mapping[str, tuple[int, int]] = {
-    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
-    "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18), "turbo4": (32, 17), "turbo3": (32, 13),
-}  # fmt: skip
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "q8_0": (32, 34),
+    "q5_1": (32, 24),
+    "q5_0": (32, 22),
+    "q4_1": (32, 20),
+    "q4_0": (32, 18),
+    "iq4_nl": (32, 18),
+    "turbo4": (32, 17),
+    "turbo3": (32, 13),
+}
 """Type of a KV cache -> the numbers of a block, and its bytes. The turbo types are in some forks only."""
 
 IN_FILE_ALONE = (
-    ".attention.head_count", ".attention.head_count_kv", ".attention.sliding_window_pattern",
-    ".attention.recurrent_layers", ".feed_forward_length",
-)  # fmt: skip
+    ".attention.head_count",
+    ".attention.head_count_kv",
+    ".attention.sliding_window_pattern",
+    ".attention.recurrent_layers",
+    ".feed_forward_length",
+)
 """Endings of keys that `--override-kv` changes but never adds: they may be lists, which llama.cpp seeks in the file."""
 
 

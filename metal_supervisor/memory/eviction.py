@@ -100,8 +100,7 @@ def back_off_s(times: int, pace: Pace = PACE) -> float:
 
 
 def _over(since: float | None, length_s: float, now: float) -> bool:
-    """True if a wait is over, or never began. A clock that was set back before `since` ends it: it must end some time.
-    """
+    """True if a wait is over or never began. A clock that was set back before `since` ends it, as it has to end."""
     return since is None or not 0 <= now - since < length_s
 
 

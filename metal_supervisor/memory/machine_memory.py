@@ -76,9 +76,14 @@ def _sample_darwin(mac: darwin_memory.Mac) -> MemorySample:
         level = None
     swap = _told(mac.swap_used_bytes, problems)
     return MemorySample(
-        at=time.monotonic(), total_bytes=total, available_bytes=available, kernel_level=level, swap_used_bytes=swap,
-        problems=tuple(problems), wired_bytes=mac.wired_bytes(),
-    )  # fmt: skip
+        at=time.monotonic(),
+        total_bytes=total,
+        available_bytes=available,
+        kernel_level=level,
+        swap_used_bytes=swap,
+        problems=tuple(problems),
+        wired_bytes=mac.wired_bytes(),
+    )
 
 
 def _told(read: Callable[[], T], problems: list[str]) -> T | None:
@@ -97,9 +102,14 @@ def _sample_linux(procfs: Path) -> MemorySample:
     swap = max(0, known["SwapTotal"] - known["SwapFree"]) if {"SwapTotal", "SwapFree"} <= known.keys() else None
     some, full = _stall(procfs / "pressure" / "memory", problems)
     return MemorySample(
-        at=time.monotonic(), total_bytes=total, available_bytes=available, swap_used_bytes=swap,
-        some_avg10=some, full_avg10=full, problems=tuple(problems),
-    )  # fmt: skip
+        at=time.monotonic(),
+        total_bytes=total,
+        available_bytes=available,
+        swap_used_bytes=swap,
+        some_avg10=some,
+        full_avg10=full,
+        problems=tuple(problems),
+    )
 
 
 def _meminfo(path: Path, problems: list[str]) -> dict[str, int]:

@@ -205,11 +205,17 @@ def watch(before: Watch, sample: MemorySample, limits: Thresholds, pace: Pace = 
 
     raw, reading = max(signals, key=lambda signal: signal[0].rank)  # of equal ones the first
     known = replace(
-        before, at=sample.at, known_at=sample.at, known_before=before.known_at, raw=raw, reading=reading, swap=swap,
+        before,
+        at=sample.at,
+        known_at=sample.at,
+        known_before=before.known_at,
+        raw=raw,
+        reading=reading,
+        swap=swap,
         desperate=sample.available_bytes is not None and sample.available_bytes < DESPERATE * limits.critical_bytes,
         warnings=0 if raw is Level.NORMAL else 1 + (0 if apart else before.warnings),
         criticals=0 if raw is not Level.CRITICAL else 1 + (0 if apart else before.criticals),
-    )  # fmt: skip
+    )
     if before.level is Level.NORMAL and (apart or before.normal_since is None):
         known = replace(known, normal_since=sample.at)
     if before.known_at is None:
@@ -238,9 +244,13 @@ def _lowered(known: Watch, eased: Level, apart: bool, pace: Pace) -> Watch:
     level = Level.WARNING if known.level is Level.CRITICAL else Level.NORMAL
     why = known.reading if level is Level.NORMAL else f"{known.reading}; {known.level.value} until now"
     return replace(
-        known, level=level, why=why, since=at, below_since=at if eased.rank < level.rank else None,
+        known,
+        level=level,
+        why=why,
+        since=at,
+        below_since=at if eased.rank < level.rank else None,
         normal_since=at if level is Level.NORMAL else None,
-    )  # fmt: skip
+    )
 
 
 def in_force(watch: Watch, now: float, pace: Pace = PACE) -> Level | None:

@@ -40,9 +40,14 @@ def over_limit(need: int | None, limit: int | None, weights: int) -> str:
 
 
 def too_large(
-    need: int | None, limit: int | None, budget: int, left: int, weights: int = 0, namespace: str = "",
+    need: int | None,
+    limit: int | None,
+    budget: int,
+    left: int,
+    weights: int = 0,
+    namespace: str = "",
     pool_bytes: int | None = None,
-) -> tuple[str, str] | None:  # fmt: skip
+) -> tuple[str, str] | None:
     """(reason, message) for an engine that never fits, even alone; None if it may.
 
     `limit`: its Model's; `budget`: this Mac's, of which `left` is left; `pool_bytes`: the limit of its namespace.

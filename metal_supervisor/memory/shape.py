@@ -16,17 +16,39 @@ from metal_supervisor.spec.gguf import MAX_LAYERS, BadGguf, Header, Value
 MAX_NUMBER = (1 << 31) - 1
 
 PERIODS: Mapping[str, tuple[int, bool]] = {
-    "gemma2": (2, False), "gemma3": (6, False), "gemma3n": (5, False), "gemma-embedding": (6, False),
-    "gpt-oss": (2, False), "cohere2": (4, False), "cohere2moe": (4, True), "olmo2": (4, False),
-    "exaone4": (4, False), "exaone-moe": (4, False), "llama4": (4, False), "plamo3": (8, False),
-    "afmoe": (4, False), "mellum": (4, False), "smallthinker": (4, True), "modern-bert": (3, True),
-    "laguna": (4, True), "muse-glimmer": (4, False),
-}  # fmt: skip
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "gemma3n": (5, False),
+    "gemma-embedding": (6, False),
+    "gpt-oss": (2, False),
+    "cohere2": (4, False),
+    "cohere2moe": (4, True),
+    "olmo2": (4, False),
+    "exaone4": (4, False),
+    "exaone-moe": (4, False),
+    "llama4": (4, False),
+    "plamo3": (8, False),
+    "afmoe": (4, False),
+    "mellum": (4, False),
+    "smallthinker": (4, True),
+    "modern-bert": (3, True),
+    "laguna": (4, True),
+    "muse-glimmer": (4, False),
+}
 """Architecture -> (N, first): one of N blocks sees the whole context, the first of them if True, else the last."""
 
-LISTED = frozenset({
-    "gemma4", "gemma4-assistant", "mimo2", "step35", "cohere2moe", "mellum", "muse-glimmer", "dflash",
-})  # fmt: skip
+LISTED = frozenset(
+    {
+        "gemma4",
+        "gemma4-assistant",
+        "mimo2",
+        "step35",
+        "cohere2moe",
+        "mellum",
+        "muse-glimmer",
+        "dflash",
+    }
+)
 """Architectures whose header may list which blocks have a window; for others llama.cpp passes over such a list."""
 
 WINDOWS: Mapping[str, int] = {"gemma2": 4096, "exaone4": 4096, "exaone-moe": 128, "llama4": 8192}
@@ -35,10 +57,24 @@ WINDOWS: Mapping[str, int] = {"gemma2": 4096, "exaone4": 4096, "exaone-moe": 128
 FIXED_WINDOWS: Mapping[str, int] = {"llama4": 8192, "smallthinker": 4096}
 """Window of architectures whose header only says whether there is one."""
 
-CACHELESS = frozenset({
-    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
-    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
-})  # fmt: skip
+CACHELESS = frozenset(
+    {
+        "bert",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "neo-bert",
+        "eurobert",
+        "modern-bert",
+        "gemma-embedding",
+        "wavtokenizer-dec",
+        "dream",
+        "llada",
+        "llada-moe",
+        "rnd1",
+    }
+)
 """Encoders and diffusion models, which have no KV cache: they read the whole input anew each time."""
 
 UNGATED = frozenset({"bert"})
@@ -49,15 +85,34 @@ INTERVALS: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qw
 """Hybrids -> N: every N-th block attends, and the others keep a state."""
 BOTH = frozenset({"falcon-h1"})
 NEMOTRON = frozenset({"nemotron_h", "nemotron_h_moe"})
-NEXTN = frozenset({
-    "qwen3next", "qwen35", "qwen35moe", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "step35",
-    "gemma4-assistant",
-})  # fmt: skip
+NEXTN = frozenset(
+    {
+        "qwen3next",
+        "qwen35",
+        "qwen35moe",
+        "deepseek32",
+        "deepseek4",
+        "glm-dsa",
+        "hy_v3",
+        "mimo2",
+        "step35",
+        "gemma4-assistant",
+    }
+)
 """Architectures whose blocks for multi-token prediction have no cache. Others have such blocks too (glm4moe, exaone4,
 deepseek2), but builds differ: b10434 reserves a cache for them all the same, b11549 does not."""
-MLA = frozenset({
-    "deepseek2", "glm4moelite", "mistral4", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear", "kimi-k3",
-})  # fmt: skip
+MLA = frozenset(
+    {
+        "deepseek2",
+        "glm4moelite",
+        "mistral4",
+        "deepseek32",
+        "glm-dsa",
+        "bailingmoe3",
+        "kimi-linear",
+        "kimi-k3",
+    }
+)
 STATE_KEYS = ("ssm.inner_size", "shortconv.l_cache", "kda.head_dim", "wkv.head_size")
 
 READ_BY: Mapping[str, frozenset[str]] = {

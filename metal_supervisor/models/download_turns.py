@@ -74,7 +74,7 @@ class DownloadTurns:
                 (counts[name], self._latest.get(name, 0), place, name, each)
                 for place, each in enumerate(self._waiting)
                 for name in each.namespaces or ("",)
-            )  # fmt: skip
+            )
             if full and count:
                 return
             self._under_way[download] = namespace, now

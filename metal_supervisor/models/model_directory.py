@@ -196,8 +196,7 @@ class ModelDirectory:
             os.close(descriptor)
 
     def busy(self) -> bool:
-        """True if a job or process holds the lock. A job that tries to lock during the check may fail, and tries again.
-        """
+        """True if a job or process holds the lock. A job that locks during the check may fail, and tries again."""
         try:
             descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

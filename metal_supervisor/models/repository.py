@@ -31,14 +31,25 @@ CONFIGS = (CONFIG, "tokenizer_config.json")
 MOST_CONFIG_BYTES = 4 << 20
 """The longest config.json that is read; real ones have some KiB."""
 PROGRAMS = (
-    b"\x7fELF", b"MZ", b"#!", b"!<arch>", b"\xfe\xed\xfa\xce", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe",
-    b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\xbf", b"\xbe\xba\xfe\xca", b"\xbf\xba\xfe\xca",
-)  # fmt: skip
+    b"\x7fELF",
+    b"MZ",
+    b"#!",
+    b"!<arch>",
+    b"\xfe\xed\xfa\xce",
+    b"\xfe\xed\xfa\xcf",
+    b"\xce\xfa\xed\xfe",
+    b"\xcf\xfa\xed\xfe",
+    b"\xca\xfe\xba\xbe",
+    b"\xca\xfe\xba\xbf",
+    b"\xbe\xba\xfe\xca",
+    b"\xbf\xba\xfe\xca",
+)
 """First bytes of programs and libraries (ELF, PE, scripts, archives, Mach-O): a loader does not look at the name."""
 COMPANION = re.compile(
     r"(?<![^\W_])(?:imatrix|eagle\d*|dflash|dspark|draft|assistant|lora|adapter)(?![^\W_])"
-    r"|(?:(?<=/)|^|(?<=mtp-))mtp(?=[-_./])", re.ASCII | re.IGNORECASE
-)  # fmt: skip
+    r"|(?:(?<=/)|^|(?<=mtp-))mtp(?=[-_./])",
+    re.ASCII | re.IGNORECASE,
+)
 """Words in the name of a file that goes with a model: a draft head, an importance matrix, an adapter. MTP is one at
 the start of a name; elsewhere it says that a whole model has such a head."""
 MOST_READ = 4

@@ -189,10 +189,15 @@ class Claimer(threading.Thread):
                 raise
             found = []
         now = time.time() + self._kube.clock_offset_s
-        fresh = next((
-            item for item in found if leases.NODE not in (item["metadata"].get("labels") or {})
-            and manifests.fresh_elsewhere(item, now, machine.own_addresses(self._told))
-        ), None)  # fmt: skip
+        fresh = next(
+            (
+                item
+                for item in found
+                if leases.NODE not in (item["metadata"].get("labels") or {})
+                and manifests.fresh_elsewhere(item, now, machine.own_addresses(self._told))
+            ),
+            None,
+        )
         if fresh is None:
             self.foreign.pop(key, None)
             return False

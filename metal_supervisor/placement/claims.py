@@ -180,7 +180,9 @@ def decide(
 def peers_ready(held: Iterable[Claim], lives: Mapping[tuple[str, str], Life], me: str, slots: int) -> int:
     """Number of a service's replicas that live peers report to serve. `held`: the claims on it."""
     return sum(
-        claim.ready and claim.holder not in ("", me) and claim.slot[2] < slots
+        claim.ready
+        and claim.holder not in ("", me)
+        and claim.slot[2] < slots
         and lives.get((claim.slot[0], claim.holder)) is not Life.SILENT
         for claim in held
     )

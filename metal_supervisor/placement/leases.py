@@ -149,11 +149,15 @@ def parse(lease: Json) -> Claim | NodeLease | None:
         duration, left = spec.get("leaseDurationSeconds"), notes.get(MEMORY_LEFT, "")
         engines = (each.split() for each in notes.get(ENGINES, "").split(","))
         return NodeLease(
-            namespace, labels[NODE], not spec.get("holderIdentity"),
+            namespace,
+            labels[NODE],
+            not spec.get("holderIdentity"),
             float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
-            notes.get(UNSCHEDULABLE, ""), notes.get(SESSION, ""),
-            int(left) if left.isdecimal() and len(left) < 18 else 0, frozenset(each[0] for each in engines if each),
-        )  # fmt: skip
+            notes.get(UNSCHEDULABLE, ""),
+            notes.get(SESSION, ""),
+            int(left) if left.isdecimal() and len(left) < 18 else 0,
+            frozenset(each[0] for each in engines if each),
+        )
     if labels.get(KIND) != "claim":
         return None
     service, uid = _owner(metadata)
@@ -162,9 +166,14 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     if not (service and index.isascii() and index.isdigit() and metadata["name"] == claim_name(service, int(index))):
         return None
     return Claim(
-        (namespace, service, int(index)), spec.get("holderIdentity") or "", str(metadata.get("resourceVersion", "")),
-        uid, spec.get("acquireTime") or "", notes.get(READY) == "true", notes.get(CREATED, ""),
-    )  # fmt: skip
+        (namespace, service, int(index)),
+        spec.get("holderIdentity") or "",
+        str(metadata.get("resourceVersion", "")),
+        uid,
+        spec.get("acquireTime") or "",
+        notes.get(READY) == "true",
+        notes.get(CREATED, ""),
+    )
 
 
 class LeaseReader:

@@ -156,6 +156,7 @@ def turn(lives: Mapping[tuple[str, str], Life], me: str, peer: tuple[str, str]) 
     """How many live Macs come before this one to withdraw the endpoints of a silent peer: each peer has its order."""
     mine = digest(me, *peer)
     return sum(
-        digest(node, *peer) < mine for (space, node), life in lives.items()
+        digest(node, *peer) < mine
+        for (space, node), life in lives.items()
         if space == peer[0] and node != me and life is not Life.SILENT
-    )  # fmt: skip
+    )

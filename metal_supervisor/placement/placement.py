@@ -76,8 +76,10 @@ class Placement:
         self._claimer = Claimer(kube, node, wake, settings.host_ip, lambda: self._leases.seen.items)
         # The passes between the first and the last answer to a batch of claims would each place a few.
         self._leases = Reflector(
-            kube, api_path("leases", settings.namespace),
-            lambda: None if self._claimer.busy else wake(), selector=f"{leases.KIND} in (node,claim,reaper)",
+            kube,
+            api_path("leases", settings.namespace),
+            lambda: None if self._claimer.busy else wake(),
+            selector=f"{leases.KIND} in (node,claim,reaper)",
             is_news=self._is_news,
         )
         self._reader = LeaseReader()
@@ -152,9 +154,16 @@ class Placement:
         self._look_for_a_clone(nodes, now)
         self._look_for_a_watcher(nodes, now)
         lives = peers.judge(
-            held, nodes, self._sightings, self._node, self._leases.connected_at, self._settings.lease_duration,
-            self._resumed_at, self._silent.keys(), now,
-        )  # fmt: skip
+            held,
+            nodes,
+            self._sightings,
+            self._node,
+            self._leases.connected_at,
+            self._settings.lease_duration,
+            self._resumed_at,
+            self._silent.keys(),
+            now,
+        )
         ours = {slot[:2] for slot, claim in held.items() if claim.holder == self._node}
         for key, item in found.items():
             if key not in begun and key in ours:
@@ -179,9 +188,10 @@ class Placement:
         silence_s = peers.next_silence_s(nodes, lives, self._sightings, self._node, self._leases.connected_at, now)
         later = [each for each in (decision.again_in_s, turn_in_s, silence_s) if each is not None]
         open_ = [
-            lease for peer, lease in nodes.items()
+            lease
+            for peer, lease in nodes.items()
             if peer[1] != self._node and lives.get(peer) is Life.LIVE and not lease.unschedulable
-        ]  # fmt: skip
+        ]
         return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent, open_)
 
     def _to_withdraw(
@@ -194,8 +204,9 @@ class Placement:
         """
         self._silent = {
             peer: self._silent.get(peer, now)
-            for peer, life in lives.items() if life is Life.SILENT and peer[1] != self._node
-        }  # fmt: skip
+            for peer, life in lives.items()
+            if life is Life.SILENT and peer[1] != self._node
+        }
         left_s = {
             peer: since + min(LAST_TURN_S, TURN_S * peers.turn(lives, self._node, peer)) - now
             for peer, since in self._silent.items()
@@ -240,9 +251,11 @@ class Placement:
             return True
         claim = placed.claims.get((*record.owner, record.slot))
         return (
-            claim is not None and claim.ready and claim.holder != self._node
+            claim is not None
+            and claim.ready
+            and claim.holder != self._node
             and placed.lives.get((record.namespace, claim.holder), Life.SILENT) is not Life.SILENT
-        )  # fmt: skip
+        )
 
     def _look_for_a_watcher(self, nodes: Mapping[tuple[str, str], NodeLease], now: float) -> None:
         """Warn, once certain, if neither a peer nor a reaper would withdraw this Mac's endpoints after its death."""
@@ -290,8 +303,7 @@ def to_serve(found: Mapping[Key, Service | Rejected], placed: Placed, records: C
     return [
         item
         for key, item in found.items()
-        if isinstance(item, Service) and item.replicas and not item.suspended
-        and (key in placed.mine or key in owners)
+        if isinstance(item, Service) and item.replicas and not item.suspended and (key in placed.mine or key in owners)
     ]
 
 

@@ -73,9 +73,14 @@ def _count(values: Sequence[str]) -> int:
 
 LOAD_MODE = "--load-mode"
 SWITCHES: Mapping[str, tuple[str, bool]] = {
-    "--mlock": ("mlock", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
-    "-dio": ("dio", True), "--direct-io": ("dio", True), "-ndio": ("dio", False), "--no-direct-io": ("dio", False),
-}  # fmt: skip
+    "--mlock": ("mlock", True),
+    "--mmap": ("mmap", True),
+    "--no-mmap": ("mmap", False),
+    "-dio": ("dio", True),
+    "--direct-io": ("dio", True),
+    "-ndio": ("dio", False),
+    "--no-direct-io": ("dio", False),
+}
 """Switches of older builds, gone from newer ones; some in between knew both, and took --mlock for unmapped."""
 
 

@@ -29,19 +29,46 @@ from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.sizes import MIB
 
 SWITCHES = {
-    "-kvu": ("unified", True), "--kv-unified": ("unified", True),
-    "-no-kvu": ("unified", False), "--no-kv-unified": ("unified", False),
-    "--swa-full": ("swa_full", True), "--mmap": ("mmap", True), "--no-mmap": ("mmap", False),
-    "-dio": ("mmap", False), "--direct-io": ("mmap", False),
-    "--embedding": ("encodes", True), "--embeddings": ("encodes", True),
-    "--rerank": ("encodes", True), "--reranking": ("encodes", True), "--no-mmproj": ("no_projector", True),
-    "--no-mmproj-auto": ("no_projector", True), "--mmproj-auto": ("no_projector", False),
-}  # fmt: skip
+    "-kvu": ("unified", True),
+    "--kv-unified": ("unified", True),
+    "-no-kvu": ("unified", False),
+    "--no-kv-unified": ("unified", False),
+    "--swa-full": ("swa_full", True),
+    "--mmap": ("mmap", True),
+    "--no-mmap": ("mmap", False),
+    "-dio": ("mmap", False),
+    "--direct-io": ("mmap", False),
+    "--embedding": ("encodes", True),
+    "--embeddings": ("encodes", True),
+    "--rerank": ("encodes", True),
+    "--reranking": ("encodes", True),
+    "--no-mmproj": ("no_projector", True),
+    "--no-mmproj-auto": ("no_projector", True),
+    "--mmproj-auto": ("no_projector", False),
+}
 ADAPTERS = frozenset({"--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"})
-UNSIZED = frozenset({
-    "-mmu", "--mmproj-url", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "-mv", "--model-vocoder",
-    "-hfv", "-hfrv", "--hf-repo-v", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo",
-})  # fmt: skip
+UNSIZED = frozenset(
+    {
+        "-mmu",
+        "--mmproj-url",
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        "--spec-draft-hf",
+        "-mv",
+        "--model-vocoder",
+        "-hfv",
+        "-hfrv",
+        "--hf-repo-v",
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        "-mu",
+        "--model-url",
+        "-dr",
+        "--docker-repo",
+    }
+)
 """Flags that load a model of unknown size: the engine fetches it itself, or there is no formula for it."""
 AUTO_SLOTS = 4
 UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
@@ -188,9 +215,7 @@ def estimate_of(model: Reading, settings: CacheSettings) -> tuple[Estimate | Non
     return None if model.size_bytes is None else by_size(model.size_bytes, settings, model.problem), model.problem
 
 
-def _with(
-    made: Estimate, flag: str, reading: Reading, settings: CacheSettings
-) -> tuple[Estimate | None, str]:
+def _with(made: Estimate, flag: str, reading: Reading, settings: CacheSettings) -> tuple[Estimate | None, str]:
     """The estimate with one more file; or None if its size is unknown, and the reason."""
     header, size = reading.header, reading.size_bytes
     if flag == "--model-draft":

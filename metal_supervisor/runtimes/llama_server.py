@@ -47,12 +47,21 @@ CACHE_TYPES = frozenset({"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "
 
 
 OPTION_FLAGS: Mapping[str, str] = {
-    "uBatchSize": "--ubatch-size", "moeCPUOffload": "--cpu-moe", "moeCPULayers": "--n-cpu-moe",
-    "noKvOffload": "--no-kv-offload", "noWarmup": "--no-warmup", "ropeScaling": "--rope-scaling",
-    "reasoningBudget": "--reasoning-budget", "reasoningBudgetMessage": "--reasoning-budget-message",
-    "tensorOverrides": "--override-tensor", "metadataOverrides": "--override-kv", "cacheTypeK": "--cache-type-k",
-    "cacheTypeV": "--cache-type-v", "cacheTypeCustomK": "--cache-type-k", "cacheTypeCustomV": "--cache-type-v",
-}  # fmt: skip
+    "uBatchSize": "--ubatch-size",
+    "moeCPUOffload": "--cpu-moe",
+    "moeCPULayers": "--n-cpu-moe",
+    "noKvOffload": "--no-kv-offload",
+    "noWarmup": "--no-warmup",
+    "ropeScaling": "--rope-scaling",
+    "reasoningBudget": "--reasoning-budget",
+    "reasoningBudgetMessage": "--reasoning-budget-message",
+    "tensorOverrides": "--override-tensor",
+    "metadataOverrides": "--override-kv",
+    "cacheTypeK": "--cache-type-k",
+    "cacheTypeV": "--cache-type-v",
+    "cacheTypeCustomK": "--cache-type-k",
+    "cacheTypeCustomV": "--cache-type-v",
+}
 """Options of the spec -> flags that only some builds have, or whose values differ between builds."""
 
 

@@ -71,8 +71,12 @@ class OmlxModel:
         try:
             made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copytree(
-                self._job["path"], made, ignore=_left_out, copy_function=self._link, ignore_dangling_symlinks=True,
-            )  # fmt: skip
+                self._job["path"],
+                made,
+                ignore=_left_out,
+                copy_function=self._link,
+                ignore_dangling_symlinks=True,
+            )
             _writable(made)
             _removed(self._served)
             made.rename(self._served)

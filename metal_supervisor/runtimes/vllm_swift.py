@@ -94,9 +94,7 @@ def _estimate(context: int, slots: int, compressed: bool, model: Reading) -> Est
     if made.basis != "config":
         return replace(made, overhead_bytes=made.overhead_bytes + PYTHON_BYTES)
     # A prompt is processed in a cache of its own, which is then copied into the slot.
-    return replace(
-        made, compute_bytes=made.compute_bytes + made.kv_bytes // made.slots, overhead_bytes=PYTHON_BYTES
-    )
+    return replace(made, compute_bytes=made.compute_bytes + made.kv_bytes // made.slots, overhead_bytes=PYTHON_BYTES)
 
 
 RUNTIME = Runtime(

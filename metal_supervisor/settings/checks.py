@@ -90,8 +90,9 @@ def node_name(value: str) -> str | None:
     """Check of a Mac's name in the cluster, or nothing."""
     if value == "reaper":
         return "must not be the name of the cluster's reaper"
-    return like(r"([a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?)?",
-                "be a name of lower-case letters, digits and dashes, at most 50")(value)
+    return like(
+        r"([a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?)?", "be a name of lower-case letters, digits and dashes, at most 50"
+    )(value)
 
 
 def port_range(value: str) -> str | None:
@@ -103,8 +104,9 @@ def port_range(value: str) -> str | None:
 def host(value: str) -> str | None:
     if value and address(value) is None:
         return None
-    return like(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?",
-                "name hosts, without scheme or port, separated by commas")(value)
+    return like(
+        r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "name hosts, without scheme or port, separated by commas"
+    )(value)
 
 
 def host_or_network(value: str) -> str | None:

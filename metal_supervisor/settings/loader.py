@@ -284,9 +284,7 @@ def add_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None
             continue
         shown = f"{item.metadata['help']} [{item.default}]" if item.default != "" else item.metadata["help"]
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if _TYPES[name] is bool else {}
-        parser.add_argument(
-            flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"), **alone
-        )
+        parser.add_argument(flag_of(name), default=None, metavar=name.upper(), help=shown.replace("%", "%%"), **alone)
 
 
 def overrides_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Overrides:

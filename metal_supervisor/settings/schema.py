@@ -46,12 +46,14 @@ class Settings:
     state_dir: str = _setting("~/.metal-supervisor", "This Mac's memory: records, specs, logs, the supervisord socket.")
     model_store: str = _setting("", "Where downloaded model files are kept; default: models/ in the state directory.")
     kubeconfig: str = _setting(
-        "", "Kubeconfig of the cluster, or several separated by colons, merged as kubectl does; empty: the embedded "
+        "",
+        "Kubeconfig of the cluster, or several separated by colons, merged as kubectl does; empty: the embedded "
         "Kubernetes API.",
     )
     context: str = _setting("", "Context within the kubeconfig; empty: the one that is current at the start.")
     host_ip: str = _setting(
-        "", "Address to advertise in the cluster; empty: the one that routes to it.",
+        "",
+        "Address to advertise in the cluster; empty: the one that routes to it.",
         checks.address,
     )
     bind: str = _setting(
@@ -59,20 +61,27 @@ class Settings:
     )
     port: int = _setting(9090, "Port of health, metrics and status, on loopback.", checks.between(1, 65535))
     metrics_listen: str = _setting(
-        "", "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
-        "a password; empty: nowhere but on loopback.", checks.address_and_port,
+        "",
+        "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
+        "a password; empty: nowhere but on loopback.",
+        checks.address_and_port,
     )
     gateway: str = _setting(
-        "", "ADDRESS:PORT of the gateway, one URL for all models of this Mac, or off; empty: 127.0.0.1:9100 with the "
-        "embedded API, else off.", checks.gateway_address,
+        "",
+        "ADDRESS:PORT of the gateway, one URL for all models of this Mac, or off; empty: 127.0.0.1:9100 with the "
+        "embedded API, else off.",
+        checks.gateway_address,
     )
     gateway_keys: str = _setting(
-        "", "File with the keys that the gateway asks for, made with `metal-supervisor key add`, read anew when it "
+        "",
+        "File with the keys that the gateway asks for, made with `metal-supervisor key add`, read anew when it "
         "changes; empty: it asks for none.",
     )
     gateway_keys_secret: str = _setting(
-        "", "NAMESPACE/NAME of a Secret whose `keys` is such a file, in place of gateway_keys; a change is seen within "
-        "30 s.", checks.namespaced,
+        "",
+        "NAMESPACE/NAME of a Secret whose `keys` is such a file, in place of gateway_keys; a change is seen within "
+        "30 s.",
+        checks.namespaced,
     )
     gateway_tls_cert: str = _setting(
         "", "PEM file with the gateway's certificate and its chain, read anew when it changes; empty: no TLS."
@@ -82,30 +91,38 @@ class Settings:
         False, "Let the gateway listen beyond loopback without keys: anyone in the network may use every model."
     )
     gateway_origins: str = _setting(
-        "", "Origins of the web pages, browser extensions and apps that may use the gateway's models, separated by "
-        "commas; empty: none.", checks.origins,
+        "",
+        "Origins of the web pages, browser extensions and apps that may use the gateway's models, separated by "
+        "commas; empty: none.",
+        checks.origins,
     )
     on_demand: bool = _setting(
-        False, "Run a service only while it is used, if it does not say (annotation metal-supervisor.io/on-demand): "
-        "the gateway starts its engine with the first request."
+        False,
+        "Run a service only while it is used, if it does not say (annotation metal-supervisor.io/on-demand): "
+        "the gateway starts its engine with the first request.",
     )
     idle_ttl: float = _setting(
-        IDLE_TTL_S, "Seconds without a request after which the engine of an on-demand service is unloaded; 0: only to "
-        "make room for another.", checks.between(0, LONGEST_IDLE_S),
+        IDLE_TTL_S,
+        "Seconds without a request after which the engine of an on-demand service is unloaded; 0: only to "
+        "make room for another.",
+        checks.between(0, LONGEST_IDLE_S),
     )
     engine_metrics: bool = _setting(
         False, "Add the engines' own metrics, e.g. tokens per second, to /metrics, scraped every 15 s."
     )
     ports: str = _setting(
-        "18100-18999", "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
+        "18100-18999",
+        "Range of the engines' ports, spec.containerPort's too; a service keeps the one it got.",
         checks.port_range,
     )
     runtime: str = _setting(
-        "llama-server", "Runtime of services that name none, as far as it serves their model's format.",
+        "llama-server",
+        "Runtime of services that name none, as far as it serves their model's format.",
         checks.by_runtimes("runtime"),
     )
     runtimes: str = _setting(
-        "", "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
+        "",
+        "Runtimes that this Mac offers, separated by commas, the preferred first; empty: all there are.",
         checks.by_runtimes("runtimes"),
     )
     llama_server: str = _setting("", "Path of llama-server; empty: PATH, then Homebrew's prefixes.")
@@ -114,47 +131,59 @@ class Settings:
     vllm_swift: str = _setting("", "Path of vllm-swift; empty: PATH, then Homebrew's prefixes.")
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
     downloads: int = _setting(
-        2, "Number of models that are downloaded at the same time; one more for a namespace that would wait long.",
+        2,
+        "Number of models that are downloaded at the same time; one more for a namespace that would wait long.",
         checks.between(1, 64),
     )
     stall_timeout: float = _setting(
-        60.0, "Seconds in which a server must send something of a model before it is asked anew.",
+        60.0,
+        "Seconds in which a server must send something of a model before it is asked anew.",
         checks.between(1, 3600),
     )
     hf_endpoint: str = _setting(
-        "", "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
-        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.", checks.hub,
+        "",
+        "Mirror of Hugging Face, as http(s)://HOST, or an absolute directory with O/R/FILE or a Hub cache in it; "
+        "empty: HF_ENDPOINT of the environment, else https://huggingface.co.",
+        checks.hub,
     )
     allowed_roots: str = _setting(
-        "", "Directories whose files a manifest may name, separated by commas; empty: /Users/Shared and /Volumes, and "
+        "",
+        "Directories whose files a manifest may name, separated by commas; empty: /Users/Shared and /Volumes, and "
         "with the embedded API the home directory too. Hidden files and Library of the home directory have to be named "
-        "here themselves; the state directory and the store's models are never a manifest's.", checks.directory_list,
+        "here themselves; the state directory and the store's models are never a manifest's.",
+        checks.directory_list,
     )
     allowed_hosts: str = _setting(
-        "", "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
+        "",
+        "Hosts that models may be fetched from, their subdomains included, separated by commas; empty: any.",
         checks.each_of(checks.host),
     )
     download_proxy: str = _setting(
-        "", "Forward proxy for downloads, as http(s)://HOST:PORT or socks5://HOST:PORT, or an absolute path of a file "
+        "",
+        "Forward proxy for downloads, as http(s)://HOST:PORT or socks5://HOST:PORT, or an absolute path of a file "
         "with its URL, which may have USER:PASSWORD@; off: none; empty: HTTPS_PROXY and HTTP_PROXY of the environment.",
         checks.proxy,
     )
     download_no_proxy: str = _setting(
-        "", "Hosts, domains and networks that downloads reach without the proxy, separated by commas; empty: NO_PROXY "
+        "",
+        "Hosts, domains and networks that downloads reach without the proxy, separated by commas; empty: NO_PROXY "
         "of the environment, or none with download_proxy.",
     )
     download_ca_file: str = _setting(
-        "", "PEM file of the authorities that downloads trust, in place of this Mac's; empty: REQUESTS_CA_BUNDLE or "
+        "",
+        "PEM file of the authorities that downloads trust, in place of this Mac's; empty: REQUESTS_CA_BUNDLE or "
         "SSL_CERT_FILE of the environment.",
     )
     private_hosts: str = _setting(
-        "", "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
+        "",
+        "Hosts and networks (192.168.1.0/24) whose addresses may be private, loopback or link-local; others that "
         "have such an address are refused, whatever their name.",
         checks.each_of(checks.host_or_network),
     )
     ollama: str = _setting("", "Path of ollama, for a supervised daemon; empty: PATH, then Homebrew's prefixes.")
     ollama_url: str = _setting(
-        "http://127.0.0.1:11434", "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
+        "http://127.0.0.1:11434",
+        "Where the user's own Ollama is used, and never stopped, if it is up; off: nowhere.",
         checks.daemon_url,
     )
     ollama_models: str = _setting(
@@ -164,38 +193,51 @@ class Settings:
         "", "Mirror of Ollama's library, as http(s)://HOST; empty: the library itself.", checks.mirror
     )
     allow_extra_args: str = _setting(
-        "", "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
-        "or are not known, separated by commas; at your own risk.", checks.by_runtimes("allow_extra_args"),
+        "",
+        "Flags that spec.extraArgs may hold although they reach beyond the engine (--slot-save-path, --tools …) "
+        "or are not known, separated by commas; at your own risk.",
+        checks.by_runtimes("allow_extra_args"),
     )
     allow_env: str = _setting(
-        "", "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
-        "own risk.", checks.by_runtimes("allow_env"),
+        "",
+        "Variables that spec.env may hold although they are not known to be harmless, separated by commas; at your "
+        "own risk.",
+        checks.by_runtimes("allow_env"),
     )
     confinement: str = _setting(
-        "on", "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
-        "none starts that cannot be confined; off: none is confined.", checks.one_of("on", "off", "required"),
+        "on",
+        "on: engines run confined by the operating system, as far as a trial shows that it works here; required: "
+        "none starts that cannot be confined; off: none is confined.",
+        checks.one_of("on", "off", "required"),
     )
     shared_daemons: str = _setting(
-        "", "Namespaces whose services may share one daemon (oMLX, Ollama), separated by commas; *: all; empty: a "
-        "daemon serves the namespace that had it first, and no other.", limits.problem(limits.namespaces),
+        "",
+        "Namespaces whose services may share one daemon (oMLX, Ollama), separated by commas; *: all; empty: a "
+        "daemon serves the namespace that had it first, and no other.",
+        limits.problem(limits.namespaces),
     )
     llama_server_startup_timeout: float = _setting(
-        600.0, "Seconds an engine may take to load; one that still does no work then is restarted.",
+        600.0,
+        "Seconds an engine may take to load; one that still does no work then is restarted.",
         checks.between(1, 86400),
     )
     parallel_starts: int = _setting(
-        0, "Engines that may load at the same time; further ones wait for their turn, for 60 s at most behind each. "
-        "0: half as many as there are cores, at least 4.", checks.between(0, 1000),
+        0,
+        "Engines that may load at the same time; further ones wait for their turn, for 60 s at most behind each. "
+        "0: half as many as there are cores, at least 4.",
+        checks.between(0, 1000),
     )
     hang_timeout: float = _setting(
-        60.0, "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
+        60.0,
+        "Seconds an engine may be silent without any sign of work before it is restarted; 0: for ever.",
         checks.between(0, 86400),
     )
     drain_timeout: float = _setting(
         300.0, "Seconds an engine that is to stop may finish what it answers.", checks.between(0, 86400)
     )
     stop_timeout: float = _setting(
-        20.0, "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.",
+        20.0,
+        "Seconds for the same when the whole system is stopped; below launchd's ExitTimeOut.",
         checks.between(0, 600),
     )
     log_size: int = _setting(20, "MiB after which the log of an engine is rotated.", checks.between(1, 4096))
@@ -204,25 +246,28 @@ class Settings:
         0.0, "Share of the memory that models may use; 0: by the size of the machine.", checks.between(0, 1)
     )
     memory_check_mode: str = _setting(
-        "enforce", "Models of unknown size: enforce (refused) or warn (started with a warning).",
+        "enforce",
+        "Models of unknown size: enforce (refused) or warn (started with a warning).",
         checks.one_of("enforce", "warn"),
     )
-    preemption: bool = _setting(
-        False, "Let a model stop ones of lower spec.priority when there is no room for it."
-    )
+    preemption: bool = _setting(False, "Let a model stop ones of lower spec.priority when there is no room for it.")
     memory_watchdog_interval: float = _setting(
-        5.0, "Seconds between looks at how short the machine is of memory; 0: it is not watched.",
+        5.0,
+        "Seconds between looks at how short the machine is of memory; 0: it is not watched.",
         checks.between(0, 3600),
     )
     memory_pressure_warning: float = _setting(
-        0.20, "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
-        "free counts if that is less.", checks.between(0, 1)
+        0.20,
+        "Share of the memory below which little is available: nothing starts. Half of what the budget leaves "
+        "free counts if that is less.",
+        checks.between(0, 1),
     )
     memory_pressure_critical: float = _setting(
         0.10, "Share below which it is critical, or a quarter of what the budget leaves free.", checks.between(0, 1)
     )
     memory_recovery: float = _setting(
-        300.0, "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
+        300.0,
+        "Seconds for which memory must have been ample before a model that was stopped for it comes back.",
         checks.between(1, 86400),
     )
     eviction_enabled: bool = _setting(
@@ -236,58 +281,69 @@ class Settings:
         "", "Name of this Mac in the cluster; empty: made of the host's name and its hardware id.", checks.node_name
     )
     node_labels: str = _setting(
-        "", "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
+        "",
+        "Labels of this Mac for spec.nodeSelector, as name=value,name=value; hostname, os and arch are there.",
         checks.label_list,
     )
     claims: str = _setting(
-        "auto", "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
+        "auto",
+        "auto: Leases decide which Mac runs what, in a real cluster; off: this Mac runs everything.",
         checks.one_of("auto", "off"),
     )
     replicas_per_mac: int = _setting(
         1, "Replicas of one service that this Mac may run; the others are left to other Macs.", checks.between(1, 64)
     )
     fleet_node: str = _setting(
-        "off", "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
+        "off",
+        "on: also list this Mac among LLMKube Foreman's FleetNodes, as one that takes no tasks.",
         checks.one_of("off", "on"),
     )
     lease_duration: float = _setting(
         40.0, "Seconds of silence after which peers take this Mac's services over.", checks.between(2, 3600)
     )
     status_mode: str = _setting(
-        "auto", "Writer of status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
+        "auto",
+        "Writer of status: auto, operator (LLMKube's, beside our own condition) or standalone (all of it).",
         checks.one_of("auto", "operator", "standalone"),
     )
     caffeinate: str = _setting(
         "/usr/bin/caffeinate", "Program that keeps this Mac awake while a model is wanted on it; empty: it may sleep."
     )
     apple_power_enabled: bool = _setting(
-        False, "Measure the power of the chip, by powermetrics, which has to be allowed once (make "
-        "install-powermetrics-sudo)."
+        False,
+        "Measure the power of the chip, by powermetrics, which has to be allowed once (make "
+        "install-powermetrics-sudo).",
     )
     namespace_memory: str = _setting(
-        "", "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
+        "",
+        "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
         "models may use), separated by commas; * stands for all others; empty: no limits.",
         checks.amounts,
     )
     namespace_disk: str = _setting(
-        "", "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
+        "",
+        "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
         checks.amounts,
     )
     namespace_priority: str = _setting(
-        "", "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
+        "",
+        "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
         limits.problem(lambda text: limits.table(text, limits.priority_of)),
     )
     namespace_protection: str = _setting(
-        "*", "Namespaces whose spec.evictionProtection counts, separated by commas; *: all; empty: none.",
+        "*",
+        "Namespaces whose spec.evictionProtection counts, separated by commas; *: all; empty: none.",
         limits.problem(limits.namespaces),
     )
     service_types: str = _setting(
-        "ClusterIP,NodePort,LoadBalancer", "Types of Services that spec.endpoint.type may ask for; another counts as "
-        "ClusterIP.", limits.problem(limits.service_types),
+        "ClusterIP,NodePort,LoadBalancer",
+        "Types of Services that spec.endpoint.type may ask for; another counts as ClusterIP.",
+        limits.problem(limits.service_types),
     )
     log_level: str = _setting("info", "debug, info, warning or error.", checks.one_of(*LEVELS))
     log_format: str = _setting(
-        "auto", "Format of our programs' logs: auto (text on a terminal, else JSON, one object a line), text or json.",
+        "auto",
+        "Format of our programs' logs: auto (text on a terminal, else JSON, one object a line), text or json.",
         checks.one_of(*FORMATS),
     )
 
@@ -418,9 +474,24 @@ class Settings:
         return Path(self.model_store).expanduser().absolute() if self.model_store else self.state_path / "models"
 
 
-PATHS = frozenset({
-    "state_dir", "model_store", "kubeconfig", "llama_server", "mlx_server", "mlx_lm_server", "vllm_swift", "omlx",
-    "ollama", "ollama_models", "procfs", "caffeinate", "gateway_keys", "gateway_tls_cert", "gateway_tls_key",
-    "download_ca_file",
-})  # fmt: skip
+PATHS = frozenset(
+    {
+        "state_dir",
+        "model_store",
+        "kubeconfig",
+        "llama_server",
+        "mlx_server",
+        "mlx_lm_server",
+        "vllm_swift",
+        "omlx",
+        "ollama",
+        "ollama_models",
+        "procfs",
+        "caffeinate",
+        "gateway_keys",
+        "gateway_tls_cert",
+        "gateway_tls_key",
+        "download_ca_file",
+    }
+)
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}

@@ -76,6 +76,4 @@ class Counters:
     def counted(self) -> Counted:
         """The current snapshot."""
         with self._lock:
-            return Counted(
-                dict(self._probes), dict(self._starts), self._withdrawals, self._passes, dict(self._refused)
-            )
+            return Counted(dict(self._probes), dict(self._starts), self._withdrawals, self._passes, dict(self._refused))

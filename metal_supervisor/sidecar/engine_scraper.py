@@ -121,9 +121,7 @@ class EngineScraper(threading.Thread):
         with self._lock:
             live = frozenset(each.number for each in self._known.values() if now - each.said_at <= HOLDS_S)
             up = {
-                source.key: each.taken
-                for source, each in self._known.items()
-                if each.taken is not None and each.serves
+                source.key: each.taken for source, each in self._known.items() if each.taken is not None and each.serves
             }
             return Told(self._page, live, up, {key: dict(found) for key, found in self._dropped.items()})
 

@@ -93,9 +93,15 @@ class Sidecar:
         fleet_node = FleetNode(kube, self.node, machine.memory_bytes()) if listed else None
         self._counters = Counters()
         self.registrar = Registrar(
-            kube, self.node, self.membership, self.wake, settings.embedded, fleet_node, self._counters,
+            kube,
+            self.node,
+            self.membership,
+            self.wake,
+            settings.embedded,
+            fleet_node,
+            self._counters,
             settings.namespace,
-        )  # fmt: skip
+        )
         limits = HangLimits(settings.llama_server_startup_timeout, settings.hang_timeout)
         self.prober = Prober(self.wake, self.bell.ring_later, limits, self.state.key_of, self._counters.probed)
         self._poker = Poker(directory.socket, self.wake)

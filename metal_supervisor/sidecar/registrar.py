@@ -171,9 +171,12 @@ class Registrar(threading.Thread):
         """
         listed_at = self._fleet_node.due_at if self._fleet_node else float("inf")
         dues = (
-            listed_at, self._publisher.due_at(), self._membership.due_at(self._cluster_context.namespaces),
-            self._backoffs.due_at(), self._publisher.statuses.held_until(),
-        )  # fmt: skip
+            listed_at,
+            self._publisher.due_at(),
+            self._membership.due_at(self._cluster_context.namespaces),
+            self._backoffs.due_at(),
+            self._publisher.statuses.held_until(),
+        )
         again_at = time.monotonic() + REFUSED_PAUSE_S
         return min(each if each >= self._began else again_at for each in dues)
 

@@ -41,11 +41,19 @@ OPERATOR_WORDS = {
     "MemoryPressure": "InsufficientMemory",
     "ServiceConflict": "EndpointNameConflict",
     "SourceNotAllowed": MODEL_REFUSED,
-    **{word: word for word in (
-        "InsufficientMemory", "MemoryCheckFailed", "EndpointNameConflict", MODEL_REFUSED, ARGUMENTS_REFUSED,
-        "ServiceNameTooLong", "ModelDigestMismatch",
-    )},
-}  # fmt: skip
+    **{
+        word: word
+        for word in (
+            "InsufficientMemory",
+            "MemoryCheckFailed",
+            "EndpointNameConflict",
+            MODEL_REFUSED,
+            ARGUMENTS_REFUSED,
+            "ServiceNameTooLong",
+            "ModelDigestMismatch",
+        )
+    },
+}
 """Our reason -> the word for schedulingStatus. LLMKube's operator leaves these seven words alone since 0.10, and
 overwrites any other with WaitingForMetalAgent: reasons without a word of these are left to MetalReady.
 """

@@ -87,8 +87,10 @@ def whole(low: int, high: int, *words: str) -> ValueCheck:
 
 def decimal(low: float, high: float) -> ValueCheck:
     return ValueCheck(
-        f"a number from {low:g} to {high:g}", r"[+-]?([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})([eE][+-]?[0-9]{1,2})?",
-        low, high,
+        f"a number from {low:g} to {high:g}",
+        r"[+-]?([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})([eE][+-]?[0-9]{1,2})?",
+        low,
+        high,
     )
 
 

@@ -115,9 +115,7 @@ class Vocabulary:
 @lru_cache(maxsize=16)
 def _flags_by_variable(grammar: Grammar) -> Mapping[str, Flag]:
     named = {flag.variable: flag for flag in grammar.flags.values() if flag.variable}
-    off = {
-        name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1): flag for name, flag in named.items() if _negative(flag)
-    }
+    off = {name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1): flag for name, flag in named.items() if _negative(flag)}
     return {**off, **named}
 
 

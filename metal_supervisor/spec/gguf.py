@@ -34,15 +34,42 @@ KEPT_TEXT_BYTES, KEPT_ITEMS, KEPT_TOTAL = 512, 1024, 65_536
 """The longest string and list worth keeping, and how much of both together; the rest only matters to the engine."""
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
-}  # fmt: skip
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
 """ggml's number of a tensor type -> its name, the elements of a block, and the bytes of one."""
 
 SCALARS: Mapping[int, struct.Struct] = {
@@ -52,13 +79,17 @@ TEXT, LIST = 8, 9
 LENGTH = struct.Struct("<Q")
 
 SUMMARY_TEXTS: Mapping[str, str] = {
-    "architecture": "general.architecture", "modelName": "general.name", "license": "general.license",
-}  # fmt: skip
+    "architecture": "general.architecture",
+    "modelName": "general.name",
+    "license": "general.license",
+}
 """Field of `status.gguf` of a Model -> key of the header."""
 SUMMARY_NUMBERS: Mapping[str, str] = {
-    "contextLength": "context_length", "embeddingSize": "embedding_length", "headCount": "attention.head_count",
+    "contextLength": "context_length",
+    "embeddingSize": "embedding_length",
+    "headCount": "attention.head_count",
     "layerCount": "block_count",
-}  # fmt: skip
+}
 """As above; the key follows the architecture."""
 LONGEST_SUMMARY = 200
 
@@ -69,15 +100,33 @@ _DRAFT = "a draft head", "name its Model in spec.speculativeDecoding.draftModelR
 _IMAGES = "an image or video model", "no engine here runs it; use one such as stable-diffusion.cpp"
 _SPEECH = "a speech model", "no engine here runs it; use one such as whisper.cpp"
 COMPANIONS: Mapping[str, tuple[str, str]] = {
-    "mmproj": _PROJECTOR, "clip": _PROJECTOR, "adapter": _ADAPTER,
+    "mmproj": _PROJECTOR,
+    "clip": _PROJECTOR,
+    "adapter": _ADAPTER,
     "controlvector": ("a control vector", "pass it with --control-vector in spec.extraArgs"),
     "imatrix": ("an importance matrix", "only llama-quantize reads it; serve the model instead"),
-    "eagle3": _DRAFT, "dflash": _DRAFT, "dspark": _DRAFT, "gemma4-assistant": _DRAFT,
-    "flux": _IMAGES, "sd1": _IMAGES, "sdxl": _IMAGES, "sd3": _IMAGES, "aura": _IMAGES, "hidream": _IMAGES,
-    "cosmos": _IMAGES, "ltxv": _IMAGES, "hyvid": _IMAGES, "wan": _IMAGES, "lumina2": _IMAGES,
-    "qwen_image": _IMAGES, "pig": _IMAGES,
-    "whisper": _SPEECH, "parakeet": _SPEECH, "kokoro": _SPEECH, "wavtokenizer-dec": _SPEECH,
-}  # fmt: skip
+    "eagle3": _DRAFT,
+    "dflash": _DRAFT,
+    "dspark": _DRAFT,
+    "gemma4-assistant": _DRAFT,
+    "flux": _IMAGES,
+    "sd1": _IMAGES,
+    "sdxl": _IMAGES,
+    "sd3": _IMAGES,
+    "aura": _IMAGES,
+    "hidream": _IMAGES,
+    "cosmos": _IMAGES,
+    "ltxv": _IMAGES,
+    "hyvid": _IMAGES,
+    "wan": _IMAGES,
+    "lumina2": _IMAGES,
+    "qwen_image": _IMAGES,
+    "pig": _IMAGES,
+    "whisper": _SPEECH,
+    "parakeet": _SPEECH,
+    "kokoro": _SPEECH,
+    "wavtokenizer-dec": _SPEECH,
+}
 """`general.type` or architecture of a file that is no language model -> what it is, and what to do with it."""
 
 NOT_GGUF = {

@@ -164,8 +164,13 @@ def read_artifact(resource: Json) -> Artifact:
         else:
             quantization = (named or fields.word(resource, "spec.quantization") or "").upper()  # as most names have it
     return Artifact(
-        place, directory, files if directory and remote else (), quantization, digest,
-        (metadata.get("namespace", ""), name) if name and remote else None, metadata.get("name", ""),
+        place,
+        directory,
+        files if directory and remote else (),
+        quantization,
+        digest,
+        (metadata.get("namespace", ""), name) if name and remote else None,
+        metadata.get("name", ""),
         digests=_digests(resource, place, directory),
     )
 

@@ -22,14 +22,10 @@ QUALIFIED = re.compile(r"([a-z0-9-]{1,63})/[a-z0-9.-]{1,253}")
 """A name with a namespace in it."""
 
 
-def lost_names(
-    services: Collection[Service | Rejected], records: Collection[Record]
-) -> Mapping[Key, tuple[str, ...]]:
+def lost_names(services: Collection[Service | Rejected], records: Collection[Record]) -> Mapping[Key, tuple[str, ...]]:
     """The names for which each service must not answer at the gateway. `records`: of the latest pass."""
     before = {(each.owner, each.uid, each.generation): each.lost_names for each in records if each.lost_names}
-    held = {
-        (name, each.uid) for each in records for name in (each.name, *each.aliases) if name not in each.lost_names
-    }
+    held = {(name, each.uid) for each in records for name in (each.name, *each.aliases) if name not in each.lost_names}
     kept, holders = dict[Key, frozenset[str]](), dict[str, tuple[bool, bool, str, str, str]]()
     for each in services:
         owner = each.namespace, each.name

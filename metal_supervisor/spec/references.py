@@ -24,8 +24,9 @@ from metal_supervisor.spec.types import Json, Reference, Service, Standing
 Source: TypeAlias = tuple[str, str, str]
 """(namespace, plural of the kind, name) of a Secret or a ConfigMap."""
 KINDS: Mapping[str, tuple[str, str]] = {
-    "secretKeyRef": ("secrets", "Secret"), "configMapKeyRef": ("configmaps", "ConfigMap"),
-}  # fmt: skip
+    "secretKeyRef": ("secrets", "Secret"),
+    "configMapKeyRef": ("configmaps", "ConfigMap"),
+}
 """Field of valueFrom -> (plural, kind) of what it names."""
 KIND_OF = dict(KINDS.values())
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

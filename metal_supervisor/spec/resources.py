@@ -142,10 +142,12 @@ def named_runtime(resource: Json, written_model: Json, model_name: str) -> tuple
     said = fields.get(resource, "spec.runtime", str, "")
     origins = (
         (_annotated(resource, "annotation"), f"annotation {RUNTIME_ANNOTATION}"),
-        (_annotated(written_model, f'Model "{model_name}": annotation'),
-         f'annotation {RUNTIME_ANNOTATION} of Model "{model_name}"'),
+        (
+            _annotated(written_model, f'Model "{model_name}": annotation'),
+            f'annotation {RUNTIME_ANNOTATION} of Model "{model_name}"',
+        ),
         ("" if said in UNSET_RUNTIMES else said, "spec.runtime"),
-    )  # fmt: skip
+    )
     return next(((runtime, origin) for runtime, origin in origins if runtime), None)
 
 

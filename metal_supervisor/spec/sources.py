@@ -28,8 +28,9 @@ REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*"
 REVISION = r"refs/(?:pr|convert)/[^/@]+|[^/@]+"
 HUB_PAGE = re.compile(
     rf"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/|api/)({REPOSITORY})"
-    rf"(?:/(?:resolve|blob|raw|tree)/({REVISION})(?:/(.*))?)?/?", re.ASCII
-)  # fmt: skip
+    rf"(?:/(?:resolve|blob|raw|tree)/({REVISION})(?:/(.*))?)?/?",
+    re.ASCII,
+)
 HUB_URI = re.compile(rf"hf://(?:models/)?({REPOSITORY})(?:@({REVISION}))?(?:/(.*))?", re.ASCII)
 QUANTIZED = re.compile(rf"((?:hf://)?(?:models/)?{REPOSITORY}(?:@(?:{REVISION}))?):(\w[\w.-]{{0,62}})", re.ASCII)
 BARE = re.compile(REPOSITORY, re.ASCII)
@@ -207,7 +208,10 @@ def _file(written: str, where: str) -> str:
 def _hub_uri(written: str, where: str) -> str:
     found = HUB_URI.fullmatch(written)
     if found is None or re.match(r"hf://(buckets|datasets|kernels|spaces)/", written):
-        raise Bad("InvalidModel", f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R:QUANT or hf://O/R@REV/FILE")
+        raise Bad(
+            "InvalidModel",
+            f"{where} {shown(written)!r:.200} must look like hf://O/R, hf://O/R:QUANT or hf://O/R@REV/FILE",
+        )
     return _hub(found[1], found[2] or "", found[3] or "", where)
 
 

@@ -55,7 +55,7 @@ class StateDir(StateHome):
         self._files = KeptFiles(path)
 
     def cordoned(self) -> str:
-        """"", `cordon` or `drain`, as last set by the administrator; `cordon` if the file is unreadable."""
+        """ "", `cordon` or `drain`, as last set by the administrator; `cordon` if the file is unreadable."""
         try:
             word = (self.path / CORDON_FILE).read_text("utf-8").strip()
         except FileNotFoundError:

@@ -16,9 +16,20 @@ from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
 DIRECTORIES = (
-    "records", "specs", "models.d", "pending", "observed", "runs", "attached", "log", "quarantine", "current", "hub",
-    "scratch", "trash",
-)  # fmt: skip
+    "records",
+    "specs",
+    "models.d",
+    "pending",
+    "observed",
+    "runs",
+    "attached",
+    "log",
+    "quarantine",
+    "current",
+    "hub",
+    "scratch",
+    "trash",
+)
 # sun_path has 104 bytes on macOS, and supervisord first binds `<path>.<pid>`.
 LONGEST_HOME = 60
 POWER_FILE = "power.json"

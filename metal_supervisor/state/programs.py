@@ -118,9 +118,7 @@ def is_spec_of(program: str, spec_file: str) -> bool:
     return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
 
 
-def section(
-    program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3
-) -> str:
+def section(program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3) -> str:
     """The whole content of `models.d/<program>.conf`."""
     known = program in DAEMONS or PROGRAM_NAME.fullmatch(program)
     if not (SAFE_HOME.fullmatch(home) and known and is_spec_of(program, spec_file)):

@@ -61,9 +61,11 @@ def _together(uses: Sequence[EngineUse]) -> EngineUse:
     """The uses by several workers as one. One that has not seen a withdrawal may still send to the engine."""
     tokens = {use.withdrawn for use in uses}
     return EngineUse(
-        sum(use.waiting for use in uses), sum(use.in_flight for use in uses), max(use.used_at for use in uses),
+        sum(use.waiting for use in uses),
+        sum(use.in_flight for use in uses),
+        max(use.used_at for use in uses),
         tokens.pop() if len(tokens) == 1 else NO_WITHDRAWAL,
-    )  # fmt: skip
+    )
 
 
 def _live(state: Path) -> list[dict[str, EngineUse]]:

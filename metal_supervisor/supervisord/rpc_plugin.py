@@ -68,9 +68,10 @@ class Programs:
         names = list(groups) if whole else [name for name, _ in since]
         rows = [
             (name, getProcessStateDescription(each.get_state()), each.pid, int(each.laststart), int(each.laststop))
-            for name in names if name in groups
+            for name in names
+            if name in groups
             for each in groups[name].processes.values()
-        ]  # fmt: skip
+        ]
         gone = [name for name in names if name not in groups]
         return json.dumps([f"{self._own}/{self._latest}", whole, rows, gone])
 
@@ -90,8 +91,11 @@ class Programs:
             *(config for config in read.values() if config is not None),
         ]
         added = [name for name, config in read.items() if config is not None and name not in active]
-        changed = [name for name, config in read.items()
-                   if config is not None and name in active and config != active[name].config]
+        changed = [
+            name
+            for name, config in read.items()
+            if config is not None and name in active and config != active[name].config
+        ]
         removed = [name for name, config in read.items() if config is None and name in active]
         return [[added, changed, removed]]
 

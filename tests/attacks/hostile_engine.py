@@ -501,17 +501,25 @@ def renice_all_of_a_user() -> object:
 
 
 for name, number, arguments in (
-    ("io_uring", 425, (8, bytes(120))), ("io_uring_enter", 426, (-1, 0, 0, 0, None, 0)),
+    ("io_uring", 425, (8, bytes(120))),
+    ("io_uring_enter", 426, (-1, 0, 0, 0, None, 0)),
     ("io_uring_register", 427, (-1, 0, None, 0)),
-    ("bpf", 321, (0, bytes(64), 64)), ("user_namespace", 272, (0x10000000,)),
-    ("clone_into_a_namespace", 56, (0x10000000 | 17, None, None, None, None)), ("keys", 250, (0, -3, 0)),
+    ("bpf", 321, (0, bytes(64), 64)),
+    ("user_namespace", 272, (0x10000000,)),
+    ("clone_into_a_namespace", 56, (0x10000000 | 17, None, None, None, None)),
+    ("keys", 250, (0, -3, 0)),
     ("mount", 165, (b"none", SCRATCH.encode(), b"tmpfs", 0, None)),
-    ("shared_memory", 29, (0x1234, 4096, 0o1600)), ("message_queue", 240, (b"attack", 0o102, 0o600, None)),
-    ("userfaultfd", 323, (0,)), ("handle_of_a_file", 304, (-100, bytes(128), 0)),
-    ("performance_events", 298, (bytes(128), 0, -1, -1, 0)), ("a_call_of_the_x32_interface", 0x40000000 | 39, ()),
+    ("shared_memory", 29, (0x1234, 4096, 0o1600)),
+    ("message_queue", 240, (b"attack", 0o102, 0o600, None)),
+    ("userfaultfd", 323, (0,)),
+    ("handle_of_a_file", 304, (-100, bytes(128), 0)),
+    ("performance_events", 298, (bytes(128), 0, -1, -1, 0)),
+    ("a_call_of_the_x32_interface", 0x40000000 | 39, ()),
     ("socket_of_the_x32_interface", 0x40000000 | 41, (1, 2, 0)),
     ("pair_of_the_x32_interface", 0x40000000 | 53, (1, 2, 0, bytes(8))),
-    ("a_call_nobody_has_judged", 470, ()), ("host_name", 170, (b"x", 1)), ("module", 313, (0, b"", 0)),
+    ("a_call_nobody_has_judged", 470, ()),
+    ("host_name", 170, (b"x", 1)),
+    ("module", 313, (0, b"", 0)),
 ):
     ATTEMPTS[name] = lambda number=number, arguments=arguments: call(number, *arguments)
 

@@ -76,23 +76,58 @@ def real_help() -> str:
 # ── flags that name a file, a path, a URL, or a host (C2, H1) ────────────────────────────────────
 
 REACH = (
-    "--api-key-file", "--chat-template-file", "--control-vector", "--control-vector-scaled", "--docker-repo",
-    "--grammar-file", "--hf-file", "--hf-repo", "--host", "--json-schema-file", "--log-file", "--log-prompts-dir",
-    "--lookup-cache-dynamic", "--lookup-cache-static", "--lora", "--lora-scaled", "--mcp-servers-config",
-    "--media-path", "--mmproj", "--mmproj-url", "--model", "--model-url", "--models-dir", "--models-preset", "--path",
+    "--api-key-file",
+    "--chat-template-file",
+    "--control-vector",
+    "--control-vector-scaled",
+    "--docker-repo",
+    "--grammar-file",
+    "--hf-file",
+    "--hf-repo",
+    "--host",
+    "--json-schema-file",
+    "--log-file",
+    "--log-prompts-dir",
+    "--lookup-cache-dynamic",
+    "--lookup-cache-static",
+    "--lora",
+    "--lora-scaled",
+    "--mcp-servers-config",
+    "--media-path",
+    "--mmproj",
+    "--mmproj-url",
+    "--model",
+    "--model-url",
+    "--models-dir",
+    "--models-preset",
+    "--path",
     "--rpc",
-    "--slot-save-path", "--spec-draft-hf", "--spec-draft-model", "--ssl-cert-file", "--ssl-key-file", "--tools",
-    "--tools-runtime", "--ui-config-file", "--video-ffmpeg-dir",
-)  # fmt: skip
+    "--slot-save-path",
+    "--spec-draft-hf",
+    "--spec-draft-model",
+    "--ssl-cert-file",
+    "--ssl-key-file",
+    "--tools",
+    "--tools-runtime",
+    "--ui-config-file",
+    "--video-ffmpeg-dir",
+)
 REACHES = re.compile(
     r"FNAME(:SCALE,\.\.\.)?|FILE|PATH|DIR|URL|MODEL_URL|HOST|SERVERS|JINJA_TEMPLATE_FILE|OPTION|TOOL1,.*|.*<model>.*"
 )
 """How the engine's help calls the value of such a flag."""
 VALUES = (
-    "cluster/token", "../../cluster/token", "/home/user/.metal-supervisor/cluster/token", "file:///etc/shadow",
-    "~/.ssh/id_ed25519", "http://169.254.169.254/latest", "10.0.0.1:50052", "/dev/stdin", "a,/etc/passwd",
+    "cluster/token",
+    "../../cluster/token",
+    "/home/user/.metal-supervisor/cluster/token",
+    "file:///etc/shadow",
+    "~/.ssh/id_ed25519",
+    "http://169.254.169.254/latest",
+    "10.0.0.1:50052",
+    "/dev/stdin",
+    "a,/etc/passwd",
     "/etc/passwd:1",
-)  # fmt: skip
+)
 
 
 def spellings(name: str) -> list[str]:
@@ -148,13 +183,18 @@ def test_a_name_leads_nowhere_but_beside_the_model(name: str) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"tensorOverrides": ["x=RPC[10.0.0.1:50052]"]}, {"tensorOverrides": ["x=CPU,y=RPC0"]},
-        {"tensorOverrides": ["x"]}, {"metadataOverrides": ["general.name=path:/etc/passwd"]},
-        {"metadataOverrides": ["../x=str:y"]}, {"cacheTypeCustomK": "../f16"},
-        {"extraArgs": ["-ot", "x=RPC[10.0.0.1:50052]"]}, {"extraArgs": ["--device", "RPC0"]},
-        {"extraArgs": ["-otd", "x=CUDA0"]}, {"extraArgs": ["--device", "CPU,RPC[h:1]"]},
+        {"tensorOverrides": ["x=RPC[10.0.0.1:50052]"]},
+        {"tensorOverrides": ["x=CPU,y=RPC0"]},
+        {"tensorOverrides": ["x"]},
+        {"metadataOverrides": ["general.name=path:/etc/passwd"]},
+        {"metadataOverrides": ["../x=str:y"]},
+        {"cacheTypeCustomK": "../f16"},
+        {"extraArgs": ["-ot", "x=RPC[10.0.0.1:50052]"]},
+        {"extraArgs": ["--device", "RPC0"]},
+        {"extraArgs": ["-otd", "x=CUDA0"]},
+        {"extraArgs": ["--device", "CPU,RPC[h:1]"]},
     ],
-)  # fmt: skip
+)
 def test_no_field_names_the_device_of_another_machine(field: dict[str, Any]) -> None:
     found = decided(**field)
     assert not isinstance(found, Service) and found[1].startswith("spec.")
@@ -207,27 +247,83 @@ def test_every_flag_of_the_mlx_server_at_hand_is_in_the_table() -> None:
 
 # ── variables (C1) ───────────────────────────────────────────────────────────────────────────────
 
-HARMLESS = frozenset({
-    "HF_TOKEN", "LLAMA_API_KEY", "NO_COLOR", "GGML_CPU_DISABLE_FUSION", "GGML_NO_BACKTRACE",
-    "GGML_OP_OFFLOAD_MIN_BATCH", "LLAMA_ATTN_ROT_DISABLE", "LLAMA_GRAPH_REUSE_DISABLE",
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "HF_TOKEN",
+        "LLAMA_API_KEY",
+        "NO_COLOR",
+        "GGML_CPU_DISABLE_FUSION",
+        "GGML_NO_BACKTRACE",
+        "GGML_OP_OFFLOAD_MIN_BATCH",
+        "LLAMA_ATTN_ROT_DISABLE",
+        "LLAMA_GRAPH_REUSE_DISABLE",
+    }
+)
 """Of the variables in the binaries, those that were read in the engine's source and found to be so."""
-WORDS, NAMES = re.compile(rb"[A-Za-z0-9_]{2,}\0"), re.compile(
-    rb"(?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
-    rb"(?:_[A-Z0-9_]+)?\0"
+WORDS, NAMES = (
+    re.compile(rb"[A-Za-z0-9_]{2,}\0"),
+    re.compile(
+        rb"(?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
+        rb"(?:_[A-Z0-9_]+)?\0"
+    ),
 )
 """Two patterns, because the second takes three times as long for all of a binary."""
 DANGEROUS = (
-    "GGML_BACKEND_PATH", "OPENSSL_CONF", "PATH", "HOME", "TMPDIR", "HF_ENDPOINT", "HTTPS_PROXY", "https_proxy",
-    "HTTP_PROXY", "ALL_PROXY", "SSLKEYLOGFILE", "SSL_CERT_FILE", "MallocLogFile", "MallocStackLogging",
-    "__XPC_DYLD_INSERT_LIBRARIES", "DYLD_INSERT_LIBRARIES", "DYLD_LIBRARY_PATH", "LD_PRELOAD", "LD_LIBRARY_PATH",
-    "LD_AUDIT", "GCONV_PATH", "LOCPATH", "AIP_MODE", "AIP_HTTP_PORT", "LLAMA_SERVER_ROUTER_PORT",
-    "LLAMA_SERVER_CHILD_MODE", "LLAMA_CACHE", "HF_HOME", "HF_HUB_CACHE", "GGML_METAL_PATH_RESOURCES",
-    "GGML_METAL_CAPTURE_COMPUTE", "GGML_VK_VISIBLE", "VK_ICD_FILENAMES", "VK_LAYER_PATH", "PYTHONPATH", "PYTHONHOME",
-    "PYTHONSTARTUP", "PYTHONINSPECT", "BASH_ENV", "ENV", "IFS", "SHELLOPTS", "SUPERVISOR_SERVER_URL",
-    "METAL_SUPERVISOR_STATE_DIR", "MTL_CAPTURE_ENABLED", "METAL_DEVICE_WRAPPER_TYPE", "NSUnbufferedIO", "CFNETWORK_HAR",
-    "OBJC_DEBUG_MISSING_POOLS", "CA_BUNDLE", "REQUESTS_CA_BUNDLE", "VLLM_PLUGINS", "MLX_HOSTFILE", "MLX_MPI_LIBNAME",
-)  # fmt: skip
+    "GGML_BACKEND_PATH",
+    "OPENSSL_CONF",
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "HF_ENDPOINT",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "HTTP_PROXY",
+    "ALL_PROXY",
+    "SSLKEYLOGFILE",
+    "SSL_CERT_FILE",
+    "MallocLogFile",
+    "MallocStackLogging",
+    "__XPC_DYLD_INSERT_LIBRARIES",
+    "DYLD_INSERT_LIBRARIES",
+    "DYLD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "LD_AUDIT",
+    "GCONV_PATH",
+    "LOCPATH",
+    "AIP_MODE",
+    "AIP_HTTP_PORT",
+    "LLAMA_SERVER_ROUTER_PORT",
+    "LLAMA_SERVER_CHILD_MODE",
+    "LLAMA_CACHE",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "GGML_METAL_PATH_RESOURCES",
+    "GGML_METAL_CAPTURE_COMPUTE",
+    "GGML_VK_VISIBLE",
+    "VK_ICD_FILENAMES",
+    "VK_LAYER_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "PYTHONINSPECT",
+    "BASH_ENV",
+    "ENV",
+    "IFS",
+    "SHELLOPTS",
+    "SUPERVISOR_SERVER_URL",
+    "METAL_SUPERVISOR_STATE_DIR",
+    "MTL_CAPTURE_ENABLED",
+    "METAL_DEVICE_WRAPPER_TYPE",
+    "NSUnbufferedIO",
+    "CFNETWORK_HAR",
+    "OBJC_DEBUG_MISSING_POOLS",
+    "CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "VLLM_PLUGINS",
+    "MLX_HOSTFILE",
+    "MLX_MPI_LIBNAME",
+)
 
 
 @pytest.mark.parametrize("runtime", FORMATS)

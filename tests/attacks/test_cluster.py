@@ -41,8 +41,14 @@ def record(name: str = "tiny", kind: str = "ClusterIP", ordinal: int = 0, space:
     endpoint = Endpoint(name.replace(".", "-"), 8080, "/v1/chat/completions", kind, None)
     verdict = Verdict(Standing.RUN, "Admitted", "", 1.0)
     return a_record(
-        name, space, uid=f"uid-{name}", verdict=verdict, endpoint=endpoint, port=18100, ordinal=ordinal,
-    )  # fmt: skip
+        name,
+        space,
+        uid=f"uid-{name}",
+        verdict=verdict,
+        endpoint=endpoint,
+        port=18100,
+        ordinal=ordinal,
+    )
 
 
 def slice_of(
@@ -81,13 +87,17 @@ def foreign_service(name: str = "web") -> Object:
 def foreign_slice() -> Object:
     """The slice that Kubernetes itself keeps for that Service."""
     labels = {
-        "kubernetes.io/service-name": "web", manifests.SLICE_MANAGER: "endpointslice-controller.k8s.io",
-    }  # fmt: skip
+        "kubernetes.io/service-name": "web",
+        manifests.SLICE_MANAGER: "endpointslice-controller.k8s.io",
+    }
     return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
         "metadata": {"name": "web-x7k2p", "namespace": SPACE, "labels": labels},
-        "endpoints": [{"addresses": ["10.244.0.7"]}], "ports": [{"port": 80}],
-    }  # fmt: skip
+        "endpoints": [{"addresses": ["10.244.0.7"]}],
+        "ports": [{"port": 80}],
+    }
 
 
 def endpoints_of(name: str, labels: Mapping[str, str]) -> Object:
@@ -100,9 +110,13 @@ def left_slice() -> Object:
     """A slice as LLMKube's agent leaves it behind."""
     labels = {"kubernetes.io/service-name": "old", "llmkube.ai/managed-by": "metal-agent"}
     return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": "old", "namespace": SPACE, "labels": labels}, "endpoints": [], "ports": [],
-    }  # fmt: skip
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
+        "metadata": {"name": "old", "namespace": SPACE, "labels": labels},
+        "endpoints": [],
+        "ports": [],
+    }
 
 
 def path_of(body: Object) -> str:
@@ -138,7 +152,7 @@ class Account:
         return ""
 
     def apply(self, body: Object, sub: str = "") -> str:
-        """"" if it is let through."""
+        """ "" if it is let through."""
         path = f"{path_of(body)}{sub}"
         return self.said("PATCH", path, {"fieldManager": "attacker", "force": "true"}, body, APPLY)
 
@@ -178,15 +192,29 @@ class Fence:
 def present() -> list[Object]:
     """What is there when the attacks begin; mac-a is the attacker."""
     return [
-        service_of("tiny"), foreign_service(), service_of("held.open", "NodePort"),
+        service_of("tiny"),
+        foreign_service(),
+        service_of("held.open", "NodePort"),
         service_of("balanced", "LoadBalancer"),
         edited(service_of("old"), labels={"app.kubernetes.io/managed-by": None}),
-        slice_of("tiny", MAC), slice_of("tiny", PEER, "192.168.1.21"), foreign_slice(), left_slice(),
-        node_lease_of(MAC), node_lease_of(PEER), node_lease_of(REAPER), claim_of(0, PEER), claim_of(1, MAC),
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-         "metadata": {"name": "leader", "namespace": SPACE}, "spec": {"holderIdentity": "operator"}},
-        endpoints_of("web", {}), endpoints_of("old", {"llmkube.ai/managed-by": "metal-agent"}),
-    ]  # fmt: skip
+        slice_of("tiny", MAC),
+        slice_of("tiny", PEER, "192.168.1.21"),
+        foreign_slice(),
+        left_slice(),
+        node_lease_of(MAC),
+        node_lease_of(PEER),
+        node_lease_of(REAPER),
+        claim_of(0, PEER),
+        claim_of(1, MAC),
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": "leader", "namespace": SPACE},
+            "spec": {"holderIdentity": "operator"},
+        },
+        endpoints_of("web", {}),
+        endpoints_of("old", {"llmkube.ai/managed-by": "metal-agent"}),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +227,14 @@ def fence() -> Iterator[Fence]:
             body = {"metadata": {"name": name, "annotations": annotations}}
             assert cluster.request("POST", f"{CORE}/namespaces", body)[0] == 201
         everything: Object = {
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "all"},
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "all"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"kind": "Group", "name": f"system:serviceaccounts:{SPACE}",
-                          "apiGroup": "rbac.authorization.k8s.io"}],
-        }  # fmt: skip
+            "subjects": [
+                {"kind": "Group", "name": f"system:serviceaccounts:{SPACE}", "apiGroup": "rbac.authorization.k8s.io"}
+            ],
+        }
         code, answer = cluster.request("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", everything)
         assert code == 201, answer
         found = Fence(cluster, Path(directory))
@@ -251,12 +282,8 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     ),
     "redirect a peer's slice": lambda on: on.mac.merge(PEERS, {"endpoints": [{"addresses": ["192.168.1.20"]}]}),
     "another port for a peer's slice": lambda on: on.mac.merge(PEERS, {"ports": [{"name": "http", "port": 22}]}),
-    "relabel a peer's slice as one's own": lambda on: on.mac.merge(
-        PEERS, {"metadata": {"labels": {leases.NODE: MAC}}}
-    ),
-    "relabel one's own slice as a peer's": lambda on: on.mac.merge(
-        OURS, {"metadata": {"labels": {leases.NODE: PEER}}}
-    ),
+    "relabel a peer's slice as one's own": lambda on: on.mac.merge(PEERS, {"metadata": {"labels": {leases.NODE: MAC}}}),
+    "relabel one's own slice as a peer's": lambda on: on.mac.merge(OURS, {"metadata": {"labels": {leases.NODE: PEER}}}),
     "take a peer's node label away": lambda on: on.mac.merge(PEERS, {"metadata": {"labels": {leases.NODE: None}}}),
     "take the manager's label off": lambda on: on.mac.merge(
         OURS, {"metadata": {"labels": {manifests.SLICE_MANAGER: None}}}
@@ -266,15 +293,20 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "a slice that is not ready, with a peer's label": lambda on: on.mac.create(slice_of("fresh", PEER, ready=False)),
     "a slice by a peer's name": lambda on: on.mac.create(edited(slice_of("fresh"), name=f"fresh-{PEER}")),
     "a slice by generateName": lambda on: on.mac.said(
-        "POST", f"{SLICES}/namespaces/{SPACE}/endpointslices", {},
-        {**slice_of("fresh"), "metadata": {
-            **{k: v for k, v in slice_of("fresh")["metadata"].items() if k != "name"}, "generateName": "fresh-"}},
+        "POST",
+        f"{SLICES}/namespaces/{SPACE}/endpointslices",
+        {},
+        {
+            **slice_of("fresh"),
+            "metadata": {
+                **{k: v for k, v in slice_of("fresh")["metadata"].items() if k != "name"},
+                "generateName": "fresh-",
+            },
+        },
     ),
     # ── a Service of another application (CVE-2021-25740)
     "a slice for the Service of another application": lambda on: on.mac.create(slice_of("web")),
-    "the same, with an owner that exists": lambda on: on.mac.create(
-        edited(slice_of("web"), ownerReferences=[OWNER])
-    ),
+    "the same, with an owner that exists": lambda on: on.mac.create(edited(slice_of("web"), ownerReferences=[OWNER])),
     "the same, with a second owner": lambda on: on.mac.create(
         edited(slice_of("web"), ownerReferences=[{**OWNER, "name": "web", "uid": "uid-web"}, OWNER])
     ),
@@ -304,9 +336,7 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "drain a peer": lambda on: on.mac.merge(
         node_lease_of(PEER), {"metadata": {"annotations": {leases.UNSCHEDULABLE: "drain"}}}
     ),
-    "a peer's name in one's own Lease": lambda on: on.mac.merge(
-        node_lease_of(MAC), {"spec": {"holderIdentity": PEER}}
-    ),
+    "a peer's name in one's own Lease": lambda on: on.mac.merge(node_lease_of(MAC), {"spec": {"holderIdentity": PEER}}),
     "a peer's label on one's own Lease": lambda on: on.mac.merge(
         node_lease_of(MAC), {"metadata": {"labels": {leases.NODE: PEER}}}
     ),
@@ -316,7 +346,9 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
         {"spec": {"holderIdentity": MAC}},
     ),
     "a Lease by generateName": lambda on: on.mac.said(
-        "POST", f"{LEASES}/namespaces/{SPACE}/leases", {},
+        "POST",
+        f"{LEASES}/namespaces/{SPACE}/leases",
+        {},
         {**node_lease_of(MAC), "metadata": {"generateName": "metal-", "namespace": SPACE}},
     ),
     "delete a peer's claim": lambda on: on.mac.delete(claim_of(0, PEER)),
@@ -328,12 +360,8 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
         claim_of(0, PEER), {"metadata": {"annotations": {leases.READY: "false"}}}
     ),
     "a claim for a peer": lambda on: on.mac.create(claim_of(2, PEER)),
-    "a claim for no one": lambda on: on.mac.create(
-        {**claim_of(2, MAC), "spec": {"acquireTime": NOW}}
-    ),
-    "one's own claim, handed to a peer": lambda on: on.mac.merge(
-        claim_of(1, MAC), {"spec": {"holderIdentity": PEER}}
-    ),
+    "a claim for no one": lambda on: on.mac.create({**claim_of(2, MAC), "spec": {"acquireTime": NOW}}),
+    "one's own claim, handed to a peer": lambda on: on.mac.merge(claim_of(1, MAC), {"spec": {"holderIdentity": PEER}}),
     # ── Services
     "make a Service that is not ours": lambda on: on.mac.create(foreign_service("made")),
     "a selector": lambda on: on.mac.create(
@@ -363,9 +391,16 @@ ATTACKS: dict[str, Callable[[Fence], str]] = {
     "a Service without an owner": lambda on: on.mac.create(edited(service_of("fresh"), ownerReferences=[])),
     "a Service by another name than its owner's": lambda on: on.mac.create(edited(service_of("fresh"), name="shop")),
     "a Service by generateName": lambda on: on.mac.said(
-        "POST", f"{CORE}/namespaces/{SPACE}/services", {},
-        {**service_of("fresh"), "metadata": {
-            **{k: v for k, v in service_of("fresh")["metadata"].items() if k != "name"}, "generateName": "fresh-"}},
+        "POST",
+        f"{CORE}/namespaces/{SPACE}/services",
+        {},
+        {
+            **service_of("fresh"),
+            "metadata": {
+                **{k: v for k, v in service_of("fresh")["metadata"].items() if k != "name"},
+                "generateName": "fresh-",
+            },
+        },
     ),
     "delete a Service": lambda on: on.mac.delete(TINY),
     "delete the Endpoints of another application": lambda on: on.mac.delete(endpoints_of("web", {})),
@@ -418,13 +453,19 @@ ALLOWED: dict[str, Callable[[Fence], str]] = {
     "NodePort where the namespace allows it": lambda on: on.mac.apply(service_of("fresh", "NodePort", OPEN_SPACE)),
     "take over a Service of LLMKube's agent": lambda on: on.mac.apply(service_of("old")),
     "the reaper withdraws": lambda on: on.reaper.merge(
-        PEERS, {"metadata": {"annotations": {"metal-supervisor.io/reaped": NOW}},
-                "endpoints": [{**PEERS["endpoints"][0], "conditions": GONE}]},
+        PEERS,
+        {
+            "metadata": {"annotations": {"metal-supervisor.io/reaped": NOW}},
+            "endpoints": [{**PEERS["endpoints"][0], "conditions": GONE}],
+        },
     ),
     "the reaper renews its Lease": lambda on: on.reaper.apply(
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-         "metadata": {"name": leases.REAPER_LEASE, "namespace": SPACE, "labels": {leases.KIND: "reaper"}},
-         "spec": {"holderIdentity": leases.REAPER_LEASE, "leaseDurationSeconds": 20}}
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": leases.REAPER_LEASE, "namespace": SPACE, "labels": {leases.KIND: "reaper"}},
+            "spec": {"holderIdentity": leases.REAPER_LEASE, "leaseDurationSeconds": 20},
+        }
     ),
 }
 

@@ -118,16 +118,18 @@ ATTACKS = {
     "the model of another tenant": Attack(
         lambda world: ["--model", str(world.other)], lambda world, _: "other.gguf" in world.asked("GET", "/props")
     ),
-    "a log anywhere": Attack(
-        lambda world: ["--log-file", str(world.mark)], lambda world, _: world.mark.exists()
-    ),
+    "a log anywhere": Attack(lambda world: ["--log-file", str(world.mark)], lambda world, _: world.mark.exists()),
     "saved slots anywhere": Attack(lambda world: ["--slots", "--slot-save-path", f"{world.others}/"], _saved),
     "layers on another host": Attack(
         lambda world: ["--rpc", f"127.0.0.1:{world.listener.getsockname()[1]}"], lambda world, _: world.was_called()
     ),
     "a model from another host": Attack(
-        lambda world: ["--model-url", f"http://127.0.0.1:{world.listener.getsockname()[1]}/m.gguf",
-                       "--model", f"{world.scratch}/m.gguf"],
+        lambda world: [
+            "--model-url",
+            f"http://127.0.0.1:{world.listener.getsockname()[1]}/m.gguf",
+            "--model",
+            f"{world.scratch}/m.gguf",
+        ],
         lambda world, _: world.was_called(),
     ),
     "another port": Attack(
@@ -135,10 +137,11 @@ ATTACKS = {
         lambda world, _: bool(world.asked("GET", "/health", port=world.second)),
     ),
     "a library that came with the model, by variable": Attack(
-        lambda _world: ["--override-tensor", "x=CPU"], lambda world, _: world.mark.exists(),
-        env=lambda world: {"GGML_BACKEND_PATH": world.library()}
+        lambda _world: ["--override-tensor", "x=CPU"],
+        lambda world, _: world.mark.exists(),
+        env=lambda world: {"GGML_BACKEND_PATH": world.library()},
     ),
-}  # fmt: skip
+}
 
 
 def made(attack: Attack, world: World, program: Path, confined: bool) -> bool:

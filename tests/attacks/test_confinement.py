@@ -33,16 +33,41 @@ NOT_HELD = {
     "open_move_another_to_a_core": "needs the same user; it slows another engine, and tells nothing of it",
 }
 """Attempts that work though confined, and why that is accepted; docs/security.md has them."""
-REFUSED_ANYWAY = frozenset({
-    "connect_over_sctp", "vsock", "a_call_of_the_x32_interface", "a_call_nobody_has_judged", "module", "io_uring",
-    "host_name",
-    "handle_of_a_file", "queue_a_signal", "keys", "bpf", "userfaultfd", "fast_open", "fast_open_by_sendmsg",
-    "message_queue", "performance_events", "mount", "user_namespace", "clone_into_a_namespace",
-    "io_uring_enter", "io_uring_register", "socket_of_the_x32_interface", "pair_of_the_x32_interface",
-    "pair_of_another_family", "send_to_a_path_by_a_pair_of_streams", "connect_a_pair_of_streams_to_a_path",
-    "connect_a_lone_end_of_a_pair_to_a_path", "turn_tcp_into_smc",
-    "dump_its_memory", "enter_a_namespace", "clone_into_a_pid_namespace",
-})  # fmt: skip
+REFUSED_ANYWAY = frozenset(
+    {
+        "connect_over_sctp",
+        "vsock",
+        "a_call_of_the_x32_interface",
+        "a_call_nobody_has_judged",
+        "module",
+        "io_uring",
+        "host_name",
+        "handle_of_a_file",
+        "queue_a_signal",
+        "keys",
+        "bpf",
+        "userfaultfd",
+        "fast_open",
+        "fast_open_by_sendmsg",
+        "message_queue",
+        "performance_events",
+        "mount",
+        "user_namespace",
+        "clone_into_a_namespace",
+        "io_uring_enter",
+        "io_uring_register",
+        "socket_of_the_x32_interface",
+        "pair_of_the_x32_interface",
+        "pair_of_another_family",
+        "send_to_a_path_by_a_pair_of_streams",
+        "connect_a_pair_of_streams_to_a_path",
+        "connect_a_lone_end_of_a_pair_to_a_path",
+        "turn_tcp_into_smc",
+        "dump_its_memory",
+        "enter_a_namespace",
+        "clone_into_a_pid_namespace",
+    }
+)
 """Attempts that some kernels, or a container around the tests, refuse to everybody."""
 
 
@@ -54,16 +79,21 @@ class World:
         state, home = self.base / "state", self.base / "home"
         for path in (
             *(state / name for name in ("specs", "runs", "scratch/own", "models.d", "current", "cluster", "models")),
-            home / ".ssh", home / "Library" / "LaunchAgents",
+            home / ".ssh",
+            home / "Library" / "LaunchAgents",
         ):
             path.mkdir(parents=True)
         files = {
-            "secret": state / "cluster" / "token", "sibling_model": state / "models" / "other.gguf",
-            "sibling_spec": state / "specs" / "other.0123456789ab.json", "ssh_key": home / ".ssh" / "id_ed25519",
-            "supervisord_conf": state / "supervisord.conf", "victim": state / "models.d" / "other.conf",
-            "movable": state / "cluster" / "a", "exchanged": state / "cluster" / "b",
+            "secret": state / "cluster" / "token",
+            "sibling_model": state / "models" / "other.gguf",
+            "sibling_spec": state / "specs" / "other.0123456789ab.json",
+            "ssh_key": home / ".ssh" / "id_ed25519",
+            "supervisord_conf": state / "supervisord.conf",
+            "victim": state / "models.d" / "other.conf",
+            "movable": state / "cluster" / "a",
+            "exchanged": state / "cluster" / "b",
             "model": state / "models" / "own.gguf",
-        }  # fmt: skip
+        }
         for path in files.values():
             path.write_text("secret text")
         (state / "current" / "launch.py").write_text("# the launcher")
@@ -82,13 +112,23 @@ class World:
         self.sockets += [udp, unix, abstract, bell]
         self.port, free = free_ports(2)
         self.facts: dict[str, Any] = {
-            **{name: str(path) for name, path in files.items()}, "passwd": "/etc/passwd", "state": str(state),
-            "scratch": str(state / "scratch" / "own"), "agents": str(home / "Library" / "LaunchAgents"),
-            "sibling_pid": self.sibling.pid, "sibling_port": self.sockets[0].getsockname()[1],
-            "api_port": self.sockets[1].getsockname()[1], "udp_port": udp.getsockname()[1], "free_port": free,
-            "outside": "127.0.0.2", "unix": str(state / "s.sock"), "abstract": name,
-            "port": self.port, "doorbell": str(state / "bell"), "sibling_address": self._address(),
-        }  # fmt: skip
+            **{name: str(path) for name, path in files.items()},
+            "passwd": "/etc/passwd",
+            "state": str(state),
+            "scratch": str(state / "scratch" / "own"),
+            "agents": str(home / "Library" / "LaunchAgents"),
+            "sibling_pid": self.sibling.pid,
+            "sibling_port": self.sockets[0].getsockname()[1],
+            "api_port": self.sockets[1].getsockname()[1],
+            "udp_port": udp.getsockname()[1],
+            "free_port": free,
+            "outside": "127.0.0.2",
+            "unix": str(state / "s.sock"),
+            "abstract": name,
+            "port": self.port,
+            "doorbell": str(state / "bell"),
+            "sibling_address": self._address(),
+        }
 
     def _address(self) -> int:
         """An address that is mapped in the sibling."""
@@ -99,19 +139,33 @@ class World:
         real = Path(os.path.realpath(sys.executable))
         prefixes = dict.fromkeys(str(each) for each in (Path(sys.prefix), real.parent.parent))
         return Access(
-            execute=(sys.executable, str(real)), libraries=(*prefixes, str(HOSTILE)), read=(self.facts["model"],),
-            write=(self.facts["scratch"],), bind=(self.port,), python=True,
+            execute=(sys.executable, str(real)),
+            libraries=(*prefixes, str(HOSTILE)),
+            read=(self.facts["model"],),
+            write=(self.facts["scratch"],),
+            bind=(self.port,),
+            python=True,
         )
 
     def run(self, confinement: object) -> dict[str, str]:
         """What each attempt came to, under a policy or without one."""
         state = Path(self.facts["state"])
         spec = state / "specs" / "default.own.0123456789ab.json"
-        spec.write_text(json.dumps({
-            "format": 1, "program": "default.own", "argv": [sys.executable, "-I", str(HOSTILE), json.dumps(self.facts)],
-            "env": {}, "cwd": self.facts["scratch"], "host": "127.0.0.1", "port": self.port,
-            "supervisor_log": str(state / "supervisord.log"), "confinement": confinement,
-        }))  # fmt: skip
+        spec.write_text(
+            json.dumps(
+                {
+                    "format": 1,
+                    "program": "default.own",
+                    "argv": [sys.executable, "-I", str(HOSTILE), json.dumps(self.facts)],
+                    "env": {},
+                    "cwd": self.facts["scratch"],
+                    "host": "127.0.0.1",
+                    "port": self.port,
+                    "supervisor_log": str(state / "supervisord.log"),
+                    "confinement": confinement,
+                }
+            )
+        )
         done = subprocess.run(
             [sys.executable, "-I", "-S", launch.__file__, str(spec)], capture_output=True, text=True, timeout=120
         )
@@ -174,10 +228,17 @@ def test_nor_does_it_under_the_policy_of_a_daemon(tmp_path: Path) -> None:
     assert {name: said for name, said in found.items() if name.startswith("own_") and said != "worked"} == {}
 
 
-OF_A_PULLER = frozenset({
-    "connect_outward", "connect_over_ipv6", "connect_to_api_port", "connect_to_sibling_port", "fast_open_by_an_option",
-    "listen_on_another_port", "send_udp",
-})  # fmt: skip
+OF_A_PULLER = frozenset(
+    {
+        "connect_outward",
+        "connect_over_ipv6",
+        "connect_to_api_port",
+        "connect_to_sibling_port",
+        "fast_open_by_an_option",
+        "listen_on_another_port",
+        "send_udp",
+    }
+)
 PRETENDED = frozenset({"chmod_a_secret", "fchmodat2_a_secret"})
 
 

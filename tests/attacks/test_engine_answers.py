@@ -18,17 +18,39 @@ from tests.boundary.test_gateway_requests import EVENT, STREAM, Answer, Open, en
 
 BODY = b'{"model":"tiny"}'
 STEERING = (
-    b"Location: http://evil.example/", b"Content-Location: http://evil.example/", b"Refresh: 0; url=http://evil.example/",
-    b"Link: <http://evil.example/>; rel=preload", b'Clear-Site-Data: "*"', b'Alt-Svc: h2="evil.example:443"',
-    b'WWW-Authenticate: Basic realm="x"', b'Proxy-Authenticate: Basic realm="x"', b'Authentication-Info: nextnonce="x"',
-    b"Set-Cookie: a=b", b"Set-Cookie2: a=b", b"Strict-Transport-Security: max-age=9", b"Public-Key-Pins: x",
-    b"Access-Control-Allow-Origin: *", b"Access-Control-Allow-Credentials: true", b"Timing-Allow-Origin: *",
-    b"Cross-Origin-Resource-Policy: cross-origin", b"Content-Security-Policy: default-src *", b"X-Frame-Options: ALLOW",
-    b'Report-To: {"url":"http://evil.example/"}', b"NEL: {}", b"Reporting-Endpoints: a='http://evil.example/'",
-    b"SourceMap: http://evil.example/", b"Service-Worker-Allowed: /", b"X-Accel-Redirect: /etc/passwd",
-    b"X-Sendfile: /etc/passwd", b"X-Accel-Expires: 9", b"Via: 1.1 evil", b"Server: evil", b"x-request-id: evil",
-    b"x-should-retry: true", b"X-New-In-2030: x",
-)  # fmt: skip
+    b"Location: http://evil.example/",
+    b"Content-Location: http://evil.example/",
+    b"Refresh: 0; url=http://evil.example/",
+    b"Link: <http://evil.example/>; rel=preload",
+    b'Clear-Site-Data: "*"',
+    b'Alt-Svc: h2="evil.example:443"',
+    b'WWW-Authenticate: Basic realm="x"',
+    b'Proxy-Authenticate: Basic realm="x"',
+    b'Authentication-Info: nextnonce="x"',
+    b"Set-Cookie: a=b",
+    b"Set-Cookie2: a=b",
+    b"Strict-Transport-Security: max-age=9",
+    b"Public-Key-Pins: x",
+    b"Access-Control-Allow-Origin: *",
+    b"Access-Control-Allow-Credentials: true",
+    b"Timing-Allow-Origin: *",
+    b"Cross-Origin-Resource-Policy: cross-origin",
+    b"Content-Security-Policy: default-src *",
+    b"X-Frame-Options: ALLOW",
+    b'Report-To: {"url":"http://evil.example/"}',
+    b"NEL: {}",
+    b"Reporting-Endpoints: a='http://evil.example/'",
+    b"SourceMap: http://evil.example/",
+    b"Service-Worker-Allowed: /",
+    b"X-Accel-Redirect: /etc/passwd",
+    b"X-Sendfile: /etc/passwd",
+    b"X-Accel-Expires: 9",
+    b"Via: 1.1 evil",
+    b"Server: evil",
+    b"x-request-id: evil",
+    b"x-should-retry: true",
+    b"X-New-In-2030: x",
+)
 """What browsers, proxies and SDKs act on, and one header that nothing knows yet."""
 
 
@@ -109,9 +131,13 @@ def test_a_header_that_steers_a_client_is_not_passed_on(status: bytes) -> None:
 def test_what_a_client_needs_is_passed_on_and_once() -> None:
     async def go() -> None:
         needed = (
-            b"content-type: audio/mpeg", b"content-encoding: identity", b"cache-control: no-cache", b"retry-after: 7",
-            b"retry-after-ms: 7000", b"openai-processing-ms: 12",
-        )  # fmt: skip
+            b"content-type: audio/mpeg",
+            b"content-encoding: identity",
+            b"cache-control: no-cache",
+            b"retry-after: 7",
+            b"retry-after-ms: 7000",
+            b"openai-processing-ms: 12",
+        )
         headers = b"".join(each + b"\r\n" for each in needed)
         told = await told_by(b"HTTP/1.1 503 X\r\n" + headers + b"Content-Type: text/html\r\nContent-Length: 1\r\n\r\nx")
         head = told.partition(b"\r\n\r\n")[0].lower()

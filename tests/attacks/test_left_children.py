@@ -60,11 +60,21 @@ class Left:
         access = replace(access, libraries=(*access.libraries, str(CHILD)))
         argv = [sys.executable, "-I", str(CHILD), way, str(world.port), str(self.scratch)]
         spec = Path(f"{self.specs}.0123456789ab.json")
-        spec.write_text(json.dumps({
-            "format": 1, "program": PROGRAM, "argv": argv, "env": {}, "cwd": str(self.scratch), "host": "127.0.0.1",
-            "port": world.port, "supervisor_log": str(state / "supervisord.log"),
-            "confinement": confined and policy(access, sys.platform, str(world.base / "home")),
-        }))  # fmt: skip
+        spec.write_text(
+            json.dumps(
+                {
+                    "format": 1,
+                    "program": PROGRAM,
+                    "argv": argv,
+                    "env": {},
+                    "cwd": str(self.scratch),
+                    "host": "127.0.0.1",
+                    "port": world.port,
+                    "supervisor_log": str(state / "supervisord.log"),
+                    "confinement": confined and policy(access, sys.platform, str(world.base / "home")),
+                }
+            )
+        )
         python = sys.executable
         pid_file = world.base / "engine.pid"
         lead = [python, "-c", LEAD, str(pid_file), python, "-I", "-S", launch.__file__, str(spec)]

@@ -33,10 +33,14 @@ class Mac:
         key = namespace, name
         known = self._services.get(key)
         self._services[key] = replace(
-            asked_for("a", 0, False), namespace=namespace, name=name, uid=f"{namespace}-{name}",
-            generation=generation, aliases=aliases,
+            asked_for("a", 0, False),
+            namespace=namespace,
+            name=name,
+            uid=f"{namespace}-{name}",
+            generation=generation,
+            aliases=aliases,
             created=known.created if known else f"2026-01-01T00:00:{len(self._services):02}Z",
-        )  # fmt: skip
+        )
         self.one_pass()
 
     def reject(self, namespace: str, name: str) -> None:
@@ -56,21 +60,36 @@ class Mac:
         lost = lost_names(list(self._services.values()), list(self._records.values()))
         self._records = {
             key: a_record(
-                each.name, each.namespace, uid=each.uid, generation=each.generation,
-                aliases=each.aliases if isinstance(each, Service) else (), lost_names=lost.get(key, ()),
+                each.name,
+                each.namespace,
+                uid=each.uid,
+                generation=each.generation,
+                aliases=each.aliases if isinstance(each, Service) else (),
+                lost_names=lost.get(key, ()),
             )
             for key, each in self._services.items()
-        }  # fmt: skip
+        }
 
     def table(self) -> ServiceTable:
-        return ServiceTable(tuple(
-            Backend(
-                each.program, each.namespace, each.name, "llama-server", True, "Ready", "Serving", "", "127.0.0.1", 1,
-                aliases=tuple(name for name in each.aliases if name not in each.lost_names),
-                lost_names=each.lost_names,
+        return ServiceTable(
+            tuple(
+                Backend(
+                    each.program,
+                    each.namespace,
+                    each.name,
+                    "llama-server",
+                    True,
+                    "Ready",
+                    "Serving",
+                    "",
+                    "127.0.0.1",
+                    1,
+                    aliases=tuple(name for name in each.aliases if name not in each.lost_names),
+                    lost_names=each.lost_names,
+                )
+                for each in self._records.values()
             )
-            for each in self._records.values()
-        ))  # fmt: skip
+        )
 
     def meant(self, name: str, key: AccessKey = ANYBODY) -> str:
         """The service that answers to a name, "" if none does."""

@@ -9,9 +9,18 @@ import pytest
 from tests.support.system import SERVICES, System, eventually, running, service
 
 LIMITS = (
-    "--namespace-memory", "default=150Mi", "--namespace-priority", "*=normal", "--namespace-protection", "team-b",
-    "--service-types", "ClusterIP", "--preemption", "--ollama-url", "off",
-)  # fmt: skip
+    "--namespace-memory",
+    "default=150Mi",
+    "--namespace-priority",
+    "*=normal",
+    "--namespace-protection",
+    "team-b",
+    "--service-types",
+    "ClusterIP",
+    "--preemption",
+    "--ollama-url",
+    "off",
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +38,9 @@ def test_a_namespace_takes_no_more_memory_than_its_limit(system: System) -> None
     try:
         told = eventually(
             lambda: (found := system.condition("MetalReady", "greedy")).get("reason") == "InsufficientMemory" and found,
-            30, "a refusal",
-        )  # fmt: skip
+            30,
+            "a refusal",
+        )
         assert "of 150 MiB left to namespace default (--namespace-memory)" in told["message"]
         assert system.pid("greedy") == 0
         assert system.pid("victim") == pid, "critical counts as normal, which displaces nobody of the same rank"
@@ -49,18 +59,23 @@ def test_a_model_that_can_never_fit_is_refused_with_the_limit_named(system: Syst
     try:
         told = eventually(
             lambda: (found := system.condition("MetalReady", "huge")).get("reason") == "InsufficientMemory" and found,
-            30, "a refusal",
-        )  # fmt: skip
+            30,
+            "a refusal",
+        )
         assert "the models of namespace default may take 150 MiB together (--namespace-memory)" in told["message"]
     finally:
         system.delete("huge")
 
 
-@pytest.mark.parametrize(("asked", "reason"), [
-    ({"priority": "critical"}, "PriorityCapped"), ({"evictionProtection": True}, "ProtectionIgnored"),
-    ({"endpoint": {"type": "NodePort", "nodePort": 30123}}, "ServiceTypeIgnored"),
-    ({"endpoint": {"type": "LoadBalancer"}}, "ServiceTypeIgnored"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"priority": "critical"}, "PriorityCapped"),
+        ({"evictionProtection": True}, "ProtectionIgnored"),
+        ({"endpoint": {"type": "NodePort", "nodePort": 30123}}, "ServiceTypeIgnored"),
+        ({"endpoint": {"type": "LoadBalancer"}}, "ServiceTypeIgnored"),
+    ],
+)
 def test_what_a_namespace_may_not_have_is_named_and_not_granted(
     system: System, asked: dict[str, object], reason: str
 ) -> None:

@@ -30,9 +30,16 @@ from tests.support.runtimes import omlx
 from tests.support.system import System, eventually, halted, kill, model, running, service
 
 FOREIGN = (
-    "https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80",
-    "http://127.0.0.2:8080", "file://", "http://evil.example@localhost", "http://evil.example:80@127.0.0.1", "http://[",
-)  # fmt: skip
+    "https://evil.example",
+    "null",
+    "http://localhost.evil.example",
+    "http://127.0.0.1.evil.example:80",
+    "http://127.0.0.2:8080",
+    "file://",
+    "http://evil.example@localhost",
+    "http://evil.example:80@127.0.0.1",
+    "http://[",
+)
 SEEN_LOCALLY = ("http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]:3000")
 LLAMA, MLX, OMLX = "words", "mlx", "shared"
 CHAT = "/v1/chat/completions"
@@ -241,10 +248,20 @@ def test_another_machine_cannot_manage_ollama(on_ollama: System, method: str, pa
     assert (rows(on_ollama, "/api/tags"), rows(on_ollama)) == before
 
 
-@pytest.mark.parametrize("asked", [
-    {"model": OTHER}, {"model": f"{OTHER}:latest"}, {"model": f"library/{OURS}"}, {"model": OURS, "MODEL": OTHER},
-    {"name": OTHER}, {"model": ["x"]}, {}, {"model": f"registry.ollama.ai/library/{OTHER}"}, {"model": f"../{OURS}"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": OTHER},
+        {"model": f"{OTHER}:latest"},
+        {"model": f"library/{OURS}"},
+        {"model": OURS, "MODEL": OTHER},
+        {"name": OTHER},
+        {"model": ["x"]},
+        {},
+        {"model": f"registry.ollama.ai/library/{OTHER}"},
+        {"model": f"../{OURS}"},
+    ],
+)
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed", "/api/show", CHAT, "/v1/embeddings"])
 def test_another_machine_cannot_load_what_no_service_declares(on_ollama: System, path: str, asked: Any) -> None:
     before = rows(on_ollama)
@@ -253,10 +270,19 @@ def test_another_machine_cannot_load_what_no_service_declares(on_ollama: System,
     assert rows(on_ollama) == before
 
 
-@pytest.mark.parametrize("asked", [
-    {"keep_alive": 0}, {"keep_alive": "0s"}, {"KEEP_ALIVE": 0}, {"\u212aeep_alive": 0}, {"keep_alive": "1s"},
-    {"options": {"num_ctx": 8192}}, {"Options": {"num_gpu": 3, "num_batch": 7}}, {"options": {"use_mmap": False}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"keep_alive": 0},
+        {"keep_alive": "0s"},
+        {"KEEP_ALIVE": 0},
+        {"\u212aeep_alive": 0},
+        {"keep_alive": "1s"},
+        {"options": {"num_ctx": 8192}},
+        {"Options": {"num_gpu": 3, "num_batch": 7}},
+        {"options": {"use_mmap": False}},
+    ],
+)
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed"])
 def test_another_machine_cannot_unload_or_reload_a_model(on_ollama: System, path: str, asked: Any) -> None:
     def loaded() -> list[Any]:
@@ -459,8 +485,20 @@ def test_omlx_opens_and_fetches_nothing_for_a_request(
 
 
 def test_omlx_takes_content_that_names_no_media(system: System) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {
-        "image": {"type": ["string", "null"]}, "url": {"type": "string"}, "source": {"type": "string"}}}}}  # fmt: skip
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "image": {"type": ["string", "null"]},
+                    "url": {"type": "string"},
+                    "source": {"type": "string"},
+                },
+            },
+        },
+    }
     content = [{"type": "text", "text": "hi", "url": "https://example.com/", "source": "web"}]
     body = {**chat(OMLX), "messages": [{"role": "user", "content": content}], "tools": [tool]}
     status, _, answer = request(system.port(OMLX), "POST", CHAT, body)

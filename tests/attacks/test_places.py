@@ -62,11 +62,16 @@ class Mac:
         """Files that no manifest may name."""
         state, store, home = self.settings.state_path, self.settings.store_path, self.home
         return {
-            "cluster token": state / "cluster" / "token", "record": state / "records" / "default.other.json",
-            "spec": state / "specs" / "default.other.0123456789ab.json", "slot": store / SLOT / "model.gguf",
-            "ollama": store / "ollama" / "blobs" / "sha256-0", "ssh": home / ".ssh" / "id_ed25519",
-            "kube": home / ".kube" / "config", "aws": home / ".aws" / "credentials",
-            "gnupg": home / ".gnupg" / "secring.gpg", "hidden": home / "work" / ".env",
+            "cluster token": state / "cluster" / "token",
+            "record": state / "records" / "default.other.json",
+            "spec": state / "specs" / "default.other.0123456789ab.json",
+            "slot": store / SLOT / "model.gguf",
+            "ollama": store / "ollama" / "blobs" / "sha256-0",
+            "ssh": home / ".ssh" / "id_ed25519",
+            "kube": home / ".kube" / "config",
+            "aws": home / ".aws" / "credentials",
+            "gnupg": home / ".gnupg" / "secring.gpg",
+            "hidden": home / "work" / ".env",
             "library": home / "Library" / "Keychains" / "login.keychain-db",
         }
 
@@ -263,8 +268,9 @@ def refused_beside(mac: Mac, written: str) -> bool:
     """True if it is neither a projector, nor a draft, nor a file beside a model of one's own."""
     own = {"source": str(mac.own / "own.gguf")}
     draft = {"speculativeDecoding": {"type": "draft-simple", "draftModel": written}}
-    return bool(attack(mac, {**own, "mmproj": written}) and attack(mac, own, draft)
-                and attack(mac, {**own, "files": [written]}))  # fmt: skip
+    return bool(
+        attack(mac, {**own, "mmproj": written}) and attack(mac, own, draft) and attack(mac, {**own, "files": [written]})
+    )
 
 
 def test_no_spelling_of_a_forbidden_place_is_a_cache_directory(mac: Mac) -> None:
@@ -355,11 +361,19 @@ def test_every_refusal_reads_the_same(mac: Mac) -> None:
     locked.chmod(0)
     said = set()
     paths = [
-        *mac.targets().values(), mac.home / ".ssh", mac.home / ".ssh" / "none", mac.home / ".none" / "none", locked,
-        locked / "none", mac.settings.state_path, mac.settings.state_path / "none", mac.settings.store_path / SLOT,
+        *mac.targets().values(),
+        mac.home / ".ssh",
+        mac.home / ".ssh" / "none",
+        mac.home / ".none" / "none",
+        locked,
+        locked / "none",
+        mac.settings.state_path,
+        mac.settings.state_path / "none",
+        mac.settings.store_path / SLOT,
         mac.settings.store_path / ("f" * 16) / "none",
         # Through what is not a directory, or not there, and back to a file that may be named.
-        Path(f"{mac.home}/.ssh/id_ed25519/../../models/own.gguf"), Path(f"{mac.home}/.ssh/none/../../models/own.gguf"),
+        Path(f"{mac.home}/.ssh/id_ed25519/../../models/own.gguf"),
+        Path(f"{mac.home}/.ssh/none/../../models/own.gguf"),
         Path(f"{mac.home}/.ssh/../models/own.gguf"),
     ]
     for path in paths:
@@ -392,9 +406,7 @@ def test_ones_own_files_still_serve(mac: Mac, tmp_path: Path) -> None:
         assert looked_for(wider, Artifact(str(path))).phase == "Ready"
 
 
-def test_a_cache_directory_is_the_very_one_that_was_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_directory_is_the_very_one_that_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that is swapped right after the judgement: the daemon may write where a look says that it leads."""
     allowed, secret, link = tmp_path / "roots" / "cache", tmp_path / "secret", tmp_path / "roots" / "link"
     for each in (allowed, secret):

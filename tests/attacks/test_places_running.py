@@ -38,8 +38,14 @@ def spellings(system: System, path: Path) -> list[str]:
     link.symlink_to(path)
     quoted = urllib.parse.quote(str(path))
     return [
-        str(path), f"file://{quoted}", f"/{path}", f"/proc/self/root{path}", str(link), f"file:///{quoted[1:]}?x",
-        f"{system.base}/run/../run/{path.relative_to(system.state)}", f"file:///{quoted[1:].replace('/', '%2f')}",
+        str(path),
+        f"file://{quoted}",
+        f"/{path}",
+        f"/proc/self/root{path}",
+        str(link),
+        f"file:///{quoted[1:]}?x",
+        f"{system.base}/run/../run/{path.relative_to(system.state)}",
+        f"file:///{quoted[1:].replace('/', '%2f')}",
         f"file://{system.base}/%2e%2e/{system.base.name}/run/{path.relative_to(system.state)}",
     ]
 

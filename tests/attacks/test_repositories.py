@@ -20,28 +20,70 @@ from tests.support import mlx
 from tests.support.hub import Hub
 
 CODE = (
-    "model.py", "model.PY", "model.pyc", "model.pyo", "model.pyd", "model.so", "model.cpython-311-darwin.so",
-    "libggml.dylib", "x.dll", "x.pth", "x.egg-link", "sitecustomize.py", "usercustomize.py", "__init__.py",
-    "sub/__init__.py", "x.bin", "x.pt", "x.pkl", "x.pickle", "x.ckpt", "x.h5", "x.joblib", "x.npy", "x.zip", "x.whl",
-    "x.sh", "x.metallib", "x.metal", "Makefile", "x", "config.json.py", "model.safetensors.so", "x.bundle", "x.app",
-)  # fmt: skip
+    "model.py",
+    "model.PY",
+    "model.pyc",
+    "model.pyo",
+    "model.pyd",
+    "model.so",
+    "model.cpython-311-darwin.so",
+    "libggml.dylib",
+    "x.dll",
+    "x.pth",
+    "x.egg-link",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "__init__.py",
+    "sub/__init__.py",
+    "x.bin",
+    "x.pt",
+    "x.pkl",
+    "x.pickle",
+    "x.ckpt",
+    "x.h5",
+    "x.joblib",
+    "x.npy",
+    "x.zip",
+    "x.whl",
+    "x.sh",
+    "x.metallib",
+    "x.metal",
+    "Makefile",
+    "x",
+    "config.json.py",
+    "model.safetensors.so",
+    "x.bundle",
+    "x.app",
+)
 """Files that something loads as code, or that are none of an MLX model."""
 PROGRAM_FILES = {
-    "ELF": b"\x7fELF\x02\x01\x01", "Mach-O, 64 bits": b"\xcf\xfa\xed\xfe\x0c\x00\x00\x01",
-    "Mach-O, 32 bits": b"\xce\xfa\xed\xfe", "Mach-O, other byte order": b"\xfe\xed\xfa\xcf",
-    "Mach-O, universal": b"\xca\xfe\xba\xbe\x00\x00\x00\x02", "Mach-O, universal, 64 bits": b"\xca\xfe\xba\xbf",
-    "PE": b"MZ\x90\x00", "archive": b"!<arch>\n", "script": b"#!/bin/sh\n",
-}  # fmt: skip
+    "ELF": b"\x7fELF\x02\x01\x01",
+    "Mach-O, 64 bits": b"\xcf\xfa\xed\xfe\x0c\x00\x00\x01",
+    "Mach-O, 32 bits": b"\xce\xfa\xed\xfe",
+    "Mach-O, other byte order": b"\xfe\xed\xfa\xcf",
+    "Mach-O, universal": b"\xca\xfe\xba\xbe\x00\x00\x00\x02",
+    "Mach-O, universal, 64 bits": b"\xca\xfe\xba\xbf",
+    "PE": b"MZ\x90\x00",
+    "archive": b"!<arch>\n",
+    "script": b"#!/bin/sh\n",
+}
 DISGUISES = ("tokenizer.model", "vocab.txt", "template.jinja", "qwen.tiktoken", "model.safetensors", "deep/x.model")
 NAMING_CODE = {
-    "model_file": {"model_file": "model.py"}, "compiled": {"model_file": "model.pyc"},
-    "elsewhere": {"model_file": "/Users/Shared/x.py"}, "climbing": {"model_file": "../../x.py"},
-    "empty": {"model_file": ""}, "a list": {"model_file": ["x.py"]}, "deeper": {"text_config": {"model_file": "x.py"}},
-    "model_type that is a path": {"model_type": "/tmp/x"}, "model_type that climbs": {"model_type": "..x"},
-    "model_type with a slash": {"model_type": "llama/x"}, "model_type with a line": {"model_type": "llama\nx"},
-}  # fmt: skip
+    "model_file": {"model_file": "model.py"},
+    "compiled": {"model_file": "model.pyc"},
+    "elsewhere": {"model_file": "/Users/Shared/x.py"},
+    "climbing": {"model_file": "../../x.py"},
+    "empty": {"model_file": ""},
+    "a list": {"model_file": ["x.py"]},
+    "deeper": {"text_config": {"model_file": "x.py"}},
+    "model_type that is a path": {"model_type": "/tmp/x"},
+    "model_type that climbs": {"model_type": "..x"},
+    "model_type with a slash": {"model_type": "llama/x"},
+    "model_type with a line": {"model_type": "llama\nx"},
+}
 IN_TOKENIZERS = {
-    "tool_parser_type": {"tool_parser_type": "../x"}, "chat_template_type": {"chat_template_type": "/x"},
+    "tool_parser_type": {"tool_parser_type": "../x"},
+    "chat_template_type": {"chat_template_type": "/x"},
 }
 CONFIG = {"model_type": "llama", "auto_map": {"AutoModel": "modeling.Evil"}}
 """auto_map stays: it is what --trust-remote-code would run, and that flag is refused."""
@@ -127,10 +169,18 @@ def test_no_configuration_names_code(store: Path, tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "text",
-    [b'{"model_file": "x.py", "model_file": null}', b'{"model_file": null, "model_file": "x.py"}',
-     '{"model_file": "x.py"}'.encode("utf-16"), b'\xef\xbb\xbf{"model_file": "x.py"}', b'{"model_fil\\u0065": "x.py"}',
-     b'{"a": ' + b"[" * 100_000, b"[]", b'{"model_file": "x.py"} {}', b" " * (5 << 20) + b'{"model_file": "x.py"}'],
-)  # fmt: skip
+    [
+        b'{"model_file": "x.py", "model_file": null}',
+        b'{"model_file": null, "model_file": "x.py"}',
+        '{"model_file": "x.py"}'.encode("utf-16"),
+        b'\xef\xbb\xbf{"model_file": "x.py"}',
+        b'{"model_fil\\u0065": "x.py"}',
+        b'{"a": ' + b"[" * 100_000,
+        b"[]",
+        b'{"model_file": "x.py"} {}',
+        b" " * (5 << 20) + b'{"model_file": "x.py"}',
+    ],
+)
 def test_no_spelling_of_a_configuration_names_code(store: Path, text: bytes) -> None:
     refused(store, {**GOOD, "config.json": text})
 

@@ -41,9 +41,10 @@ def test_root_does_not_run_what_an_engine_of_the_user_can_write(tmp_path: Path, 
     order = plan.InstallOrder(None, True, {"state_dir": str(home / "state")}, None, False, False)
     script = tmp_path / "metal-supervisor"
     (text,) = [
-        step.content for step in plan.plan(order, machine).steps
+        step.content
+        for step in plan.plan(order, machine).steps
         if isinstance(step, FileStep) and step.path.name == script.name
-    ]  # fmt: skip
+    ]
     script.write_bytes(text)
     program = home / "state" / "current" / script.name
     program.parent.mkdir(parents=True)

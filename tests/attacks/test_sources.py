@@ -25,12 +25,19 @@ from tests.support.system import tiny_gguf
 SECRET = ("team", "token")
 VALUES = {"HF_TOKEN": "hunter2"}
 FOREIGN = (
-    "https://evil.example/m.gguf", "http://evil.example/m.gguf", "https://huggingface.co.evil.example/o/r/m.gguf",
-    "https://huggingface.co@evil.example/m.gguf", "https://evil.example/huggingface.co/m.gguf",
-    "https://datasets.huggingface.co/m.gguf", "https://HUGGINGFACE.CO.evil",
-    "https://evil.example:443/m.gguf", "https://127.0.0.1/m.gguf", "https://[::1]/m.gguf",
-    "https://evil.example/m.gguf?host=huggingface.co", "https://evil.example#huggingface.co",
-)  # fmt: skip
+    "https://evil.example/m.gguf",
+    "http://evil.example/m.gguf",
+    "https://huggingface.co.evil.example/o/r/m.gguf",
+    "https://huggingface.co@evil.example/m.gguf",
+    "https://evil.example/huggingface.co/m.gguf",
+    "https://datasets.huggingface.co/m.gguf",
+    "https://HUGGINGFACE.CO.evil",
+    "https://evil.example:443/m.gguf",
+    "https://127.0.0.1/m.gguf",
+    "https://[::1]/m.gguf",
+    "https://evil.example/m.gguf?host=huggingface.co",
+    "https://evil.example#huggingface.co",
+)
 
 
 def keys(source: str, annotation: object = None) -> str:

@@ -52,9 +52,12 @@ def harmless(body: Json) -> bool:
 @given(text=HOSTILE)
 def test_no_condition_and_no_event_has_a_control_sequence(standing: Standing, text: str) -> None:
     record: Record = a_record(
-        verdict=Verdict(standing, "Reason", text, 1.0), warning=("Reason", text), pressure=("Warning", text),
-        evicted_why=text, unconfined=text,
-    )  # fmt: skip
+        verdict=Verdict(standing, "Reason", text, 1.0),
+        warning=("Reason", text),
+        pressure=("Warning", text),
+        evicted_why=text,
+        unconfined=text,
+    )
     seen = Observed(record.program, 7, False, 1.0, "RUNNING")
     for observed in (None, seen):
         told = report(record, observed)

@@ -108,8 +108,14 @@ def serving() -> Iterator[Api]:
 
 
 def kubeconfig(path: Path, server: str, user: dict[str, Any], **cluster: Any) -> Path:
-    path.write_text(json.dumps({
-        "current-context": "c", "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": user}],
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "users": [{"name": "u", "user": user}],
+            }
+        )
+    )
     return path

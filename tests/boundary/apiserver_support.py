@@ -79,9 +79,15 @@ class Client:
         self._connection.close()
 
     def request(
-        self, method: str, path: str, body: Any = None, *, kind: str = "application/json",
-        headers: dict[str, str] | None = None, **query: Any,
-    ) -> Reply:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> Reply:
         """One request; the path is below the prefix."""
         url = self.prefix + path + ("?" + urlencode(query) if query else "")
         data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()

@@ -84,16 +84,23 @@ def surroundings(tmp_path: Path, programs: dict[str, Done] | None = None, **more
         (state / "models").mkdir(parents=True)
         state.chmod(0o700)
     port, gateway = free_ports(2)  # the default ones may be in use
-    settings = Settings(**{
-        "state_dir": str(state), "llama_server": str(engine), "runtimes": "llama-server", "port": port,
-        "gateway": f"127.0.0.1:{gateway}", **more.pop("settings", {}),
-    })  # fmt: skip
+    settings = Settings(
+        **{
+            "state_dir": str(state),
+            "llama_server": str(engine),
+            "runtimes": "llama-server",
+            "port": port,
+            "gateway": f"127.0.0.1:{gateway}",
+            **more.pop("settings", {}),
+        }
+    )
     fields: dict[str, Any] = {
-        "on_mac": True, "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),
+        "on_mac": True,
+        "mac": Mac(FakeLibc(more.pop("sysctls", CHIP))),
         "run": Programs({**healthy(engine), **(programs or {})}),
         "free_bytes": lambda _: 500 * GIB,
         **more,
-    }  # fmt: skip
+    }
     return Surroundings(settings, **fields)
 
 

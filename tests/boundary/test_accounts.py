@@ -164,7 +164,19 @@ def test_durations_are_understood() -> None:
         duration_s("599s")
 
 
-@pytest.mark.parametrize("text", ["", "a.b", "a.b.c", jwt([]), jwt({}), jwt({"sub": "alice", "iat": 1, "exp": 2}),
-                                  token(5, 5), token(5, float("inf")), "é" + token(1, 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a.b",
+        "a.b.c",
+        jwt([]),
+        jwt({}),
+        jwt({"sub": "alice", "iat": 1, "exp": 2}),
+        token(5, 5),
+        token(5, float("inf")),
+        "é" + token(1, 2),
+    ],
+)
 def test_what_is_no_token_of_an_account_is_none(text: str) -> None:
     assert read_token(text) is None

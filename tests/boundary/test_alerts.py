@@ -13,9 +13,7 @@ CONF = ROOT / "conf" / "prometheus"
 
 
 def promtool(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program("promtool"), *arguments], cwd=directory, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([program("promtool"), *arguments], cwd=directory, capture_output=True, text=True, timeout=60)
 
 
 def test_the_tests_of_the_alerts_pass() -> None:

@@ -312,8 +312,12 @@ def test_a_body_that_is_cut_off_changes_nothing(api: ApiServer, client: Client) 
 
 
 def test_a_wrong_path_is_refused_before_the_body_is_read(api: ApiServer) -> None:
-    for head in ("Content-Length: 3145728", "Content-Length: 3145728\r\nExpect: 100-continue", "Content-Length: x",
-                 "Transfer-Encoding: chunked"):  # fmt: skip
+    for head in (
+        "Content-Length: 3145728",
+        "Content-Length: 3145728\r\nExpect: 100-continue",
+        "Content-Length: x",
+        "Transfer-Encoding: chunked",
+    ):
         with socket.create_connection(("127.0.0.1", api.port), 5) as stranger:
             stranger.sendall(f"POST /k-wrong{SERVICES} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
             answer = stranger.recv(65536)

@@ -80,15 +80,25 @@ def test_describe_shows_events_of_the_newer_group(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", given=MANIFEST)
     uid = kubectl("get", "isvc", "phi", "-o", "jsonpath={.metadata.uid}").stdout
     event = {
-        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "phi.1", "namespace": "default"},
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "phi.1", "namespace": "default"},
         "regarding": {
-            "apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService",
-            "namespace": "default", "name": "phi", "uid": uid,
+            "apiVersion": "inference.llmkube.dev/v1alpha1",
+            "kind": "InferenceService",
+            "namespace": "default",
+            "name": "phi",
+            "uid": uid,
         },
-        "reason": "Started", "action": "Start", "type": "Normal", "note": "It runs now.",
-        "reportingController": "metal", "reportingInstance": "mac", "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reason": "Started",
+        "action": "Start",
+        "type": "Normal",
+        "note": "It runs now.",
+        "reportingController": "metal",
+        "reportingInstance": "mac",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
         "series": {"count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z"},
-    }  # fmt: skip
+    }
     kubectl("create", "-f", "-", given=json.dumps(event))
     assert re.search(r"Normal\s+Started\s+.*x2 over.*It runs now\.", kubectl("describe", "isvc", "phi").stdout)
     assert "inferenceservice/phi" in kubectl("get", "events").stdout
@@ -197,11 +207,18 @@ def test_a_directory_of_kustomize_is_applied_and_deleted(kubectl: Kubectl, tmp_p
 
 def test_events_and_leases_of_the_older_kind_are_listed(kubectl: Kubectl) -> None:
     event = {
-        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "default"},
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "e", "namespace": "default"},
         "involvedObject": {"kind": "InferenceService", "name": "phi", "namespace": "default"},
-        "reason": "Started", "message": "It runs.", "type": "Normal", "count": 1, "source": {"component": "x"},
-        "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
+        "reason": "Started",
+        "message": "It runs.",
+        "type": "Normal",
+        "count": 1,
+        "source": {"component": "x"},
+        "firstTimestamp": "2026-01-01T00:00:00Z",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
     kubectl("create", "-f", "-", given=json.dumps(event))
     for command in ("get events", "events", "get events -A --sort-by=.lastTimestamp", "get events.events.k8s.io"):
         assert re.search(r"Normal\s+Started\s+(?i:inferenceservice)/phi\s+It runs", kubectl(*command.split()).stdout)

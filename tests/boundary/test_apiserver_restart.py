@@ -148,8 +148,10 @@ def test_a_full_disk_is_named_and_nothing_is_changed(
     version = client.version()
     pages = api.kernel.store._db.execute("PRAGMA page_count").fetchone()[0]
     api.kernel.store._db.execute(f"PRAGMA max_page_count = {pages}")  # as on a disk without room for another page
-    for refused in (client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)),
-                    client.merge(f"{CONFIG_MAPS}/c", {"data": {"a": "x" * 100_000}})):  # fmt: skip
+    for refused in (
+        client.post(CONFIG_MAPS, config_map("d", a="x" * 100_000)),
+        client.merge(f"{CONFIG_MAPS}/c", {"data": {"a": "x" * 100_000}}),
+    ):
         assert (refused.code, refused.body["reason"]) == (507, "InsufficientStorage")
         assert "api.db" in refused.body["message"] and "disk" in refused.body["message"]
     assert caplog.records == [] and client.version() == version

@@ -59,9 +59,7 @@ def test_rules_in_more_than_is_spoken_are_left_alone(rule: str) -> None:
     assert problems({"x-kubernetes-validations": [{"rule": rule}]}, VALUE, []) == []
 
 
-@pytest.mark.parametrize(
-    "rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1"]
-)
+@pytest.mark.parametrize("rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1"])
 def test_rules_without_an_answer_are_broken(rule: str) -> None:
     with pytest.raises(Failed):
         evaluate(rule, VALUE)

@@ -133,9 +133,16 @@ def test_selectors(client: Client) -> None:
     for name, labels in (("a", {"x": "1"}), ("b", {"x": "2"}), ("c", {})):
         client.post(CONFIG_MAPS, {"metadata": {"name": name, "labels": labels}})
     for selector, expected in (
-        ("x=1", "a"), ("x==2", "b"), ("x!=1", "bc"), ("x", "ab"), ("!x", "c"), ("x in (1,2)", "ab"),
-        ("x notin (1)", "bc"), ("x,x!=2", "a"), ("x in (1), x", "a"),
-    ):  # fmt: skip
+        ("x=1", "a"),
+        ("x==2", "b"),
+        ("x!=1", "bc"),
+        ("x", "ab"),
+        ("!x", "c"),
+        ("x in (1,2)", "ab"),
+        ("x notin (1)", "bc"),
+        ("x,x!=2", "a"),
+        ("x in (1), x", "a"),
+    ):
         assert names(client.get(CONFIG_MAPS, labelSelector=selector)) == list(expected), selector
     assert names(client.get(CONFIG_MAPS, fieldSelector="metadata.name=b")) == ["b"]
     assert names(client.get(CONFIG_MAPS, fieldSelector="metadata.name!=b,metadata.namespace=default")) == ["a", "c"]

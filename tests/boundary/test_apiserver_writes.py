@@ -207,11 +207,19 @@ def test_bytes_are_base64(client: Client) -> None:
 
 def event(**more: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "e"},
         "regarding": {"kind": "Pod", "name": "p", "namespace": "default", "uid": "u"},
-        "reason": "R", "action": "A", "type": "Normal", "note": "n", "reportingController": "c",
-        "reportingInstance": "i", "eventTime": "2026-01-01T00:00:00.000000Z", **more,
-    }  # fmt: skip
+        "reason": "R",
+        "action": "A",
+        "type": "Normal",
+        "note": "n",
+        "reportingController": "c",
+        "reportingInstance": "i",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        **more,
+    }
 
 
 def test_an_event_has_two_faces(client: Client) -> None:

@@ -53,9 +53,20 @@ def listens(state: StateDir, daemon: str, port: int) -> None:
     """Makes a daemon's record, as the controller does."""
     verdict = Verdict(Standing.RUN, "Needed", "", 0.0)
     record = a_record(
-        daemon, "", uid="", generation=0, program=daemon, model="", runtime=daemon, mode="", priority="critical",
-        verdict=verdict, endpoint=None, port=port, host="127.0.0.1",
-    )  # fmt: skip
+        daemon,
+        "",
+        uid="",
+        generation=0,
+        program=daemon,
+        model="",
+        runtime=daemon,
+        mode="",
+        priority="critical",
+        verdict=verdict,
+        endpoint=None,
+        port=port,
+        host="127.0.0.1",
+    )
     state.write_record(record)
 
 
@@ -69,8 +80,17 @@ def omlx(state: StateDir, **more: Any) -> dict[str, Any]:
 
 def ollama(path: Path) -> dict[str, Any]:
     """The same of a file, for an Ollama of the user's own."""
-    return {"daemon": "ollama", "name": NAME, "library": "", "registry": "", "path": str(path), "models": "",
-            "book": f"{path}.made", "parameters": {}, "mode": "chat"}  # fmt: skip
+    return {
+        "daemon": "ollama",
+        "name": NAME,
+        "library": "",
+        "registry": "",
+        "path": str(path),
+        "models": "",
+        "book": f"{path}.made",
+        "parameters": {},
+        "mode": "chat",
+    }
 
 
 @contextlib.contextmanager

@@ -21,10 +21,22 @@ from metal_supervisor.supervisord.client import Refused, Unavailable
 
 TABLE = {PROGRAM: ProgramState(PROGRAM, State.STOPPED, 0, 0.0, 0.0)}
 WANTED = Record(
-    namespace="default", name="tiny", uid="u", generation=1, program="default.tiny", model="m", runtime="llama-server",
-    replicas=1, mode="chat", priority="normal", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None,
-    port=18100, host="127.0.0.1", spec_file="default.tiny.a.json",
-)  # fmt: skip
+    namespace="default",
+    name="tiny",
+    uid="u",
+    generation=1,
+    program="default.tiny",
+    model="m",
+    runtime="llama-server",
+    replicas=1,
+    mode="chat",
+    priority="normal",
+    verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
+    endpoint=None,
+    port=18100,
+    host="127.0.0.1",
+    spec_file="default.tiny.a.json",
+)
 
 
 class Supervisord:

@@ -14,6 +14,7 @@ from metal_supervisor.models import backups
 
 def test_time_machine_is_told_on_a_mac_and_nobody_elsewhere(tmp_path: Path) -> None:
     ran: list[Any] = []
+
     def run(argv: Sequence[str], timeout_s: float) -> Done:
         ran.append((argv, timeout_s))
         return Done(0, "", "")
@@ -32,8 +33,13 @@ def test_a_mac_without_it_fetches_all_the_same(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("path", "temporary"),
     [
-        ("/tmp/llmkube-models", True), ("/private/tmp/m", True), ("/var/folders/xy/T/m", True), ("/var/tmp", True),
-        ("/Users/Shared/models", False), ("/tmpfoo", False), ("/home/somebody/tmp", False),
+        ("/tmp/llmkube-models", True),
+        ("/private/tmp/m", True),
+        ("/var/folders/xy/T/m", True),
+        ("/var/tmp", True),
+        ("/Users/Shared/models", False),
+        ("/tmpfoo", False),
+        ("/home/somebody/tmp", False),
     ],
 )
 def test_what_the_system_empties_is_known(path: str, temporary: bool) -> None:

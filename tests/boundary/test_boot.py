@@ -43,10 +43,18 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     directory.spec_path(made.spec_file).write_text(made.spec)
     directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, autostart))
     note = {
-        "format": 1, "pid": engine.pid, "launcher_pid": engine.pid, "started": launch.start_time(engine.pid),
-        "directory": launch.identity(directory.home), "spec": made.spec_file, "starts": [1.0], "not_before": 0.0,
-        "held_after": 0, "refused": "", "refused_message": "",
-    }  # fmt: skip
+        "format": 1,
+        "pid": engine.pid,
+        "launcher_pid": engine.pid,
+        "started": launch.start_time(engine.pid),
+        "directory": launch.identity(directory.home),
+        "spec": made.spec_file,
+        "starts": [1.0],
+        "not_before": 0.0,
+        "held_after": 0,
+        "refused": "",
+        "refused_message": "",
+    }
     (directory.path / "runs" / f"{PROGRAM}.json").write_text(json.dumps(note))
     said: list[str] = []
     leftovers.sweep(directory, said.append)
@@ -67,8 +75,14 @@ def test_a_stand_in_is_ended_and_not_that_of_another_system_which_has_its_pid_by
     home = directory.home if ours else "/elsewhere"
     arguments = f"{home}/current/launch.py", f"{home}/specs/{made.spec_file}"
     with subprocess.Popen(["/bin/sh", "-c", "read nothing", *arguments], stdin=subprocess.PIPE) as standing_in:
-        note = {"format": 1, "pid": engine.pid, "launcher_pid": standing_in.pid, "spec": made.spec_file,
-                "started": launch.start_time(engine.pid), "directory": launch.identity(directory.home)}  # fmt: skip
+        note = {
+            "format": 1,
+            "pid": engine.pid,
+            "launcher_pid": standing_in.pid,
+            "spec": made.spec_file,
+            "started": launch.start_time(engine.pid),
+            "directory": launch.identity(directory.home),
+        }
         directory.note_path(PROGRAM).write_text(json.dumps(note))
         leftovers.sweep(directory, lambda _: None)
         assert standing_in.stdin is not None
@@ -93,8 +107,14 @@ def noted_engine(state: StateDir, mark: str, **note: object) -> Iterator[subproc
     spec = state.section_spec(PROGRAM)
     with subprocess.Popen(["/bin/sleep", "60"], env={launch.MARK: mark}, start_new_session=True) as engine:
         try:
-            found = {"format": 1, "pid": engine.pid, "launcher_pid": engine.pid, "spec": spec,
-                     "started": launch.start_time(engine.pid), **note}  # fmt: skip
+            found = {
+                "format": 1,
+                "pid": engine.pid,
+                "launcher_pid": engine.pid,
+                "spec": spec,
+                "started": launch.start_time(engine.pid),
+                **note,
+            }
             state.note_path(PROGRAM).write_text(json.dumps(found))
             yield engine
         finally:

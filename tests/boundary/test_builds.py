@@ -33,11 +33,14 @@ def script(path: Path, first_line: str) -> Path:
 @pytest.mark.parametrize(
     ("first_line", "python"),
     [
-        ("#!/v/bin/python3", "/v/bin/python3"), ("#!/v/bin/python3.11 -s", "/v/bin/python3.11"),
+        ("#!/v/bin/python3", "/v/bin/python3"),
+        ("#!/v/bin/python3.11 -s", "/v/bin/python3.11"),
         ("#!/bin/sh\n'''exec' /v/bin/python \"$0\" \"$@\"\n' '''", "/v/bin/python"),
         ("#!/bin/sh\n'''exec' \"/a b/bin/python3\" \"$0\" \"$@\"\n' '''", "/a b/bin/python3"),
         ("#!/bin/sh\n'''exec' '/a b/bin/python3' \"$0\" \"$@\"\n' '''", "/a b/bin/python3"),
-        ("#!/usr/bin/env python3", ""), ("#!/bin/sh", ""), ("\x7fELF", ""),
+        ("#!/usr/bin/env python3", ""),
+        ("#!/bin/sh", ""),
+        ("\x7fELF", ""),
     ],
 )
 def test_the_first_line_of_a_script_tells_what_runs_it(tmp_path: Path, first_line: str, python: str) -> None:
@@ -184,9 +187,7 @@ def test_a_build_that_replaces_another_with_the_same_time_is_seen(tmp_path: Path
     assert (old.flags, new.flags) == ({"--old"}, {"--new"}) and old.build != new.build
 
 
-def test_a_thread_that_cannot_be_started_leaves_no_help_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_be_started_leaves_no_help_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As while other programs of this user have as many as the system allows."""
 
     def refused(_: threading.Thread) -> None:

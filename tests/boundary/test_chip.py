@@ -20,16 +20,23 @@ from tests.boundary.mac_memory import GIB, M4_MAX, FakeLibc, u32
 
 SYSCTLS = {
     **M4_MAX,
-    "machdep.cpu.brand_string": b"Apple M4 Max\0", "hw.model": b"Mac16,5\0", "kern.osversion": b"25B78\0",
-    "hw.nperflevels": u32(2), "sysctl.proc_translated": u32(0),
-    "hw.perflevel0.name": b"Performance\0", "hw.perflevel0.physicalcpu": u32(12),
-    "hw.perflevel1.name": b"Efficiency\0", "hw.perflevel1.physicalcpu": u32(4),
-}  # fmt: skip
-DISPLAYS = json.dumps({
-    "SPDisplaysDataType": [
-        {"_name": "Apple M4 Max", "sppci_cores": "40", "spdisplays_mtlgpufamilysupport": "spdisplays_metal4"}
-    ]
-})  # fmt: skip
+    "machdep.cpu.brand_string": b"Apple M4 Max\0",
+    "hw.model": b"Mac16,5\0",
+    "kern.osversion": b"25B78\0",
+    "hw.nperflevels": u32(2),
+    "sysctl.proc_translated": u32(0),
+    "hw.perflevel0.name": b"Performance\0",
+    "hw.perflevel0.physicalcpu": u32(12),
+    "hw.perflevel1.name": b"Efficiency\0",
+    "hw.perflevel1.physicalcpu": u32(4),
+}
+DISPLAYS = json.dumps(
+    {
+        "SPDisplaysDataType": [
+            {"_name": "Apple M4 Max", "sppci_cores": "40", "spdisplays_mtlgpufamilysupport": "spdisplays_metal4"}
+        ]
+    }
+)
 WHOLE = Chip(
     "Apple M4 Max", "Mac16,5", "26.1", "25B78", (("Performance", 12), ("Efficiency", 4)), gpu_cores=40, metal="metal4"
 )
@@ -121,9 +128,14 @@ def test_the_lease_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_bytes", lambda: 128 * GIB)
     told = machine.capabilities.__wrapped__(WHOLE)
     assert told == {
-        "chip": "Apple M4 Max", "memory": str(128 * GIB), "model": "Mac16,5", "macos": "26.1",
-        "cores": "12 Performance, 4 Efficiency", "gpu-cores": "40", "metal": "metal4",
-    }  # fmt: skip
+        "chip": "Apple M4 Max",
+        "memory": str(128 * GIB),
+        "model": "Mac16,5",
+        "macos": "26.1",
+        "cores": "12 Performance, 4 Efficiency",
+        "gpu-cores": "40",
+        "metal": "metal4",
+    }
     assert set(machine.capabilities.__wrapped__(Chip())) == {"chip", "memory"}
 
 

@@ -181,17 +181,30 @@ def test_what_is_asked_for_while_it_is_under_way_is_asked_once(kube: Kube, uid: 
 
 def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> None:
     def slice_of_agent(beat: str, address: str) -> None:
-        kube.apply(f"{SLICES}/tiny", {
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {"name": "tiny", "namespace": "default", "annotations": {"llmkube.ai/agent-heartbeat": beat},
-                         "labels": {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "tiny"}},
-            "addressType": "IPv4", "endpoints": [{"addresses": [address]}],
-            "ports": [{"name": "http", "port": 1}],
-        }, "agent", force=True)  # fmt: skip
+        kube.apply(
+            f"{SLICES}/tiny",
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": "tiny",
+                    "namespace": "default",
+                    "annotations": {"llmkube.ai/agent-heartbeat": beat},
+                    "labels": {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "tiny"},
+                },
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": [address]}],
+                "ports": [{"name": "http", "port": 1}],
+            },
+            "agent",
+            force=True,
+        )
 
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for beat, told, theirs in (
-        (now, "", True), ("2026-01-01T00:00:00Z", "", False), ("rubbish", "", False),
+        (now, "", True),
+        ("2026-01-01T00:00:00Z", "", False),
+        ("rubbish", "", False),
         (now, "192.0.2.7", False),  # our own, though no interface has it: a router's, told by --host-ip
         (now, "::ffff:192.0.2.7", False),  # which may spell it in another way
     ):
@@ -208,19 +221,31 @@ def test_another_agent_that_lives_keeps_its_service(kube: Kube, uid: str) -> Non
     kube.request("DELETE", f"{SLICES}/tiny")
 
 
-@pytest.mark.parametrize(("name", "of", "theirs"), [
-    ("tiny-agent", "tiny", True),  # since 0.10 its slice is for the operator's relay, and named so
-    ("tiny", "m", False),  # the relay's slice of `m`, if this service were called `m-agent`
-    ("tiny-agent", "tiny-agent", False),  # that of another service, as releases before wrote it
-])
+@pytest.mark.parametrize(
+    ("name", "of", "theirs"),
+    [
+        ("tiny-agent", "tiny", True),  # since 0.10 its slice is for the operator's relay, and named so
+        ("tiny", "m", False),  # the relay's slice of `m`, if this service were called `m-agent`
+        ("tiny-agent", "tiny-agent", False),  # that of another service, as releases before wrote it
+    ],
+)
 def test_another_agents_slice_is_known_by_its_service(kube: Kube, uid: str, name: str, of: str, theirs: bool) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     labels = {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": of}
     metadata = {"namespace": "default", "annotations": {"llmkube.ai/agent-heartbeat": now}, "labels": labels}
-    kube.apply(f"{SLICES}/{name}", {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": name, **metadata},
-        "addressType": "IPv4", "endpoints": [{"addresses": ["192.0.2.7"]}], "ports": [{"name": "https", "port": 9443}],
-    }, "agent", force=True)  # fmt: skip
+    kube.apply(
+        f"{SLICES}/{name}",
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": name, **metadata},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["192.0.2.7"]}],
+            "ports": [{"name": "https", "port": 9443}],
+        },
+        "agent",
+        force=True,
+    )
     mac = Asked(kube, "mac-a")
     mac.do(Move(ClaimAction.CLAIM, SLOT, uid))
     kube.request("DELETE", f"{SLICES}/{name}")

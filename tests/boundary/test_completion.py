@@ -129,7 +129,11 @@ def test_zsh_completes_what_is_typed(scripts: Path, line: str, completed: str) -
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "dumb"}
     typing = subprocess.Popen(
-        [shutil.which("zsh") or "zsh", "-f", "-i"], stdin=slave, stdout=slave, stderr=slave, env=environment,
+        [shutil.which("zsh") or "zsh", "-f", "-i"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment,
         start_new_session=True,
     )
     os.close(slave)

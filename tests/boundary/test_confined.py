@@ -41,15 +41,31 @@ BINARY = Binary("/opt/engine/llama-server", frozenset(), homes=("/opt/engine",),
 ENGINE = Engine((BINARY.path,), (), "", Probe())
 MODEL = Model("default", "m", "u", 1, "/m.gguf", "gguf", None, None)
 SERVICE = Service(
-    "default", "tiny", "u", 1, MODEL, "llama-server", 1, False, Endpoint("tiny", 8080, "", "ClusterIP", None), "chat",
-    "normal", None, {},
-)  # fmt: skip
+    "default",
+    "tiny",
+    "u",
+    1,
+    MODEL,
+    "llama-server",
+    1,
+    False,
+    Endpoint("tiny", 8080, "", "ClusterIP", None),
+    "chat",
+    "normal",
+    None,
+    {},
+)
 
 
 def asked(
-    base: Path, mode: str, verdict: TrialVerdict | None, monkeypatch: pytest.MonkeyPatch, service: Service = SERVICE,
-    engine: Engine = ENGINE, paths: tuple[str, ...] = (),
-) -> Confined | None:  # fmt: skip
+    base: Path,
+    mode: str,
+    verdict: TrialVerdict | None,
+    monkeypatch: pytest.MonkeyPatch,
+    service: Service = SERVICE,
+    engine: Engine = ENGINE,
+    paths: tuple[str, ...] = (),
+) -> Confined | None:
     monkeypatch.setattr(Trials, "look", lambda *_: verdict)
     monkeypatch.setattr(path_looks, "LOOK_WAIT_S", 30.0)
     state = StateDir(base / "state")
@@ -123,9 +139,7 @@ def test_an_opened_flag_with_a_name_that_no_file_can_have_opens_nothing_and_rais
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """What is raised here ends the pass, and so every pass, for all services of this Mac."""
-    service = replace(
-        SERVICE, extra_args=("--api-key-file", named), allowed_args=frozenset({"--api-key-file"})
-    )  # fmt: skip
+    service = replace(SERVICE, extra_args=("--api-key-file", named), allowed_args=frozenset({"--api-key-file"}))
     found = asked(tmp_path, "on", TrialVerdict(True), monkeypatch, service)
     assert found is not None and isinstance(found.policy, dict) and found.policy["read"] == []
 
@@ -152,11 +166,13 @@ def test_where_it_is_required_none_starts_without(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("runtime", "path", "works", "why"),
     [
-        ("omlx", "/opt/omlx", True, ""), ("omlx", "/opt/omlx", False, "does not work here: no"),
-        ("ollama", "/opt/ollama", True, ""), ("ollama", "/opt/ollama", False, "does not work here: no"),
+        ("omlx", "/opt/omlx", True, ""),
+        ("omlx", "/opt/omlx", False, "does not work here: no"),
+        ("ollama", "/opt/ollama", True, ""),
+        ("ollama", "/opt/ollama", False, "does not work here: no"),
         ("ollama", "", True, "the user's own Ollama"),
     ],
-)  # fmt: skip
+)
 def test_a_service_of_a_daemon_is_told_what_becomes_of_that_and_refused_where_it_is_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, path: str, works: bool, why: str
 ) -> None:
@@ -184,9 +200,12 @@ def test_a_daemon_may_read_its_own_and_what_was_judged_even_if_that_is_gone(
     if sys.platform == "linux":
         kept = {name: found.policy[name] for name in ("execute", "read", "write", "bind", "list")}
         assert kept == {
-            "execute": ["/opt/engine/python"], "read": [str(tmp_path), "/is/gone"], "write": ["/base"],
-            "bind": [18100], "list": ["/proc"],
-        }  # fmt: skip
+            "execute": ["/opt/engine/python"],
+            "read": [str(tmp_path), "/is/gone"],
+            "write": ["/base"],
+            "bind": [18100],
+            "list": ["/proc"],
+        }
         enforce.prepare({**found.policy, "write": [str(tmp_path)]})
 
 
@@ -208,10 +227,15 @@ def test_the_real_daemons_pass_their_trial_and_load_a_model(
 @pytest.mark.parametrize(
     ("version", "mode", "safe"),
     [
-        ("0.31.3", "on", False), ("0.31.3", "off", False), ("0.9", "off", False),
-        ("0.32.2", "off", True), ("1.0", "off", True), ("0.32.10", "on", True), ("", "off", True),
+        ("0.31.3", "on", False),
+        ("0.31.3", "off", False),
+        ("0.9", "off", False),
+        ("0.32.2", "off", True),
+        ("1.0", "off", True),
+        ("0.32.10", "on", True),
+        ("", "off", True),
     ],
-)  # fmt: skip
+)
 def test_an_mlx_lm_that_runs_a_models_code_warns_confined_and_is_refused_unconfined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: str, safe: bool
 ) -> None:
@@ -461,18 +485,24 @@ def test_a_path_in_another_case_or_form_is_given_to_seatbelt_as_the_disk_has_it(
     assert isinstance(made, enforce.Profile)
     given = dict(zip(*[iter(each.decode() for each in made._values)] * 2, strict=True))
     assert given == {
-        "HOME": str(stored.parent), "READ_0": str(named if elsewhere else stored),
-        "WRITE_0": str(tmp_path / "scratch"), "BIND_0": "*:18100",
-    }  # fmt: skip
+        "HOME": str(stored.parent),
+        "READ_0": str(named if elsewhere else stored),
+        "WRITE_0": str(tmp_path / "scratch"),
+        "BIND_0": "*:18100",
+    }
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        {"profile": 1}, {"parameters": []}, {"parameters": {"HOME": 5}}, {"parameters": {"WRITE_0": None}},
-        {"resolved": {"BINARY_0": 5}}, {"resolved": None},
+        {"profile": 1},
+        {"parameters": []},
+        {"parameters": {"HOME": 5}},
+        {"parameters": {"WRITE_0": None}},
+        {"resolved": {"BINARY_0": 5}},
+        {"resolved": None},
     ],
-)  # fmt: skip
+)
 def test_a_policy_of_a_mac_that_is_damaged_keeps_the_engine_from_being_started(
     monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any]
 ) -> None:

@@ -55,9 +55,7 @@ def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
     assert told(2) and state.report(CONTROLLER_REPORT)["memory"] == {"left": 2}
 
 
-def test_a_spec_that_cannot_be_written_delays_no_other_engine(
-    state: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_that_cannot_be_written_delays_no_other_engine(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write = state.write_spec
 
     def no_space_for_p(spec_file: str, text: str) -> bool:
@@ -67,9 +65,7 @@ def test_a_spec_that_cannot_be_written_delays_no_other_engine(
 
     monkeypatch.setattr(state, "write_spec", no_space_for_p)
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
-    records: Any = [
-        SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="") for name in ("p", "q")
-    ]
+    records: Any = [SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="") for name in ("p", "q")]
     files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
     assert state.specs_on_file() == ["q.a.json"]
     monkeypatch.undo()
@@ -77,9 +73,7 @@ def test_a_spec_that_cannot_be_written_delays_no_other_engine(
     assert sorted(state.specs_on_file()) == ["p.a.json", "q.a.json"]
 
 
-def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(
-    state: StateDir, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(state: StateDir, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(state_dir=str(state.path), gateway="127.0.0.1:9443", gateway_keys_secret="ops/keys")
     keys, found = GatewayKeys(settings), Holding(200, {"keys": "one"})
     (state.path / SECRET_KEYS).write_text("")  # in its way, as a full disk would be
@@ -144,8 +138,11 @@ def test_an_engine_whose_stand_in_lasts_longer_does_not_wake_one_pass_after_anot
     own, gone = os.getpid(), 2**22 + 1
     row = ProgramState("default.tiny", State.RUNNING, own, 1.0, 0.0)
     note = RunNote(gone, own, "ticks 1", "s.json", (1.0,), 0.0, "", "")
-    for pid, started, watched in ((gone, "ticks 1", {own}), (own, "ticks 1", {own}),
-                                  (os.getppid(), launch.start_time(os.getppid()), {own, os.getppid()})):  # fmt: skip
+    for pid, started, watched in (
+        (gone, "ticks 1", {own}),
+        (own, "ticks 1", {own}),
+        (os.getppid(), launch.start_time(os.getppid()), {own, os.getppid()}),
+    ):
         notes = {row.name: replace(note, pid=pid, started=started)}
         snapshot: Any = Snapshot(2.0, {}, True, {}, {row.name: row}, notes, {})
         assert loop.Controller._pids(snapshot) == watched

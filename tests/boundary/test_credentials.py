@@ -163,26 +163,37 @@ def test_after_a_refusal_the_kubeconfig_is_read_once_and_not_again_for_a_while(
 @pytest.mark.parametrize(
     ("user", "says"),
     [
-        ({"token": ""}, "no credential"), ({"token": "  "}, "no header can hold"),
+        ({"token": ""}, "no credential"),
+        ({"token": "  "}, "no header can hold"),
         ({"tokenFile": ""}, "no credential"),
-        ({"exec": {}}, "no credential"), ({"exec": None}, "no credential"), ({"username": ""}, "no credential"),
-        ({"password": "p"}, "no credential"), ({"tokenFile": "none"}, "does not exist"),
-        ({"tokenFile": "."}, "does not exist"), ({"tokenFile": "a" * 300}, "does not exist"),
-        ({"client-certificate": "a" * 300}, "does not exist"), ({"username": "\ud800"}, "no header can hold"),
-        ({"tokenFile": "empty"}, "holds no token"), ({"tokenFile": "binary"}, "holds no token"),
-        ({"exec": "x"}, "no command"), ({"exec": {"command": ""}}, "no command"),
+        ({"exec": {}}, "no credential"),
+        ({"exec": None}, "no credential"),
+        ({"username": ""}, "no credential"),
+        ({"password": "p"}, "no credential"),
+        ({"tokenFile": "none"}, "does not exist"),
+        ({"tokenFile": "."}, "does not exist"),
+        ({"tokenFile": "a" * 300}, "does not exist"),
+        ({"client-certificate": "a" * 300}, "does not exist"),
+        ({"username": "\ud800"}, "no header can hold"),
+        ({"tokenFile": "empty"}, "holds no token"),
+        ({"tokenFile": "binary"}, "holds no token"),
+        ({"exec": "x"}, "no command"),
+        ({"exec": {"command": ""}}, "no command"),
         ({"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "must speak"),
         ({"exec": {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}}, "wants a terminal"),
         ({"exec": {"command": "x", "apiVersion": V1, "env": "x"}}, "args or env"),
         ({"exec": {"command": "x", "apiVersion": V1, "args": 7}}, "args or env"),
-        ({"client-certificate-data": "!!"}, "not PEM in base64"), ({"client-key-data": "aGk="}, "not PEM in base64"),
-        ({"client-certificate": "pem"}, "only one of"), ({"client-certificate": "empty"}, "not PEM"),
+        ({"client-certificate-data": "!!"}, "not PEM in base64"),
+        ({"client-key-data": "aGk="}, "not PEM in base64"),
+        ({"client-certificate": "pem"}, "only one of"),
+        ({"client-certificate": "empty"}, "not PEM"),
         ({"client-certificate": "pem", "client-key": "pem"}, "http server cannot be shown"),
         ({"auth-provider": {"name": "oidc"}}, "auth-provider"),
         ({"auth-provider": {}, "token": TOKEN}, "auth-provider"),
-        ({"token": TOKEN, "as": "root"}, "act as another"), ({"token": TOKEN, "as-groups": ["a"]}, "act as another"),
+        ({"token": TOKEN, "as": "root"}, "act as another"),
+        ({"token": TOKEN, "as-groups": ["a"]}, "act as another"),
     ],
-)  # fmt: skip
+)
 def test_a_credential_that_is_named_and_not_to_be_had_is_refused(tmp_path: Path, user: Any, says: str) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\xff\x00")
@@ -245,8 +256,9 @@ def test_a_plugin_is_run_as_kubectl_would(tmp_path: Path, server: tuple[Server, 
     path = config(tmp_path / "k", url, {"exec": spec})
     content = json.loads(path.read_text())
     content["clusters"][0]["cluster"]["extensions"] = [
-        {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "me"}}, {"name": "other"}
-    ]  # fmt: skip
+        {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "me"}},
+        {"name": "other"},
+    ]
     path.write_text(json.dumps(content).replace('"me"', "2026-01-02"))  # to YAML, a date
     kube = Kube(path)
     kube.request("GET", "/x")
@@ -296,17 +308,23 @@ STACK = '  File "x.py", line 3, in fail_on_error\n    raise TokenError(message)\
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
-        ("print credential failed: no active account is selected.\nPlease run:\n  $ example auth login\nto obtain new "
-         "credentials.\n)", "print credential failed: no active account is selected. Please run: $ example auth login"),
+        (
+            "print credential failed: no active account is selected.\nPlease run:\n  $ example auth login\n"
+            "to obtain new credentials.\n)",
+            "print credential failed: no active account is selected. Please run: $ example auth login",
+        ),
         (f"{NOISE}\nFATAL: session has expired\nrun: login\n)\n", ": FATAL: session has expired run: login"),
         (f"error: no such profile\n{NOISE}", ": error: no such profile debug: step 0"),
-        (f"Traceback (most recent call last):\n{STACK * 9}botocore.SSOError: the session has expired\n",
-         ": botocore.SSOError: the session has expired"),
+        (
+            f"Traceback (most recent call last):\n{STACK * 9}botocore.SSOError: the session has expired\n",
+            ": botocore.SSOError: the session has expired",
+        ),
         (f"{NOISE}\nthe last line", ": the last line"),
         ("\x1b[31mno\x1b[0m login\x07", ": no login?"),
-        ("}\n)\n", ": no output"), ("", ": no output"),
+        ("}\n)\n", ": no output"),
+        ("", ": no output"),
     ],
-)  # fmt: skip
+)
 def test_of_a_plugin_that_fails_the_lines_with_the_reason_are_shown(tmp_path: Path, output: str, reason: str) -> None:
     (tmp_path / "said").write_text(output)
     plugin = script(tmp_path, "cat said >&2; exit 1")
@@ -498,7 +516,8 @@ def printing(text: str, more: str = "") -> str:
     ("body", "says"),
     [
         ("echo 'first line' >&2; echo 'please log in' >&2; exit 3", r"\./plug failed \(3\): first line please log in"),
-        ("exit 1", r"failed \(1\): no output"), ("kill -9 $$", r"failed \(-9\)"),
+        ("exit 1", r"failed \(1\): no output"),
+        ("kill -9 $$", r"failed \(-9\)"),
         (f"echo 'cannot renew token={TOKEN}' >&2; exit 1", "cannot renew token=…"),
         (f"echo 'sent Authorization: Bearer {TOKEN}, refused' >&2; exit 1", "refused"),
         (f"echo 'token {TOKEN} has expired' >&2; exit 1", "token … has expired"),
@@ -506,8 +525,11 @@ def printing(text: str, more: str = "") -> str:
         (f"echo '{'x1' * 40} is used up' >&2; exit 1", "… is used up"),
         (printing(DOCUMENT % "", f"echo 'not {TOKEN} again' >&2; exit 1"), "not … again"),
         (printing((DOCUMENT % "")[:-5], f"echo '{TOKEN}' >&2"), "no ExecCredential"),
-        (printing(TOKEN), "no ExecCredential"), (printing("[" * 9000), "no ExecCredential"), ("true", "no ExecCred"),
-        (printing(f'"{TOKEN}"'), "no ExecCredential"), (printing(f'{{"status": "{TOKEN}"}}'), "no ExecCredential"),
+        (printing(TOKEN), "no ExecCredential"),
+        (printing("[" * 9000), "no ExecCredential"),
+        ("true", "no ExecCred"),
+        (printing(f'"{TOKEN}"'), "no ExecCredential"),
+        (printing(f'{{"status": "{TOKEN}"}}'), "no ExecCredential"),
         (printing((DOCUMENT % "").replace("/v1", "/v1beta1")), "no ExecCredential of client.*/v1 with"),
         (printing((DOCUMENT % "").replace(TOKEN, "")), "neither a token nor"),
         (printing((DOCUMENT % "").replace(TOKEN, TOKEN + "\\nX: y")), "no header can hold"),
@@ -520,7 +542,7 @@ def printing(text: str, more: str = "") -> str:
         (f"echo {TOKEN}; echo {TOKEN} >&2; sleep 30", "did not finish within"),
         ("exec >&- 2>&-; sleep 30", "did not finish within"),
     ],
-)  # fmt: skip
+)
 def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words_and_without_secrets(
     tmp_path: Path, body: str, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -536,9 +558,12 @@ def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words_and_witho
 
 @pytest.mark.parametrize("body", [f"echo 'cannot renew token={TOKEN}' >&2; exit 1", printing((DOCUMENT % "")[:-5])])
 def test_a_plugin_that_fails_later_is_logged_without_secrets(
-    tmp_path: Path, body: str, server: tuple[Server, str], monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    body: str,
+    server: tuple[Server, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     noted, url = server
     reply(tmp_path, token=TOKEN)
     kube = Kube(config(tmp_path / "k", url, {"exec": script(tmp_path)}))
@@ -576,8 +601,10 @@ def test_a_plugin_that_cannot_be_read_for_want_of_files_has_failed_and_is_ended(
 
 
 def test_the_environment_of_a_plugin_is_not_quoted(tmp_path: Path) -> None:
-    spec = {**script(tmp_path, "echo \"have $CLIENT_SECRET\" >&2; exit 1"),
-            "env": [{"name": "CLIENT_SECRET", "value": TOKEN}]}  # fmt: skip
+    spec = {
+        **script(tmp_path, 'echo "have $CLIENT_SECRET" >&2; exit 1'),
+        "env": [{"name": "CLIENT_SECRET", "value": TOKEN}],
+    }
     with pytest.raises(PluginFailed, match="have …") as caught:
         Plugin(spec, tmp_path, None).start()
     assert TOKEN not in everything(caught.value)

@@ -48,7 +48,7 @@ def told(stand: Stand, answer: Answer, stall_s: float = 5.0) -> list[object]:
         (Answer(200, b"[" * 100_000), {"text": "[" * 100_000}),
         (Answer(200, b"\xff{"), {"text": "\N{REPLACEMENT CHARACTER}{"}),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_an_object_whatever_it_was(stand: Stand, answer: Answer, found: object) -> None:
     assert called(stand, answer) == found
 
@@ -66,7 +66,7 @@ def test_an_answer_is_an_object_whatever_it_was(stand: Stand, answer: Answer, fo
         (said(400, {"error": "a\x1b[31mred\nline\x00"}), "/at answered 400: a[31mredline"),
         (said(400, {"error": ["x" * 10_000]}), "/at answered 400: ['" + "x" * (daemon_client.LONGEST_TEXT - 2)),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_says_why_in_one_short_line_also_with_status_200(stand: Stand, answer: Answer, words: str) -> None:
     with pytest.raises(DaemonRefused) as refused:
         called(stand, answer)
@@ -132,8 +132,9 @@ def test_the_key_goes_with_every_request_and_a_file_as_it_is(stand: Stand) -> No
     file.read(5)
     Daemon("127.0.0.1", stand.port).call("POST", "/at", file)
     assert stand.asked == [
-        ("PUT", "/at", json.dumps({"path": "/m"}).encode(), "Bearer secret"), ("POST", "/at", b"GGUF" * 3, ""),
-    ]  # fmt: skip
+        ("PUT", "/at", json.dumps({"path": "/m"}).encode(), "Bearer secret"),
+        ("POST", "/at", b"GGUF" * 3, ""),
+    ]
 
 
 @pytest.mark.parametrize("size", ["F" * 20, "-5"])

@@ -60,9 +60,7 @@ class Keeper:
         self.state, self.builds, self.specs = StateDir(path / "state"), Builds(), dict[str, str]()
         self.state.create()
         first, *_ = free_ports(1)
-        settings = {
-            "ports": f"{first}-{first + 20}", "ollama_url": "off", "allowed_roots": "/a,/b,/cache", **settings
-        }  # fmt: skip
+        settings = {"ports": f"{first}-{first + 20}", "ollama_url": "off", "allowed_roots": "/a,/b,/cache", **settings}
         self.settings = replace(Settings(), state_dir=str(path / "state"), **settings)
         self.woken = threading.Event()
         self.restart()
@@ -99,9 +97,14 @@ def record_of(asked: Service) -> Record:
     """As it is once it was accepted."""
     verdict = Verdict(Standing.RUN, "Accepted", "", 0.0)
     return a_record(
-        asked.name, asked.namespace, runtime=asked.runtime, verdict=verdict, endpoint=ENDPOINT, spec_file="spec",
+        asked.name,
+        asked.namespace,
+        runtime=asked.runtime,
+        verdict=verdict,
+        endpoint=ENDPOINT,
+        spec_file="spec",
         daemon=asked.runtime,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -321,21 +324,25 @@ def test_until_the_cluster_has_spoken_a_daemon_stays_as_it_was(keeper: Keeper) -
         (service(), service(namespace="other"), "ServedNameConflict", "metadata.name: default/one is served as 'one'"),
         (service(), service("two", ordinal=1), "ServedNameConflict", "spec.replicas: the shared omlx daemon"),
         (
-            service(options={"pagedSSDCacheDir": "/a"}), service("two", options={"pagedSSDCacheDir": "/b"}),
-            "DaemonSettingsConflict", "spec.pagedSSDCacheDir: the omlx daemon has it as default/one says",
+            service(options={"pagedSSDCacheDir": "/a"}),
+            service("two", options={"pagedSSDCacheDir": "/b"}),
+            "DaemonSettingsConflict",
+            "spec.pagedSSDCacheDir: the omlx daemon has it as default/one says",
         ),
         (
             service(options={"pagedSSDCacheDir": "/a"}),
             service("two", options={"pagedSSDCacheDir": "/a", "hotCacheMaxSize": "1GB"}),
-            "DaemonSettingsConflict", "spec.hotCacheMaxSize",
+            "DaemonSettingsConflict",
+            "spec.hotCacheMaxSize",
         ),
         (
             service("one", "ollama", LIBRARY, options={"contextSize": 512}),
             service("two", "ollama", LIBRARY, options={"contextSize": 1024}),
-            "DaemonSettingsConflict", "spec.contextSize",
+            "DaemonSettingsConflict",
+            "spec.contextSize",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_the_one_that_came_first_excludes_is_refused_by_field(
     tmp_path: Path, one: Service, two: Service, reason: str, words: str
 ) -> None:
@@ -349,10 +356,12 @@ def test_what_the_one_that_came_first_excludes_is_refused_by_field(
 @pytest.mark.parametrize(
     "two",
     [
-        service("two"), service("two", options={"contextSize": 512}),
-        service("one", "llama-server", namespace="other"), service("two", "omlx", options={"pagedSSDCacheDir": "/a"}),
+        service("two"),
+        service("two", options={"contextSize": 512}),
+        service("one", "llama-server", namespace="other"),
+        service("two", "omlx", options={"pagedSSDCacheDir": "/a"}),
     ],
-)  # fmt: skip
+)
 def test_what_can_be_had_beside_it_is_not(keeper: Keeper, two: Service) -> None:
     one = service(options={"pagedSSDCacheDir": "/a"})
     keeper.daemons.prepare([two, one], {one.key: record_of(one)})

@@ -29,10 +29,20 @@ from tests.support.finders.find_zig import LINKED, TARGETS, command, environment
 PRODUCT = ROOT / "metal_supervisor"
 ACCEPTANCE = ROOT / "docs" / "mac-acceptance.md"
 HEADERS = (
-    "errno.h", "fcntl.h", "libproc.h", "limits.h", "mach/machine.h",
-    "netinet/tcp.h", "stddef.h", "stdint.h", "sys/event.h", "sys/proc_info.h", "sys/resource.h", "sys/sysctl.h",
+    "errno.h",
+    "fcntl.h",
+    "libproc.h",
+    "limits.h",
+    "mach/machine.h",
+    "netinet/tcp.h",
+    "stddef.h",
+    "stdint.h",
+    "sys/event.h",
+    "sys/proc_info.h",
+    "sys/resource.h",
+    "sys/sysctl.h",
     "time.h",
-)  # fmt: skip
+)
 
 VALUES = {
     "launch.PROC_PIDTBSDINFO": (launch.PROC_PIDTBSDINFO, "PROC_PIDTBSDINFO"),
@@ -77,23 +87,39 @@ STRUCTURES = {
         {
             name: f"ri_{name}"
             for name in (
-                "uuid", "user_time", "system_time", "pkg_idle_wkups", "interrupt_wkups", "pageins", "wired_size",
-                "resident_size", "phys_footprint", "lifetime_max_phys_footprint",
+                "uuid",
+                "user_time",
+                "system_time",
+                "pkg_idle_wkups",
+                "interrupt_wkups",
+                "pageins",
+                "wired_size",
+                "resident_size",
+                "phys_footprint",
+                "lifetime_max_phys_footprint",
             )
         },
     ),
-}  # fmt: skip
+}
 """Structure of ctypes -> that of C, and its fields; what fills up has no name there."""
 
 FILLING = {"rest_of_v3", "rest"}
 FUNCTIONS = {**launch.DARWIN, **darwin_memory.FUNCTIONS}
 TYPES = {
-    "c_int": "int", "c_uint": "unsigned", "c_uint32": "uint32_t", "c_uint64": "uint64_t", "c_size_t": "size_t",
-    "c_void_p": "void *", "c_char_p": "char *",
-}  # fmt: skip
+    "c_int": "int",
+    "c_uint": "unsigned",
+    "c_uint32": "uint32_t",
+    "c_uint64": "uint64_t",
+    "c_size_t": "size_t",
+    "c_void_p": "void *",
+    "c_char_p": "char *",
+}
 OBJECT = "-c", "-o", "out.o"
-PLACES = {"launch.py": {"_darwin"}, "host/darwin_memory.py": {"mac"},
-          "confinement/enforce.py": {"landlock_abi", "_call", "restrict"}}  # fmt: skip
+PLACES = {
+    "launch.py": {"_darwin"},
+    "host/darwin_memory.py": {"mac"},
+    "confinement/enforce.py": {"landlock_abi", "_call", "restrict"},
+}
 """Module -> functions that load a library; everything that calls one goes through a table above."""
 
 
@@ -115,9 +141,13 @@ class Compiler:
         includes = "\n".join(f"#include <{each}>" for each in HEADERS)
         source.write_text(f"{includes}\n{code}\n")
         done = subprocess.run(
-            command(self._zig, self._target, *arguments, str(source)), env=environment(self._zig), cwd=self._base,
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            command(self._zig, self._target, *arguments, str(source)),
+            env=environment(self._zig),
+            cwd=self._base,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         return done.stderr if done.returncode else ""
 
     def refused(self, claims: dict[str, str]) -> list[str]:
@@ -149,9 +179,7 @@ def layout(structure: type[ctypes.Structure]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_every_structure_is_laid_out_as_the_headers_say(
-    compiled: Compiler, structure: type[ctypes.Structure]
-) -> None:
+def test_every_structure_is_laid_out_as_the_headers_say(compiled: Compiler, structure: type[ctypes.Structure]) -> None:
     assert compiled.refused(dict(layout(structure))) == []
 
 
@@ -202,8 +230,9 @@ def test_every_function_is_in_the_system_library(compiled: Compiler) -> None:
 
 def test_a_wrong_number_is_seen(compiled: Compiler) -> None:
     assert compiled.refused({"right": "EV_ADD == 1", "wrong": "EV_ADD == 2", "worse": "sizeof(int) == 8"}) == [
-        "wrong", "worse",
-    ]  # fmt: skip
+        "wrong",
+        "worse",
+    ]
 
 
 # ── nothing is left out of the tables ────────────────────────────────────────────────────────────

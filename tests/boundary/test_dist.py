@@ -74,9 +74,13 @@ def test_the_wheel_has_what_runs_and_nothing_else(built: Path) -> None:
     for kind, inside in (("conf", "_conf"), ("launchd", "_launchd")):
         there = {str(path.relative_to(built / kind)) for path in (built / kind).rglob("*") if path.is_file()}
         assert there == {name.split("/", 2)[2] for name in found if name.startswith(f"metal_supervisor/{inside}/")}
-    for name in ("_conf/crds/models.yaml", "_conf/crds/inferenceservices.yaml",
-                 "controller/templates/supervisord.conf", "launch.py",
-                 *(f"sidecar/http/templates/page.{kind}" for kind in ("html", "css", "js"))):  # fmt: skip
+    for name in (
+        "_conf/crds/models.yaml",
+        "_conf/crds/inferenceservices.yaml",
+        "controller/templates/supervisord.conf",
+        "launch.py",
+        *(f"sidecar/http/templates/page.{kind}" for kind in ("html", "css", "js")),
+    ):
         assert f"metal_supervisor/{name}" in found
     assert found[f"{NAME}.dist-info/licenses/LICENSE"] == (REPOSITORY / "LICENSE").read_bytes()
     assert not [name for name in found if "__pycache__" in name or name.endswith((".pyc", ".orig"))]
@@ -87,9 +91,18 @@ def test_the_sdist_has_it_all_and_builds_the_same_wheel(built: Path, tmp_path: P
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
         file.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
-    for name in ("LICENSE", "README.md", "Makefile", "pyproject.toml", "requirements.txt",
-                 "conf/crds/models.yaml", "docs/models.md", "launchd/probe.plist", "tests/boundary/test_dist.py",
-                 "tools/make_run.py"):  # fmt: skip
+    for name in (
+        "LICENSE",
+        "README.md",
+        "Makefile",
+        "pyproject.toml",
+        "requirements.txt",
+        "conf/crds/models.yaml",
+        "docs/models.md",
+        "launchd/probe.plist",
+        "tests/boundary/test_dist.py",
+        "tools/make_run.py",
+    ):
         assert name in names, name
     (again,) = build(tmp_path / NAME, "--wheel").glob("*.whl")
     done(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "direct", built, cwd=built)

@@ -52,8 +52,20 @@ def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> No
         ("launchd", {JOB: Done(0, LOADED.replace("timeout = 120", "timeout = 60"), "")}, "warn", "takes up to 120 s"),
         ("launchd", {JOB: Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked: launchctl print system/"),
         ("other agent", {f"{GUI}/com.llmkube.metal-agent": Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked"),
-        ("launchd", {JOB: Done(0, LOADED.replace("state = running", "state = spawn scheduled").replace(
-            "(never exited)", "78: EX_CONFIG"), "")}, "fail", "78: EX_CONFIG"),
+        (
+            "launchd",
+            {
+                JOB: Done(
+                    0,
+                    LOADED.replace("state = running", "state = spawn scheduled").replace(
+                        "(never exited)", "78: EX_CONFIG"
+                    ),
+                    "",
+                )
+            },
+            "fail",
+            "78: EX_CONFIG",
+        ),
         ("launchd", {JOB: Done(113, "", ""), f"{GUI}/dev.metal-supervisor": Done(0, LOADED, "")}, "warn", "agent of a"),
         ("launchd", {f"{GUI}/dev.metal-supervisor": Done(0, LOADED, "")}, "fail", "loaded twice"),
         ("other agent", {f"{GUI}/com.llmkube.metal-agent": Done(0, LOADED, "")}, "fail", "bootout gui/"),
@@ -61,7 +73,7 @@ def test_a_mac_on_which_all_is_well_only_has_to_be_started(tmp_path: Path) -> No
         ("sleep", {"/usr/bin/pmset -g custom": Done(TIMED_OUT, "", "slow")}, "warn", "could not be asked"),
         ("binaries", {"/usr/bin/xattr -p": Done(0, "0083;5f000000;Safari;\n", "")}, "fail", "quarantined"),
     ],
-)  # fmt: skip
+)
 def test_what_a_mac_says_is_asked_of_the_right_program(
     tmp_path: Path, check: str, said: dict[str, Done], status: str, word: str
 ) -> None:
@@ -109,10 +121,14 @@ def test_the_firewall_is_told_of_the_app_that_an_interpreter_becomes(tmp_path: P
 
 @pytest.mark.parametrize(
     "more",
-    [{"gateway": "0.0.0.0:18080", "gateway_insecure": True}, {"metrics_listen": "0.0.0.0:19091"},
-     {"bind": "0.0.0.0", "runtimes": "ollama"}, {"bind": "0.0.0.0", "runtimes": "vllm-swift"}],
+    [
+        {"gateway": "0.0.0.0:18080", "gateway_insecure": True},
+        {"metrics_listen": "0.0.0.0:19091"},
+        {"bind": "0.0.0.0", "runtimes": "ollama"},
+        {"bind": "0.0.0.0", "runtimes": "vllm-swift"},
+    ],
     ids=["gateway", "metrics", "ollama's gate", "a service on demand"],
-)  # fmt: skip
+)
 def test_what_of_ours_listens_for_others_needs_the_firewalls_leave_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
@@ -135,7 +151,7 @@ def test_what_of_ours_listens_for_others_needs_the_firewalls_leave_too(
         ("chip", {"sysctls": {}}, "fail", "unknown chip"),
         ("disk", {"free_bytes": lambda _: 1 << 30}, "warn", "no model can be fetched"),
     ],
-)  # fmt: skip
+)
 def test_what_the_machine_says_is_judged(
     tmp_path: Path, check: str, more: dict[str, Any], status: str, word: str
 ) -> None:
@@ -176,9 +192,11 @@ def test_engines_that_are_missing_matter_where_somebody_wants_them(tmp_path: Pat
     around = surroundings(tmp_path, settings=gone)
     around.directory.create()
     record = a_record(
-        model="m", verdict=Verdict(Standing.RUN, "", "", 0.0), endpoint=None,
+        model="m",
+        verdict=Verdict(Standing.RUN, "", "", 0.0),
+        endpoint=None,
         spec_file="default.tiny.0123456789ab.json",
-    )  # fmt: skip
+    )
     around.directory.write_record(record)
     assert "llama-server is wanted by default/tiny" in shown(found(around, "engines")["engines"])
 
@@ -316,9 +334,13 @@ def test_a_check_that_fails_or_hangs_is_a_warning_and_stops_no_other(tmp_path: P
         (tmp_path / "nothing").read_text()
         return []
 
-    checks = [check("hangs", hang), check("broken", broken), check("fine", lambda _: [ok("well")]),
-              check("file", unreadable),
-              check("later", lambda _: [ok("well")], needs_api=True)]  # fmt: skip
+    checks = [
+        check("hangs", hang),
+        check("broken", broken),
+        check("fine", lambda _: [ok("well")]),
+        check("file", unreadable),
+        check("later", lambda _: [ok("well")], needs_api=True),
+    ]
     try:
         told = {each.check: each for each in examine(surroundings(tmp_path), checks, check_s=0.3)}
     finally:

@@ -64,11 +64,12 @@ class Cluster:
             resource = "/".join(filter(None, (asked["resource"], asked["subresource"])))
             return {"status": {"allowed": (asked["group"], resource, asked["verb"]) not in self.denied}}
         return {
-            "/version": {"gitVersion": "v1.36.0"}, GROUP: self.groups,
+            "/version": {"gitVersion": "v1.36.0"},
+            GROUP: self.groups,
             f"{GROUP}/v1alpha1": {"resources": [{"name": "models"}, {"name": "inferenceservices"}]},
             "/apis/coordination.k8s.io/v1/namespaces/llm/leases": {"items": self.leases},
             f"{GROUP}/v1alpha1/namespaces/llm/inferenceservices": {"items": self.services},
-        }.get(path, {"items": []})  # fmt: skip
+        }.get(path, {"items": []})
 
 
 def asked(tmp_path: Path, cluster: Cluster, *names: str, behind_s: float = 0.0, **more: Any) -> dict[str, str]:
@@ -85,10 +86,12 @@ def asked(tmp_path: Path, cluster: Cluster, *names: str, behind_s: float = 0.0, 
 def test_a_cluster_that_is_in_order(tmp_path: Path) -> None:
     cluster = Cluster()
     cluster.leases = [
-        {"metadata": {"labels": {"metal-supervisor.io/kind": "node"}},
-         "spec": {"holderIdentity": name, "renewTime": utc(time.time())}}
+        {
+            "metadata": {"labels": {"metal-supervisor.io/kind": "node"}},
+            "spec": {"holderIdentity": name, "renewTime": utc(time.time())},
+        }
         for name in ("a", "b")
-    ]  # fmt: skip
+    ]
     told = asked(tmp_path, cluster, settings={"node_name": "a"})
     assert all(each.startswith("ok ") for each in told.values()), told
     assert "context c of" in told["kubeconfig"] and "Kubernetes v1.36.0" in told["api"]
@@ -153,9 +156,12 @@ def test_all_namespaces_are_asked_for_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("groups", "status", "word"),
-    [({"versions": [{"version": "v1"}]}, {}, "we speak v1alpha1"), ({}, {GROUP: 404}, "is not installed"),
-     ({}, {GROUP: 500}, "could not be asked")],
-)  # fmt: skip
+    [
+        ({"versions": [{"version": "v1"}]}, {}, "we speak v1alpha1"),
+        ({}, {GROUP: 404}, "is not installed"),
+        ({}, {GROUP: 500}, "could not be asked"),
+    ],
+)
 def test_our_kinds_are_looked_for(tmp_path: Path, groups: Any, status: dict[str, int], word: str) -> None:
     cluster = Cluster()
     cluster.groups, cluster.status = groups, status
@@ -206,9 +212,7 @@ def test_a_server_that_is_away_is_told_once_and_the_rest_says_what_it_waits_for(
         assert [each.text for each in told[name]] == ["could not be asked: the API server does not answer"]
 
 
-def test_a_server_that_says_nothing_is_waited_for_only_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_says_nothing_is_waited_for_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = config(tmp_path / "k", f"http://127.0.0.1:{silent.getsockname()[1]}")
         told = found(around(tmp_path, file), *CLUSTER, check_s=0.5)
@@ -221,9 +225,7 @@ def test_a_server_that_says_nothing_is_waited_for_only_so_long(
     assert told["kubeconfig"][0].status == "ok"
 
 
-def test_a_login_that_takes_too_long_is_not_the_servers_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_that_takes_too_long_is_not_the_servers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login, "ANSWER_S", 0.3)
     browser = threading.Event()
 
@@ -286,8 +288,9 @@ def test_a_certificate_that_is_not_accepted_says_why(tmp_path: Path, certificate
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(401, "does not know who we are"), (404, "answers 404"), (403, "refuses")],
-)  # fmt: skip
+    ("status", "word"),
+    [(401, "does not know who we are"), (404, "answers 404"), (403, "refuses")],
+)
 def test_a_server_that_refuses_is_told_from_one_that_is_away(tmp_path: Path, status: int, word: str) -> None:
     cluster = Cluster()
     cluster.status = {"/version": status}

@@ -45,8 +45,18 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]
 
 def flags(tmp_path: Path) -> list[str]:
     port, gateway = free_ports(2)
-    return ["--state-dir", str(tmp_path / "state"), "--llama-server", str(tmp_path / "bin" / "llama-server"),
-            "--port", str(port), "--gateway", f"127.0.0.1:{gateway}", "--runtimes", "llama-server"]  # fmt: skip
+    return [
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--llama-server",
+        str(tmp_path / "bin" / "llama-server"),
+        "--port",
+        str(port),
+        "--gateway",
+        f"127.0.0.1:{gateway}",
+        "--runtimes",
+        "llama-server",
+    ]
 
 
 def test_the_exit_code_tells_and_every_fix_is_below_its_line(

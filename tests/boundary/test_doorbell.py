@@ -54,8 +54,10 @@ def test_a_thread_wakes_it(bell: Doorbell) -> None:
 
 
 def test_another_process_wakes_it(bell: Doorbell, tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from metal_supervisor.state.doorbell import ring\n" \
-           "ring(Path(sys.argv[1]), 'controller')"
+    code = (
+        "import sys; from pathlib import Path; from metal_supervisor.state.doorbell import ring\n"
+        "ring(Path(sys.argv[1]), 'controller')"
+    )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         assert woken(bell)
     assert other.returncode == 0

@@ -83,9 +83,22 @@ def test_the_environment_is_honoured_but_for_loopback_and_no_proxy(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254",
-     "intranet", "huggingface.co.evil.test", "evilhf.co", "LOCALHOST.", "8.8.8.8"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "0177.0.0.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "169.254.169.254",
+        "intranet",
+        "huggingface.co.evil.test",
+        "evilhf.co",
+        "LOCALHOST.",
+        "8.8.8.8",
+    ],
+)
 def test_through_a_proxy_only_the_hub_and_named_hosts_are_requested(tmp_path: Path, host: str) -> None:
     (port,) = free_ports(1)
     through = client(download_proxy=f"http://127.0.0.1:{port}")
@@ -193,9 +206,11 @@ def test_s3_uses_the_proxy_and_signs_only_for_https(tmp_path: Path, certificate:
             forward_proxy(tmp_path) as proxy,
         ):
             through = client(
-                download_proxy=proxy.url, download_ca_file=str(certificate), allowed_hosts="localhost,127.0.0.1",
+                download_proxy=proxy.url,
+                download_ca_file=str(certificate),
+                allowed_hosts="localhost,127.0.0.1",
                 private_hosts="localhost,127.0.0.1",
-            )  # fmt: skip
+            )
             keys = {**server.keys, "AWS_ENDPOINT_URL": f"https://localhost:{port}"}
             (piece,) = locate(Artifact("s3://models/m.gguf"), keys, through, "").pieces
             assert read(through, piece.url) == b"GGUF123"

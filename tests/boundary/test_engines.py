@@ -116,9 +116,22 @@ def test_nobody_listening_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"<!doctype html>", b"", b"7", b"null", b"[]", b"{}", b'{"data": null}', b'{"data": [null]}', b"\xff",
-             b'{"data": [{"id": {}}]}', b'{"data": [{"id": "a", "aliases": 7}]}', b"[" * 100_000]
-)  # fmt: skip
+    "body",
+    [
+        b"<!doctype html>",
+        b"",
+        b"7",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"data": null}',
+        b'{"data": [null]}',
+        b"\xff",
+        b'{"data": [{"id": {}}]}',
+        b'{"data": [{"id": "a", "aliases": 7}]}',
+        b"[" * 100_000,
+    ],
+)
 def test_an_identity_that_is_no_list_of_models_is_not_ready(engine: Engine, body: bytes) -> None:
     engine.answers["/v1/models"] = (200, body)
     found = probe(engine.port, ASKED, identify=True)
@@ -206,9 +219,17 @@ def test_a_sleeper_is_not_busy_and_not_woken(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [(200, b'{"is_sleeping": false}'), (200, b"{}"), (200, b"[]"), (200, b"<html>"), (200, b"[" * 100_000), (404, b""),
-     (401, b'{"error": {}}'), (200, b'{"is_sleeping": "true"}')],
-)  # fmt: skip
+    [
+        (200, b'{"is_sleeping": false}'),
+        (200, b"{}"),
+        (200, b"[]"),
+        (200, b"<html>"),
+        (200, b"[" * 100_000),
+        (404, b""),
+        (401, b'{"error": {}}'),
+        (200, b'{"is_sleeping": "true"}'),
+    ],
+)
 def test_one_that_does_not_say_that_it_sleeps_is_asked_what_it_does(engine: Engine, told: tuple[int, bytes]) -> None:
     engine.answers |= {"/props": told, "/slots": (200, BUSY)}
     assert busy(engine.port, DOZY) is True

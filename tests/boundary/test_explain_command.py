@@ -61,9 +61,16 @@ def test_a_process_that_has_the_pid_of_an_engine_by_now_is_not_taken_for_it(stat
     """As after a reboot: neither sidecar nor launcher was there to note the engine's end."""
     state.write_observed(Observed("default.tiny", os.getpid(), True, 1.0, "RUNNING", memory_bytes=1 << 30))
     note = {
-        "format": 1, "pid": os.getpid(), "launcher_pid": os.getpid(), "started": "before", "spec": SPEC,
-        "starts": [1.0], "not_before": 0.0, "refused": "", "refused_message": "",
-    }  # fmt: skip
+        "format": 1,
+        "pid": os.getpid(),
+        "launcher_pid": os.getpid(),
+        "started": "before",
+        "spec": SPEC,
+        "starts": [1.0],
+        "not_before": 0.0,
+        "refused": "",
+        "refused_message": "",
+    }
     state.note_path("default.other").write_text(json.dumps(note))  # that one's engine had this pid before
     assert explain(state, "tiny")[1].startswith("default/tiny: Ready")
     state.note_path("default.tiny").write_text(json.dumps(note))

@@ -30,13 +30,26 @@ from tests.support.system import ISVC, SERVICES, SLICES, api_faults, eventually,
 
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 SERVICE = Service(
-    "default", "tiny", "u", 2, Model("default", "phi", "m", 1, "/m.gguf", "gguf", None, None),
-    "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {},
-)  # fmt: skip
+    "default",
+    "tiny",
+    "u",
+    2,
+    Model("default", "phi", "m", 1, "/m.gguf", "gguf", None, None),
+    "llama-server",
+    1,
+    False,
+    ENDPOINT,
+    "chat",
+    "normal",
+    None,
+    {},
+)
 OUTLOOK = Outlook(
-    ModelFile("Ready", "/m.gguf", 10), 18100, Engine(("/bin/x",), (), "/", Probe(identity="tiny")),
+    ModelFile("Ready", "/m.gguf", 10),
+    18100,
+    Engine(("/bin/x",), (), "/", Probe(identity="tiny")),
     Program("default.tiny", "default.tiny.a.json", "{}"),
-)  # fmt: skip
+)
 UP = Observed("default.tiny", 5, True, 100.0, "RUNNING")
 
 
@@ -150,7 +163,7 @@ def test_a_sidecar_that_starts_asks_once_at_most_for_the_slice_of_a_service(embe
         cluster: Any = Counted()
         membership = Membership(cluster, "mac-a", 45.0, "session")
         registrar = Registrar(cluster, "mac-a", membership, lambda: None, embedded)
-        (key, want), = wanted().items()
+        ((key, want),) = wanted().items()
         registrar.want({key: replace(want, report=replace(want.report, wants_slice=has_slice))}, {})
         for _ in range(2):
             registrar._one_pass()
@@ -405,7 +418,7 @@ def test_a_service_that_is_refused_for_its_name_does_not_take_out_the_one_that_h
         kube = Kube(kubeconfig)
         uid = kube.apply(f"{ISVC}/tiny", service("tiny"), "us")["metadata"]["uid"]
         _, _, registrar = setup(kube)
-        (key, serves), = wanted(uid=uid).items()
+        ((key, serves),) = wanted(uid=uid).items()
         failed = Verdict(Standing.FAILED, "ServiceConflict", "", 100.0)
         record = replace(serves.record, name="ti.ny", uid="other", program="default.ti.ny", port=None, verdict=failed)
         refused = WantedStatus(record, report(record, None), "192.0.2.1", "")
@@ -438,8 +451,7 @@ def test_a_service_that_lost_its_endpoint_is_withdrawn_by_the_next_sidecar(tmp_p
 
 
 def test_a_service_gets_its_kubernetes_service_from_one_of_the_same_that_no_mac_serves(tmp_path: Path) -> None:
-    """`ti-ny` got the name after `ti.ny` had written the Service, and said EndpointNameConflict until that was deleted.
-    """
+    """`ti-ny` got the name after `ti.ny` had written the Service, and had the conflict until that was deleted."""
     with embedded_cluster(tmp_path) as kubeconfig:
         kube = Kube(kubeconfig)
         endpoint = replace(ENDPOINT, service="ti-ny")
@@ -631,12 +643,16 @@ def test_an_endpoint_that_the_cluster_has_stays_announced_though_its_renewal_is_
     assert not any(registrar.published(key).problem for key in three())
 
 
-@pytest.mark.parametrize("rule", [
-    {"resource": "inferenceservices", "name": "bad", "subresource": "status"},
-    {"resource": "endpointslices", "name": "bad-mac-a"},
-    {"resource": "services", "name": "bad"},
-    {"resource": "events"},
-], ids=["status", "slice", "service", "event"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"resource": "inferenceservices", "name": "bad", "subresource": "status"},
+        {"resource": "endpointslices", "name": "bad-mac-a"},
+        {"resource": "services", "name": "bad"},
+        {"resource": "events"},
+    ],
+    ids=["status", "slice", "service", "event"],
+)
 def test_one_object_whose_write_fails_silences_nothing_else(tmp_path: Path, rule: dict[str, Any]) -> None:
     with embedded_cluster(tmp_path) as kubeconfig:
         kube = Kube(kubeconfig)
@@ -851,8 +867,10 @@ def test_a_service_whose_write_failed_may_be_there_and_is_put_right(tmp_path: Pa
         _, _, registrar = setup(kube)
 
         def with_port(port: int) -> int:
-            want = {key: replace(each, record=replace(each.record, endpoint=replace(ENDPOINT, port=port)))
-                    for key, each in wanted(uid=uid).items()}  # fmt: skip
+            want = {
+                key: replace(each, record=replace(each.record, endpoint=replace(ENDPOINT, port=port)))
+                for key, each in wanted(uid=uid).items()
+            }
             registrar.want(want, {})
             due(registrar)
             (found,) = kube.request("GET", f"{SERVICES}/tiny")["spec"]["ports"]
@@ -1276,8 +1294,11 @@ def test_too_many_open_files_end_no_registrar(monkeypatch: pytest.MonkeyPatch) -
     def unreadable(_told: str) -> frozenset[str]:
         raise OSError(24, "Too many open files")
 
-    cluster.request = lambda *_: {"metadata": {"name": "tiny", "uid": "u", "labels": {
-        "app.kubernetes.io/managed-by": "metal-supervisor"}}, "spec": {}, "items": []}
+    cluster.request = lambda *_: {
+        "metadata": {"name": "tiny", "uid": "u", "labels": {"app.kubernetes.io/managed-by": "metal-supervisor"}},
+        "spec": {},
+        "items": [],
+    }
     with monkeypatch.context() as patched:
         patched.setattr(publisher_module.machine, "own_addresses", unreadable)
         registrar._one_pass()

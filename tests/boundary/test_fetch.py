@@ -82,8 +82,13 @@ class Line:
         try:
             piece = locate(Artifact(self.url), {}, client, "").pieces[0]
             more = {"wanted_sha256": self.wanted, "sha256": self.sha256, "gguf": True}
-            fetch(client, Piece(self.target.name, piece.url, piece.size_bytes, validator=piece.validator, **more),
-                  self.target, {}, watcher)  # fmt: skip
+            fetch(
+                client,
+                Piece(self.target.name, piece.url, piece.size_bytes, validator=piece.validator, **more),
+                self.target,
+                {},
+                watcher,
+            )
         except Unusable as error:
             assert "hunter2" not in f"{error}{error!r}"
             raise
@@ -297,11 +302,12 @@ def test_a_stop_is_no_end_of_a_body_of_unknown_length(line: Line) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"<!DOCTYPE html><title>Log in</title>" + bytes(200_000), "is a web page"), (b"PK\x03\x04" * 9, "something"),
+        (b"<!DOCTYPE html><title>Log in</title>" + bytes(200_000), "is a web page"),
+        (b"PK\x03\x04" * 9, "something"),
         (b"GGU", "something else"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer, not a GGUF file; run git lfs pull"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_begin_like_a_model_is_not_kept(
     web: Uneven, tmp_path: Path, data: bytes, text: str, name: str
 ) -> None:
@@ -339,10 +345,17 @@ def test_the_right_digest_is_proven_by_reading_the_disk(line: Line) -> None:
 
 @pytest.mark.parametrize(
     ("status", "reason", "retry"),
-    [(404, "SourceNotFound", Retry.LATER), (410, "SourceNotFound", Retry.LATER), (400, "DownloadFailed", Retry.LATER),
-     (401, "SourceUnauthorized", Retry.SOON), (403, "SourceUnauthorized", Retry.SOON),
-     (429, "DownloadFailed", Retry.SOON), (503, "DownloadFailed", Retry.SOON), (500, "DownloadFailed", Retry.SOON)],
-)  # fmt: skip
+    [
+        (404, "SourceNotFound", Retry.LATER),
+        (410, "SourceNotFound", Retry.LATER),
+        (400, "DownloadFailed", Retry.LATER),
+        (401, "SourceUnauthorized", Retry.SOON),
+        (403, "SourceUnauthorized", Retry.SOON),
+        (429, "DownloadFailed", Retry.SOON),
+        (503, "DownloadFailed", Retry.SOON),
+        (500, "DownloadFailed", Retry.SOON),
+    ],
+)
 def test_a_refusal_of_the_body_is_told_apart_and_costs_nothing(
     line: Line, status: int, reason: str, retry: Retry
 ) -> None:
@@ -454,10 +467,12 @@ def test_what_is_thrown_away_is_gone(line: Line) -> None:
 TROUBLE = st.one_of(
     st.tuples(st.just("cut"), st.integers(0, len(MODEL))),
     st.tuples(st.just("status"), st.sampled_from([429, 500, 503])),
-    st.tuples(st.just("ranges"), st.booleans()), st.tuples(st.just("sized"), st.booleans()),
-    st.tuples(st.just("boot"), st.just(0)), st.tuples(st.just("etag"), st.sampled_from(['"one"', '"two"', ""])),
+    st.tuples(st.just("ranges"), st.booleans()),
+    st.tuples(st.just("sized"), st.booleans()),
+    st.tuples(st.just("boot"), st.just(0)),
+    st.tuples(st.just("etag"), st.sampled_from(['"one"', '"two"', ""])),
     st.tuples(st.just("data"), st.sampled_from([1, 2])),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -128,10 +128,14 @@ def hub() -> Iterator[Hub]:
 
 
 REPOSITORY = {
-    "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "nested/extra.json": b"{}", "empty.txt": b"",
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "nested/extra.json": b"{}",
+    "empty.txt": b"",
     "model-00001-of-00002.safetensors": random.Random(5).randbytes(200_000),
-    "model-00002-of-00002.safetensors": random.Random(6).randbytes(200_000), "README.md": b"no",
-}  # fmt: skip
+    "model-00002-of-00002.safetensors": random.Random(6).randbytes(200_000),
+    "README.md": b"no",
+}
 
 
 def of(source: str, **more: Any) -> Artifact:
@@ -441,7 +445,8 @@ def test_a_local_file_is_hashed_once_and_again_when_it_changes(
 
 SHARDS = {f"m-0000{number}-of-00002.gguf": MODEL[:-number] for number in (1, 2)}
 MLX = {
-    "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}",
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
     "model.safetensors": (2).to_bytes(8, "little") + b"{}" + random.Random(6).randbytes(1000),
 }
 
@@ -663,8 +668,14 @@ def test_nobody_learns_of_files_outside_the_roots(home: Home, tmp_path: Path) ->
     (root / "m-00002-of-00002.gguf").symlink_to(there)
     (root / "mlx").mkdir()
     (root / "mlx" / "config.json").symlink_to(there)
-    for path in (there, tmp_path / "not-there.gguf", root / ".." / "there.gguf", root / "out.gguf", root / "mlx",
-                 root / "m-00001-of-00002.gguf"):  # fmt: skip
+    for path in (
+        there,
+        tmp_path / "not-there.gguf",
+        root / ".." / "there.gguf",
+        root / "out.gguf",
+        root / "mlx",
+        root / "m-00001-of-00002.gguf",
+    ):
         artifact = Artifact(str(path))
         found = home.failed(artifact, "SourceNotAllowed", "is not below --allowed-roots")
         assert found.size_bytes == 0 and found.path == ""
@@ -864,8 +875,16 @@ def test_a_note_that_makes_no_sense_is_as_good_as_none(home: Home, web: Uneven) 
     artifact = link_to(web, sha256=sha256(MODEL))
     home.ready(artifact)
     good = json.loads((home.slot(artifact) / "slot.json").read_text())
-    for bad in ("", "[]", "{", "[" * 100_000, json.dumps({**good, "format": 9}), json.dumps({**good, "files": []}),
-                json.dumps({**good, "model": 5}), json.dumps({**good, "files": {"m.gguf": {"size_bytes": "x"}}})):
+    for bad in (
+        "",
+        "[]",
+        "{",
+        "[" * 100_000,
+        json.dumps({**good, "format": 9}),
+        json.dumps({**good, "files": []}),
+        json.dumps({**good, "model": 5}),
+        json.dumps({**good, "files": {"m.gguf": {"size_bytes": "x"}}}),
+    ):
         home.restart()
         (home.slot(artifact) / "slot.json").write_text(bad)
         assert home.store.here(artifact) is None

@@ -81,9 +81,14 @@ class Shell:
         return found
 
     def runs(
-        self, name: str, reserved: int, measured: int = 0, standing: Standing = Standing.RUN, by_hand: bool = False,
+        self,
+        name: str,
+        reserved: int,
+        measured: int = 0,
+        standing: Standing = Standing.RUN,
+        by_hand: bool = False,
         pid: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write what a system has on file of an engine. `by_hand`: it was stopped so; `pid`: of its process."""
         self.state.create()
         program = f"default.{name}"
@@ -93,10 +98,16 @@ class Shell:
         self.state.write_record(replace(record, reserved_bytes=reserved, stopped_by_hand=by_hand))
         if pid:
             note = {
-                "format": 1, "pid": pid, "launcher_pid": pid, "started": launch.start_time(pid),
-                "spec": f"{program}.0123456789ab.json", "starts": [], "not_before": 0.0, "refused": "",
+                "format": 1,
+                "pid": pid,
+                "launcher_pid": pid,
+                "started": launch.start_time(pid),
+                "spec": f"{program}.0123456789ab.json",
+                "starts": [],
+                "not_before": 0.0,
+                "refused": "",
                 "refused_message": "",
-            }  # fmt: skip
+            }
             self.state.note_path(program).write_text(json.dumps(note))
         if measured:
             self.state.write_observed(Observed(program, 1, True, 0.0, "RUNNING", memory_bytes=measured))
@@ -116,8 +127,9 @@ def test_a_small_model_fits_and_says_why(shell: Shell, models: Path) -> None:
     assert said.lines[1].startswith("needs    110 MiB = weights 1 MiB + KV cache (1 x 8192 tokens) 4 MiB + ")
     assert said.lines[2] == "budget   10.7 GiB (67 % of 16.0 GiB; 2.0 GiB stay with the system: 14.0 GiB)"
     assert said.lines[3:5] == [
-        "running  nothing on this Mac", "It fits: 10.7 GiB are left, 10.6 GiB of them after it.",
-    ]  # fmt: skip
+        "running  nothing on this Mac",
+        "It fits: 10.7 GiB are left, 10.6 GiB of them after it.",
+    ]
     assert said.lines[5:] == ["it would fit up to --ctx 131072 (spec.contextSize)"]
     assert not shell.state.path.exists(), "asking changes nothing"
 
@@ -213,11 +225,14 @@ def test_a_server_that_lies_or_fails_is_no_answer(how: str, shell: Shell, web: W
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--ctx", "0"], "--ctx must be from 128 to 2097152, not 0"), (["--ctx", "127"], "not 127"),
-        (["--ctx", "2097153"], "not 2097153"), (["--ctx", "many"], "invalid int"), (["--slots", "65"], "--slots"),
+        (["--ctx", "0"], "--ctx must be from 128 to 2097152, not 0"),
+        (["--ctx", "127"], "not 127"),
+        (["--ctx", "2097153"], "not 2097153"),
+        (["--ctx", "many"], "invalid int"),
+        (["--slots", "65"], "--slots"),
         (["--kv-type", "f8"], "--kv-type must be one of f32, f16"),
     ],
-)  # fmt: skip
+)
 def test_a_question_that_makes_no_sense_is_refused(flags: list[str], text: str, shell: Shell, models: Path) -> None:
     said = shell.fit(models / "tiny.gguf", *flags)
     assert said.code == 2 and text in said.err
@@ -230,13 +245,20 @@ def test_what_is_no_model_is_named(shell: Shell, tmp_path: Path) -> None:
     for source, text in (
         (tmp_path / "page.gguf", "page.gguf: it is not a GGUF file, but a web page"),
         (tmp_path / "lfs.gguf", "but a Git LFS pointer; run git lfs pull"),
-        (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"), (tmp_path, "without a config.json"),
-        (tmp_path / "none", "there is no such file"), ("nofile.gguf", "nofile.gguf: there is no such file"),
+        (tmp_path / "\x1b[31mred.gguf", "?[31mred.gguf: it is not"),
+        (tmp_path, "without a config.json"),
+        (tmp_path / "none", "there is no such file"),
+        ("nofile.gguf", "nofile.gguf: there is no such file"),
         ("models/nofile.gguf", "models/nofile.gguf: there is no such file"),
-        ("/dev/null", "it is not a regular file"), ("", "SOURCE is empty; name"), (".", ": it is a directory"),
-        ("pvc://c/m.gguf", "names a volume"), ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),
-        ("http://[bad", "no URL"), ("~nobody-of-that-name/m", "home"), ("a\0b", "NUL byte"),
-    ):  # fmt: skip
+        ("/dev/null", "it is not a regular file"),
+        ("", "SOURCE is empty; name"),
+        (".", ": it is a directory"),
+        ("pvc://c/m.gguf", "names a volume"),
+        ("file:///nowhere/m%20x.gguf", "m x.gguf: it cannot be read"),
+        ("http://[bad", "no URL"),
+        ("~nobody-of-that-name/m", "home"),
+        ("a\0b", "NUL byte"),
+    ):
         said = shell.fit(source)
         assert (said.code, said.out) == (2, ""), source
         assert text in said.err
@@ -255,9 +277,7 @@ def test_a_projector_is_no_model_and_is_not_applied(
     assert ("nothing is applied" in told) is (command == "serve")
 
 
-def test_hyperparameters_that_make_no_sense_are_refused_and_said(
-    shell: Shell, models: Path, tmp_path: Path
-) -> None:
+def test_hyperparameters_that_make_no_sense_are_refused_and_said(shell: Shell, models: Path, tmp_path: Path) -> None:
     data = (models / "tiny.gguf").read_bytes().replace(b"llama.block_count", b"llama.block_cOunt")
     (tmp_path / "odd.gguf").write_bytes(data)
     said = shell.fit(tmp_path / "odd.gguf")
@@ -273,9 +293,14 @@ def mlx(tmp_path: Path) -> Path:
     path = tmp_path / "Qwen3-MLX"
     path.mkdir()
     config = {
-        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+    }
     (path / "config.json").write_text(json.dumps(config))
     with (path / "model.safetensors").open("wb") as file:
         file.truncate(4 * GIB)

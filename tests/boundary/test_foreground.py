@@ -214,9 +214,7 @@ def test_a_port_is_not_taken_by_what_a_killed_supervisord_of_this_directory_left
             run._check_port()
 
 
-@pytest.mark.parametrize(
-    "names", [["app"], ["Documents", ".cache"], ["log", "src"], ["cluster-notes"]], ids="-".join
-)
+@pytest.mark.parametrize("names", [["app"], ["Documents", ".cache"], ["log", "src"], ["cluster-notes"]], ids="-".join)
 def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
     """An uninstall would take an app/ for its own."""
     for name in names:
@@ -224,8 +222,10 @@ def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path
     tmp_path.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(tmp_path)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 1 and repr(sorted(names)[-1]) in done.stderr and "--state-dir" in done.stderr
     assert sorted(os.listdir(tmp_path)) == sorted(names) and stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
@@ -284,7 +284,7 @@ def test_a_full_disk_below_stdout_does_not_end_the_system() -> None:
 def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path: Path, words: tuple[str, ...]) -> None:
     state = () if words == ("version",) else ("--state-dir", str(tmp_path))
     command = [sys.executable, "-I", "-m", "metal_supervisor", *words, *state]
-    for shell, why in (("exec \"$@\" >/dev/full", "No space left on device"), ("exec \"$@\" >&-", "is closed")):
+    for shell, why in (('exec "$@" >/dev/full', "No space left on device"), ('exec "$@" >&-', "is closed")):
         done = subprocess.run(
             ["/bin/sh", "-c", shell, "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )

@@ -130,10 +130,19 @@ def test_a_port_that_no_system_has_is_told(path: Path, port: int) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"nonsense\n", b"[]\n", b'{"want": 7}\n', b'{"want": "a:b", "born": 1}\n', b'{"want": "", "born": "x"}\n',
-     b"a" * 20_000, b'{"serving": true, "want"', b"\xff\n", b"[" * 4000 + b"\n",
-     b'{"want": "a:1", "born": 1%s}\n' % (b"0" * 400)],
-)  # fmt: skip
+    [
+        b"nonsense\n",
+        b"[]\n",
+        b'{"want": 7}\n',
+        b'{"want": "a:b", "born": 1}\n',
+        b'{"want": "", "born": "x"}\n',
+        b"a" * 20_000,
+        b'{"serving": true, "want"',
+        b"\xff\n",
+        b"[" * 4000 + b"\n",
+        b'{"want": "a:1", "born": 1%s}\n' % (b"0" * 400),
+    ],
+)
 def test_what_no_worker_says_ends_that_connection_only(path: Path, sent: bytes) -> None:
     (port,) = free_ports(1)
     stranger = FakeWorker(path)
@@ -267,6 +276,7 @@ def test_a_worker_gives_its_socket_to_the_next_holder(tmp_path: Path, monkeypatc
         eventually(lambda: worker.served, what="the socket")
     with running(path):
         other = FakeWorker(path)
+
         # Until the worker has given its socket back, the port is taken.
         def told() -> list[socket.socket]:
             return other.ask(want=f"127.0.0.1:{port}", born=time.monotonic())[1]

@@ -14,10 +14,22 @@ from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, ru
 
 PAGE, OBSIDIAN, EXTENSION = "http://localhost:3000", "app://obsidian.md", f"chrome-extension://{'abcdefghijklmnop' * 2}"
 OTHERS = (
-    "null", "*", "http://localhost", "http://localhost:3001", "https://localhost:3000", "http://LOCALHOST:3000",
-    "http://localhost:3000/", "http://localhost:3000.evil.example", "http://a.localhost:3000", "http://127.0.0.1:3000",
-    "app://obsidian.md.evil.example", "app://evil", f"chrome-extension://{'p' * 32}", f"{PAGE}, {PAGE}", "",
-)  # fmt: skip
+    "null",
+    "*",
+    "http://localhost",
+    "http://localhost:3001",
+    "https://localhost:3000",
+    "http://LOCALHOST:3000",
+    "http://localhost:3000/",
+    "http://localhost:3000.evil.example",
+    "http://a.localhost:3000",
+    "http://127.0.0.1:3000",
+    "app://obsidian.md.evil.example",
+    "app://evil",
+    f"chrome-extension://{'p' * 32}",
+    f"{PAGE}, {PAGE}",
+    "",
+)
 
 
 async def asked(gateway: Open, method: str, path: str, *headers: str, host: str = "localhost") -> bytes:
@@ -122,9 +134,13 @@ def test_a_preflight_allows_no_header_that_is_no_name(names: str) -> None:
     async def go() -> None:
         async with opened() as gateway:
             told = await asked(
-                gateway, "OPTIONS", "/v1/models", f"Origin: {PAGE}", "Access-Control-Request-Method: GET",
+                gateway,
+                "OPTIONS",
+                "/v1/models",
+                f"Origin: {PAGE}",
+                "Access-Control-Request-Method: GET",
                 f"Access-Control-Request-Headers: {names}",
-            )  # fmt: skip
+            )
             assert b"access-control-allow-headers" not in told
 
     run(go)
@@ -133,14 +149,28 @@ def test_a_preflight_allows_no_header_that_is_no_name(names: str) -> None:
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("host.docker.internal", 200), ("gateway.docker.internal", 200), ("docker.for.mac.localhost", 200),
-        ("docker.for.mac.host.internal", 200), ("host.k3d.internal:9100", 200), ("host.orb.internal", 200),
-        ("host.containers.internal", 200), ("host.lima.internal", 200), ("host.rancher-desktop.internal", 200),
-        ("host.minikube.internal", 200), ("HOST.DOCKER.INTERNAL", 200), ("localhost", 200), ("127.0.0.1", 200),
-        ("evil.example", 421), ("x.host.docker.internal", 421), ("host.docker.internal.evil.example", 421),
-        ("host.evil.internal", 421), ("docker.orb.internal", 421), ("evil.localhost", 421), ("", 421),
+        ("host.docker.internal", 200),
+        ("gateway.docker.internal", 200),
+        ("docker.for.mac.localhost", 200),
+        ("docker.for.mac.host.internal", 200),
+        ("host.k3d.internal:9100", 200),
+        ("host.orb.internal", 200),
+        ("host.containers.internal", 200),
+        ("host.lima.internal", 200),
+        ("host.rancher-desktop.internal", 200),
+        ("host.minikube.internal", 200),
+        ("HOST.DOCKER.INTERNAL", 200),
+        ("localhost", 200),
+        ("127.0.0.1", 200),
+        ("evil.example", 421),
+        ("x.host.docker.internal", 421),
+        ("host.docker.internal.evil.example", 421),
+        ("host.evil.internal", 421),
+        ("docker.orb.internal", 421),
+        ("evil.localhost", 421),
+        ("", 421),
     ],
-)  # fmt: skip
+)
 def test_only_exact_names_that_cannot_be_rebound_are_accepted(name: str, status: int, tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.create()

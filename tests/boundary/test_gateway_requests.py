@@ -104,9 +104,10 @@ class Open:
 def head(body: bytes, *headers: bytes) -> bytes:
     more = b"".join(each + b"\r\n" for each in headers)
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + more
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + more
         + b"Content-Length: %d\r\n\r\n" % len(body)
-    )  # fmt: skip
+    )
 
 
 async def serving(answer: Answer) -> tuple[asyncio.Server, int]:

@@ -208,12 +208,16 @@ def test_a_key_of_the_engines_environment_is_sent_as_with_the_first_request(engi
 @pytest.mark.parametrize(
     "changed",
     [
-        {"ready": False}, {"hung": "it does nothing"}, {"pid": 0}, {"record": {"withdraw": "1.0"}},
-        {"record": {"probe": Probe(asleep_path="/props")}}, {"record": {"port": None}},
+        {"ready": False},
+        {"hung": "it does nothing"},
+        {"pid": 0},
+        {"record": {"withdraw": "1.0"}},
+        {"record": {"probe": Probe(asleep_path="/props")}},
+        {"record": {"port": None}},
         *({"record": {"runtime": name}} for name in ("mlx-server", "omlx", "ollama", "of-another-version")),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_who_does_not_serve_sleeps_or_has_none_is_not_asked(engine: Engine, changed: dict[str, Any]) -> None:
     found = serving(engine)
     record = replace(found.record, **changed.pop("record", {}))
@@ -275,9 +279,7 @@ def test_an_answer_that_is_none_ends_what_was_said_before(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize(("pid", "started"), [(0, ""), (8, "then"), (7, "later")])
-def test_series_go_with_their_process_whatever_has_its_name_or_its_pid(
-    engine: Engine, pid: int, started: str
-) -> None:
+def test_series_go_with_their_process_whatever_has_its_name_or_its_pid(engine: Engine, pid: int, started: str) -> None:
     made = follower()
     made.follow([serving(engine)], {"default.tiny": note(7, "then")})
     assert LINE in ask(made)

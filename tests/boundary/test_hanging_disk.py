@@ -69,9 +69,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made.answers.set()
     for module, name in FILE_CALLS:
         call = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda path, *rest, _call=call, **more: made.ask(_call, path, *rest, **more)
-        )
+        monkeypatch.setattr(module, name, lambda path, *rest, _call=call, **more: made.ask(_call, path, *rest, **more))
     yield made
     made.answers.set()
     for thread in threading.enumerate():

@@ -100,8 +100,10 @@ def long_header() -> bytes:
 
 
 @fault(
-    "G142", "1000 model files with bits turned, lengths and counts out of all reason, pieces gone or repeated",
-    happens="each is read, or refused with what is wrong with it", sees="InvalidModelFile, or an estimate",
+    "G142",
+    "1000 model files with bits turned, lengths and counts out of all reason, pieces gone or repeated",
+    happens="each is read, or refused with what is wrong with it",
+    sees="InvalidModelFile, or an estimate",
     bound="0 other errors, 50 MiB",
 )
 def test_a_thousand_broken_files_do_no_harm(tmp_path: Path, tiny: Path, figure: Figure) -> None:
@@ -163,9 +165,7 @@ def test_shards_of_different_models_are_not_one(shards: list[Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("where", ["disk", "server", "store"])
-def test_a_shard_under_another_name_is_said_to_be_one(
-    where: str, shards: list[Path], web: Web, tmp_path: Path
-) -> None:
+def test_a_shard_under_another_name_is_said_to_be_one(where: str, shards: list[Path], web: Web, tmp_path: Path) -> None:
     path = tmp_path / "renamed.gguf"
     path.write_bytes(shards[0].read_bytes())
     if where == "store":
@@ -242,6 +242,7 @@ def test_what_may_not_be_read_keeps_its_size(tiny: Path, tmp_path: Path, monkeyp
     path.write_bytes(tiny.read_bytes())
     path.chmod(0)
     if os.getuid() == 0:  # whom no mode stops
+
         def refuse(*_: object, **__: object) -> None:
             raise PermissionError(13, "Permission denied")
 
@@ -365,11 +366,16 @@ def test_remote_shards_are_judged_together(web: Web, shards: list[Path]) -> None
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("loop", "more than 5 other addresses"), ("ftp", ""), ("file", ""), ("forbidden", "answered 403"),
+        ("loop", "more than 5 other addresses"),
+        ("ftp", ""),
+        ("file", ""),
+        ("forbidden", "answered 403"),
         ("gzip", "encoding"),
-        ("shifted", "was asked for a range from byte 0"), ("smaller", "cut short"), ("breaking", ""),
+        ("shifted", "was asked for a range from byte 0"),
+        ("smaller", "cut short"),
+        ("breaking", ""),
     ],
-)  # fmt: skip
+)
 def test_a_server_that_does_it_wrong_is_told_from_one_that_does_not(how: str, text: str, web: Web, tiny: Path) -> None:
     web.files["tiny.gguf"] = tiny.read_bytes()
     url = f"{web.url.replace('//', '//user:pass@')}/{how}/tiny.gguf?token=secret"
@@ -430,9 +436,22 @@ def test_headers_of_the_caller_go_to_the_server_and_its_own_connection_is_used(w
 
 
 @pytest.mark.parametrize(
-    "url", ["", "m.gguf", "/m.gguf", "ftp://h/m", "file:///etc/passwd", "http://", "http://[bad/m.gguf", "hf://a/b",
-            "http://h:99999/m", "http://\udcff/m", "http://127.0.0.1:1/\udcff", "http://127.0.0.1:1/a%00b"]
-)  # fmt: skip
+    "url",
+    [
+        "",
+        "m.gguf",
+        "/m.gguf",
+        "ftp://h/m",
+        "file:///etc/passwd",
+        "http://",
+        "http://[bad/m.gguf",
+        "hf://a/b",
+        "http://h:99999/m",
+        "http://\udcff/m",
+        "http://127.0.0.1:1/\udcff",
+        "http://127.0.0.1:1/a%00b",
+    ],
+)
 def test_a_url_that_makes_no_sense_is_a_problem(url: str) -> None:
     found = remote(url)
     assert found.header is None and found.size_bytes is None and found.problem
@@ -486,9 +505,7 @@ def test_a_local_file_is_known_at_once_and_read_once(asker: Asker, tiny: Path, t
     assert asker.rings == 0
 
 
-def test_a_disk_that_hangs_keeps_nobody_waiting(
-    asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_hangs_keeps_nobody_waiting(asker: Asker, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hang, read = threading.Event(), read_file
 
     def slow(path: Path) -> Reading:
@@ -524,10 +541,8 @@ def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path:
     binary = Binary("/bin/engine", frozenset())
     offers = Offers(
         store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None), lambda: None
-    )  # fmt: skip
-    model = Model(
-        "default", "m", "u", 1, str(tiny), "gguf", None, None, artifact=Artifact(str(tiny))
-    )  # fmt: skip
+    )
+    model = Model("default", "m", "u", 1, str(tiny), "gguf", None, None, artifact=Artifact(str(tiny)))
     endpoint = Endpoint("m", 8080, "", "ClusterIP", None)
     service = Service("default", "m", "u", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, {})
     snapshot = cast(Any, SimpleNamespace(room=Room(64 << 30, 48 << 30, 48 << 30)))

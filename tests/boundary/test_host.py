@@ -51,9 +51,21 @@ def test_a_node_file_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "169.254.1.1", "fe80::1", "224.0.0.1", "ff02::1",
-                "::ffff:127.0.0.1", "255.255.255.255"]
-)  # fmt: skip
+    "address",
+    [
+        "127.0.0.1",
+        "127.9.9.9",
+        "::1",
+        "0.0.0.0",
+        "::",
+        "169.254.1.1",
+        "fe80::1",
+        "224.0.0.1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "255.255.255.255",
+    ],
+)
 def test_an_address_that_no_pod_can_reach_is_refused_with_a_way_out(address: str) -> None:
     assert "--host-ip" in (machine.address_problem(address, allow_loopback=False) or "")
 
@@ -142,10 +154,14 @@ def test_a_process_is_described_while_it_lives() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("proc_pidinfo(PROC_PIDLISTFDS) 1/2 syscall failed"), SystemError("x"), OSError(5, "x"),
-     psutil.AccessDenied(1)],
+    [
+        RuntimeError("proc_pidinfo(PROC_PIDLISTFDS) 1/2 syscall failed"),
+        SystemError("x"),
+        OSError(5, "x"),
+        psutil.AccessDenied(1),
+    ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 def test_an_engine_whose_connections_a_mac_does_not_tell_may_have_clients(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

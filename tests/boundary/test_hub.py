@@ -36,9 +36,15 @@ OTHER = "f" * 40
 GGUF = b"GGUF" + bytes(range(200))
 SHARDS = {f"Q8/big-0000{number}-of-00003.gguf": GGUF * number for number in (1, 2, 3)}
 MLX = {
-    "README.md": b"#", "config.json": b'{"a":1}', "model.safetensors": b"weights", "tokenizer.json": b"{}",
-    "run.py": b"evil", "consolidated.safetensors": b"again", ".eval/x.json": b"{}", "sub/more.json": b"[]",
-}  # fmt: skip
+    "README.md": b"#",
+    "config.json": b'{"a":1}',
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"{}",
+    "run.py": b"evil",
+    "consolidated.safetensors": b"again",
+    ".eval/x.json": b"{}",
+    "sub/more.json": b"[]",
+}
 REPOS = {"o/gguf": {"m-Q4_K_M.gguf": GGUF, "a b.gguf": GGUF, "plain.txt": b"text"}, "o/big": SHARDS, "o/mlx": MLX}
 SHORT_S = 5.0
 NEAR = SourcePolicy(private=("127.0.0.0/8", "localhost"))
@@ -72,9 +78,14 @@ def refused(server: Hub, written: str, token: str = "", pinned: str = "", **more
 
 @pytest.mark.parametrize(
     "written",
-    ["hf://o/gguf/m-Q4_K_M.gguf", "hf://o/gguf@main/m-Q4_K_M.gguf", f"hf://o/gguf@{COMMIT}/m-Q4_K_M.gguf",
-     "https://huggingface.co/o/gguf/blob/main/m-Q4_K_M.gguf?download=true", "hf://o/gguf@refs%2Fpr%2F1/m-Q4_K_M.gguf"],
-)  # fmt: skip
+    [
+        "hf://o/gguf/m-Q4_K_M.gguf",
+        "hf://o/gguf@main/m-Q4_K_M.gguf",
+        f"hf://o/gguf@{COMMIT}/m-Q4_K_M.gguf",
+        "https://huggingface.co/o/gguf/blob/main/m-Q4_K_M.gguf?download=true",
+        "hf://o/gguf@refs%2Fpr%2F1/m-Q4_K_M.gguf",
+    ],
+)
 def test_a_file_is_its_size_its_digest_and_its_commit(server: Hub, written: str) -> None:
     found = asked(server, written)
     (piece,) = found.pieces
@@ -432,8 +443,10 @@ def test_a_mirror_that_sends_us_to_the_hub_does_not_send_the_token() -> None:
 
     call = client._Call(Client(NEAR), "http://mirror.example", 1.0, time.monotonic() + 60)
     for url, kept in (
-        ("http://mirror.example/api", True), ("https://huggingface.co/api", False), ("https://mirror.example/x", False),
-    ):  # fmt: skip
+        ("http://mirror.example/api", True),
+        ("https://huggingface.co/api", False),
+        ("https://mirror.example/x", False),
+    ):
         request = client.httpx2.Request("GET", url, headers={"Authorization": f"Bearer {TOKEN}"})
         client._judge(request, call)
         assert ("Authorization" in request.headers) is kept
@@ -463,9 +476,12 @@ def run(program: str, home: Path, **environment: str) -> subprocess.CompletedPro
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        env={**kept, "HF_HOME": str(home), "HOME": str(home), **environment}, text=True, capture_output=True,
-        timeout=60, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        env={**kept, "HF_HOME": str(home), "HOME": str(home), **environment},
+        text=True,
+        capture_output=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
 
 
 def test_it_is_imported_when_it_is_needed_and_says_nothing(server: Hub, tmp_path: Path) -> None:
@@ -611,8 +627,12 @@ def _model(architecture: str) -> bytes:
 
 def test_what_is_in_neither_place_names_both(tmp_path: Path) -> None:
     put(tmp_path / "o/big", dict(list(SHARDS.items())[:2]))
-    for artifact in (source("hf://o/r/m.gguf"), source("o/r"), source("o/r", directory=True),
-                     source("hf://o/big/Q8/big-00001-of-00003.gguf")):  # fmt: skip
+    for artifact in (
+        source("hf://o/r/m.gguf"),
+        source("o/r"),
+        source("o/r", directory=True),
+        source("hf://o/big/Q8/big-00001-of-00003.gguf"),
+    ):
         error = missing(artifact, tmp_path)
         assert error.reason == "ModelFileMissing"
         repo = "o/big" if "big" in artifact.source else "o/r"
@@ -627,8 +647,13 @@ def test_no_link_leads_out_of_a_mirror(tmp_path: Path) -> None:
     (mirror / "o/file").mkdir()
     (mirror / "o/file/m.gguf").symlink_to("../../../outside/m.gguf")
     (mirror / "o/whole").symlink_to(outside)
-    for artifact in (source("o/mlx", directory=True), source("o/whole", directory=True), source("o/file"),
-                     source("hf://o/file/m.gguf"), source("hf://o/whole/m.gguf")):  # fmt: skip
+    for artifact in (
+        source("o/mlx", directory=True),
+        source("o/whole", directory=True),
+        source("o/file"),
+        source("hf://o/file/m.gguf"),
+        source("hf://o/whole/m.gguf"),
+    ):
         error = missing(artifact, mirror)
         assert error.reason == "InvalidModelFile" and "leads out of" in str(error)
     # A mirror that is a link itself is one as any other.
@@ -707,9 +732,12 @@ def test_a_signed_address_of_the_test_hub_expires(server: Hub) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "source"),
-    [("o/r:UD-Q4_K_XL", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf"), ("o/r:Q8_0", "hf://o/r/Q8_0/big-Q8_0.gguf"),
-     ("o/r", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf")],
-)  # fmt: skip
+    [
+        ("o/r:UD-Q4_K_XL", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf"),
+        ("o/r:Q8_0", "hf://o/r/Q8_0/big-Q8_0.gguf"),
+        ("o/r", "hf://o/r/UD-Q4_K_XL/big-UD-Q4_K_XL-00001-of-00002.gguf"),
+    ],
+)
 def test_a_file_in_a_folder_of_its_repository_keeps_the_folder(typed: str, source: str, tmp_path: Path) -> None:
     parts = {f"UD-Q4_K_XL/big-UD-Q4_K_XL-0000{number}-of-00002.gguf": b"GGUF" for number in (1, 2)}
     with Hub({"o/r": {**parts, "Q8_0/big-Q8_0.gguf": b"GGUF"}}) as server:

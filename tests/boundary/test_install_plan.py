@@ -347,8 +347,10 @@ def test_a_file_of_settings_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("domain", ["gui/501", "system"])
 def test_the_incumbent_and_we_never_run_at_once(tmp_path: Path, domain: str) -> None:
     def run(argv: Sequence[str], _timeout_s: float) -> Done:
-        return Done(0, "x = {\n\tstate = running\n}", "") if f"{domain}/com.llmkube.metal-agent" in argv else Done(
-            113, "", ""
+        return (
+            Done(0, "x = {\n\tstate = running\n}", "")
+            if f"{domain}/com.llmkube.metal-agent" in argv
+            else Done(113, "", "")
         )
 
     mac = machine(run, tmp_path, tmp_path)
@@ -545,9 +547,7 @@ def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
     assert again(98.0).notes == ()
 
 
-def test_what_did_not_come_up_is_no_success_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_did_not_come_up_is_no_success_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mac = machine(Loaded(), tmp_path, tmp_path)
     to_exchange(tmp_path, mac)
     again = plan.plan(order(str(tmp_path / "s"), embedded=True), mac)
@@ -614,13 +614,14 @@ def test_root_is_handed_the_rule_for_powermetrics_and_reads_no_file_of_the_users
     monkeypatch.setattr(powermetrics_sudo, "check", lambda _text: None)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(
-        powermetrics_sudo.subprocess, "run",
+        powermetrics_sudo.subprocess,
+        "run",
         lambda argv, input: asked.append((argv, input)) or subprocess.CompletedProcess(argv, 0),
-    )  # fmt: skip
+    )
     powermetrics_sudo.install("a rule\n", Path("/"))
     ((argv, content),) = asked
     assert content == b"a rule\n"
-    assert argv[-len(root_file.command("", 0, b"")):] == root_file.command(FRAGMENT, 0o440, content, sudoers=True)
+    assert argv[-len(root_file.command("", 0, b"")) :] == root_file.command(FRAGMENT, 0o440, content, sudoers=True)
 
 
 # ── from a checkout ──────────────────────────────────────────────────────────────────────────────

@@ -52,12 +52,16 @@ def test_the_lease_names_engines_and_formats_and_status_has_them_one_by_one() ->
     assert set(noted(()).values()) == {""}
     told = json.loads(json.dumps(board.status(board.Board(engines=(LLAMA, MLX)))["engines"]))
     assert [each["program"] for each in told] == ["llama-server", "mlx_lm.server"] and told[0] == {
-        "runtime": "llama-server", "program": "llama-server", "version": "7200", "formats": ["gguf"],
-    }  # fmt: skip
+        "runtime": "llama-server",
+        "program": "llama-server",
+        "version": "7200",
+        "formats": ["gguf"],
+    }
 
 
-def test_it_looks_again_and_tells_of_a_change(settings: Settings, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_looks_again_and_tells_of_a_change(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inventory, "LOOK_EVERY_S", 0.02)
     changed = threading.Semaphore(0)
     kept = Inventory(replace(settings, mlx_lm_server=str(tmp_path / "mlx_lm.server")), changed.release)

@@ -28,12 +28,18 @@ TOKEN = "s3cr3t-t0k3n"
 
 
 def config(path: Path, server: str, user: dict[str, Any] | None = None) -> Path:
-    path.write_text(json.dumps({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": user or {}}],
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "users": [{"name": "u", "user": user or {}}],
+            }
+        )
+    )
     return path
 
 
@@ -202,18 +208,46 @@ def test_a_server_that_is_not_there_is_named_without_its_secret_path(tmp_path: P
 @pytest.mark.parametrize(
     "raw",
     [
-        b"", b"SSH-2.0-OpenSSH\r\n", http(b"[]"), http(b"null"), http(b""), http(b"\xff"), http(b"[" * 100_000),
-        http(b"<html>", "500 Oops"), http(b"[1]", "500 Oops"), http(b"[" * 100_000, "500 Oops"), http(b"", "302 Found"),
-        http(b"x" * 9, "503 No")[:-4], http(b"{}")[:-1], http(b"no", "200 OK", "Content-Encoding: gzip"),
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        http(b"[]"),
+        http(b"null"),
+        http(b""),
+        http(b"\xff"),
+        http(b"[" * 100_000),
+        http(b"<html>", "500 Oops"),
+        http(b"[1]", "500 Oops"),
+        http(b"[" * 100_000, "500 Oops"),
+        http(b"", "302 Found"),
+        http(b"x" * 9, "503 No")[:-4],
+        http(b"{}")[:-1],
+        http(b"no", "200 OK", "Content-Encoding: gzip"),
         http(b"{}", "429 Slow", "Retry-After: Wed, 21 Oct 2026 07:28:00 GMT"),
-        http(b"{}", "429 Slow", "Retry-After: \xb2"), http(b"{}", "429 Slow", "Retry-After: -1"),
+        http(b"{}", "429 Slow", "Retry-After: \xb2"),
+        http(b"{}", "429 Slow", "Retry-After: -1"),
         http(b'{"reason": 1, "message": {}}', "409 No"),
     ],
     ids=[
-        "silence", "ssh", "list", "null", "empty", "bytes", "deep", "html-500", "list-500", "deep-500", "redirect",
-        "cut-503", "cut", "not-gzip", "date", "superscript", "negative", "odd-status",
+        "silence",
+        "ssh",
+        "list",
+        "null",
+        "empty",
+        "bytes",
+        "deep",
+        "html-500",
+        "list-500",
+        "deep-500",
+        "redirect",
+        "cut-503",
+        "cut",
+        "not-gzip",
+        "date",
+        "superscript",
+        "negative",
+        "odd-status",
     ],
-)  # fmt: skip
+)
 def test_whatever_comes_back_is_a_kube_error(tmp_path: Path, raw: bytes) -> None:
     with answering(lambda _: raw) as url:
         kube = Kube(config(tmp_path / "k", url))
@@ -384,30 +418,54 @@ def test_a_server_that_moved_is_followed_once_the_kubeconfig_says_so(tmp_path: P
 # ── kubeconfigs ──────────────────────────────────────────────────────────────────────────────────
 
 GOOD = {
-    "apiVersion": "v1", "kind": "Config", "current-context": "c",
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
     "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
     "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
     "users": [{"name": "u", "user": {"token": TOKEN}}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", "7", TOKEN, f"- {TOKEN}: [", f"a: {TOKEN}\n\tb: c", f"\x00{TOKEN}", "[" * 5000,
-        json.dumps({**GOOD, "current-context": ""}), json.dumps({**GOOD, "current-context": "other"}),
-        json.dumps({**GOOD, "clusters": []}), json.dumps({**GOOD, "users": TOKEN}),
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        TOKEN,
+        f"- {TOKEN}: [",
+        f"a: {TOKEN}\n\tb: c",
+        f"\x00{TOKEN}",
+        "[" * 5000,
+        json.dumps({**GOOD, "current-context": ""}),
+        json.dumps({**GOOD, "current-context": "other"}),
+        json.dumps({**GOOD, "clusters": []}),
+        json.dumps({**GOOD, "users": TOKEN}),
         json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {"server": 7}}]}),
         json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {}}]}),
-        json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {
-            "server": "https://h", "insecure-skip-tls-verify": "false"}}]}),
-        json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {
-            "server": "https://h", "proxy-url": f"gopher://{TOKEN}"}}]}),
-        json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {
-            "server": "https://h", "certificate-authority-data": f"{TOKEN}!"}}]}),
+        json.dumps(
+            {
+                **GOOD,
+                "clusters": [{"name": "c", "cluster": {"server": "https://h", "insecure-skip-tls-verify": "false"}}],
+            }
+        ),
+        json.dumps(
+            {**GOOD, "clusters": [{"name": "c", "cluster": {"server": "https://h", "proxy-url": f"gopher://{TOKEN}"}}]}
+        ),
+        json.dumps(
+            {
+                **GOOD,
+                "clusters": [
+                    {"name": "c", "cluster": {"server": "https://h", "certificate-authority-data": f"{TOKEN}!"}}
+                ],
+            }
+        ),
         json.dumps({**GOOD, "users": [{"name": "u", "user": {"client-certificate": "/no/c", "client-key": "/no/k"}}]}),
     ],
-)  # fmt: skip
+)
 def test_a_bad_kubeconfig_is_refused_by_name_without_its_content(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)

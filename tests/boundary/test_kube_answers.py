@@ -35,19 +35,32 @@ def refused(directory: Path, answer: bytes, act: Callable[[Kube], Any] | None = 
 @pytest.mark.parametrize(
     ("headers", "details", "pause_s"),
     [
-        (["Retry-After: 7"], None, 7), (["Retry-After:  7 "], None, 7), (["Retry-After: 0"], None, 0), ([], None, 0),
-        (["Retry-After: 61"], None, 60), ([f"Retry-After: {'9' * 400}"], None, 60), (["Retry-After:"], None, 0),
-        (["Retry-After: -3"], None, 0), (["Retry-After: 1.5"], None, 0), (["Retry-After: inf"], None, 0),
-        (["Retry-After: soon"], None, 0), (["Retry-After: \xb2"], None, 0),
+        (["Retry-After: 7"], None, 7),
+        (["Retry-After:  7 "], None, 7),
+        (["Retry-After: 0"], None, 0),
+        ([], None, 0),
+        (["Retry-After: 61"], None, 60),
+        ([f"Retry-After: {'9' * 400}"], None, 60),
+        (["Retry-After:"], None, 0),
+        (["Retry-After: -3"], None, 0),
+        (["Retry-After: 1.5"], None, 0),
+        (["Retry-After: inf"], None, 0),
+        (["Retry-After: soon"], None, 0),
+        (["Retry-After: \xb2"], None, 0),
         ([f"Date: {NOW}", "Retry-After: Wed, 21 Oct 2026 07:28:07 GMT"], None, 7),
         ([f"Date: {NOW}", "Retry-After: Wed, 21 Oct 2026 07:27:00 GMT"], None, 0),
         ([f"Date: {NOW}", "Retry-After: Wed, 21 Oct 2099 07:27:00 GMT"], None, 60),
-        (["Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"], None, 60), (["Retry-After: Wed, 21 Oct 1999"], None, 0),
+        (["Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"], None, 60),
+        (["Retry-After: Wed, 21 Oct 1999"], None, 0),
         (["Retry-After: Wed, 99 Oct 2026 07:28:07 GMT"], None, 0),
-        ([], {"retryAfterSeconds": 5}, 5), ([], {"retryAfterSeconds": 500}, 60), ([], {"retryAfterSeconds": "x"}, 0),
-        ([], {"retryAfterSeconds": -5}, 0), ([], [5], 0), (["Retry-After: 3"], {"retryAfterSeconds": 5}, 3),
+        ([], {"retryAfterSeconds": 5}, 5),
+        ([], {"retryAfterSeconds": 500}, 60),
+        ([], {"retryAfterSeconds": "x"}, 0),
+        ([], {"retryAfterSeconds": -5}, 0),
+        ([], [5], 0),
+        (["Retry-After: 3"], {"retryAfterSeconds": 5}, 3),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("status", ["429 Slow", "503 No"])
 def test_a_server_is_left_alone_as_long_as_it_asks_for_within_a_minute(
     tmp_path: Path, status: str, headers: list[str], details: Any, pause_s: float
@@ -67,19 +80,25 @@ RBAC = 'models.inference.llmkube.dev is forbidden: User "system:serviceaccount:x
         ("GET", MODELS.replace("/namespaces/x", ""), None, "", 'cannot list models; grant the verb "list" on "models"'),
         ("GET", "/api/v1/namespaces", None, "", 'cannot list namespaces; grant the verb "list" on "namespaces"'),
         ("GET", "/api/v1/namespaces/x/services/a", None, "no", 'cannot get services in namespace "x"; grant the verb'),
-        ("POST", MODELS, None, "", "cannot create models"), ("PUT", f"{MODELS}/a", None, "", "cannot update models"),
+        ("POST", MODELS, None, "", "cannot create models"),
+        ("PUT", f"{MODELS}/a", None, "", "cannot update models"),
         ("DELETE", f"{MODELS}/a", None, "", "cannot delete models"),
         ("DELETE", MODELS, None, "", "cannot deletecollection models"),
         ("PATCH", f"{MODELS}/a/status", None, "", 'cannot patch models/status in namespace "x"; grant the verb "pat'),
         # A server-side apply of what is not there yet is refused as a create, and the server knows who asked.
-        ("PATCH", f"{MODELS}/a", None, RBAC.format(verb="create"),
-         'cannot create models in namespace "x"; grant the verb "create" on "models" of inference.llmkube.dev'
-         " to system:serviceaccount:x:mac"),
+        (
+            "PATCH",
+            f"{MODELS}/a",
+            None,
+            RBAC.format(verb="create"),
+            'cannot create models in namespace "x"; grant the verb "create" on "models" of inference.llmkube.dev'
+            " to system:serviceaccount:x:mac",
+        ),
         ("POST", MODELS, None, "exceeded quota: all", 'cannot create models in namespace "x": exceeded quota: all'),
-        ("POST", MODELS, None, "admission webhook w denied the request", "x\": admission webhook w denied the request"),
+        ("POST", MODELS, None, "admission webhook w denied the request", 'x": admission webhook w denied the request'),
         ("GET", "/version", None, "no", "cannot GET /version: no"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_verb_and_the_resource(
     tmp_path: Path, method: str, path: str, query: Any, told: str, says: str
 ) -> None:

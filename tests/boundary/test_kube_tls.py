@@ -116,11 +116,16 @@ def server_context(directory: Path, certificate: str = SERVER, ask: bool = False
 
 
 def config(path: Path, server: str, user: dict[str, Any] | None = None, **cluster: Any) -> Path:
-    path.write_text(json.dumps({
-        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
-        "users": [{"name": "u", "user": {"token": TOKEN} if user is None else user}],
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
+                "users": [{"name": "u", "user": {"token": TOKEN} if user is None else user}],
+            }
+        )
+    )
     return path
 
 
@@ -160,7 +165,8 @@ def test_without_an_authority_of_its_own_those_that_a_mac_keeps_are_trusted_wher
 
 
 @fault(
-    "G140", "the API server's certificate is of another authority, has expired, or is for another address or name",
+    "G140",
+    "the API server's certificate is of another authority, has expired, or is for another address or name",
     happens="no request is sent, and none without TLS or unverified; the credential stays here",
     sees="Untrusted: what is wrong with it, and which fields of the kubeconfig to check",
     bound="0 requests, 0 tokens sent",
@@ -175,7 +181,7 @@ def test_without_an_authority_of_its_own_those_that_a_mac_keeps_are_trusted_wher
         (SERVER, {**OURS, "tls-server-name": "no.test"}, "Hostname mismatch, certificate is not valid for 'no.test'"),
     ],
     ids=["stranger", "system", "expired", "elsewhere", "server-name"],
-)  # fmt: skip
+)
 def test_a_server_that_cannot_be_trusted_is_told_nothing_and_why_is_said(
     tmp_path: Path, certificate: str, cluster: dict[str, Any], says: str, figure: Figure
 ) -> None:
@@ -306,7 +312,7 @@ def encrypted() -> str:
         {"client-certificate-data": data(pem(TOKEN)), "client-key-data": data(KEYS["mac"])},
     ],
     ids=["of another", "encrypted", "garbage"],
-)  # fmt: skip
+)
 def test_a_certificate_that_cannot_be_used_is_refused_at_once(tmp_path: Path, user: dict[str, Any]) -> None:
     with pytest.raises(BadKubeconfig, match="certificate-authority, certificate and key do not fit") as caught:
         Kube(config(tmp_path / "k", "https://127.0.0.1:1", user, **OURS))

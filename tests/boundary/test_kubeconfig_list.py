@@ -37,14 +37,17 @@ def listed(*paths: Path) -> Path:
 def files(tmp_path: Path) -> Path:
     """Three kubeconfigs, one of them missing. The first has no current context, and no cluster."""
     first = write(
-        tmp_path / "a" / "config", user={"u": {"tokenFile": "token"}, "twice": {"token": "first"}},
+        tmp_path / "a" / "config",
+        user={"u": {"tokenFile": "token"}, "twice": {"token": "first"}},
         context={"other": {"cluster": "c", "user": "twice"}},
-    )  # fmt: skip
+    )
     second = write(
-        tmp_path / "b" / "config", "main", cluster={"c": {"server": "https://h", "certificate-authority": "ca.pem"}},
+        tmp_path / "b" / "config",
+        "main",
+        cluster={"c": {"server": "https://h", "certificate-authority": "ca.pem"}},
         user={"twice": {"token": "second", "username": "second"}, "u": {"token": "second"}},
         context={"main": {"cluster": "c", "user": "u"}, "other": {"cluster": "none", "user": "none"}},
-    )  # fmt: skip
+    )
     third = write(tmp_path / "c" / "config", "third", cluster={"c": {"server": "https://third"}})
     (tmp_path / "a" / "token").write_text("of-a")
     (tmp_path / "b" / "ca.pem").write_text(pem(AUTHORITY))
@@ -69,8 +72,9 @@ def test_they_are_merged_as_kubectl_does(files: Path) -> None:
 def test_relative_paths_and_plugins_are_of_their_own_file_and_the_copy_has_all(tmp_path: Path, files: Path) -> None:
     copied = json.loads(copy(files).kubeconfig)
     assert copy(files).token == "of-a\n" and set(copied["clusters"][0]["cluster"]) == {
-        "server", "certificate-authority-data"
-    }  # fmt: skip
+        "server",
+        "certificate-authority-data",
+    }
     plugin = tmp_path / "a"
     reply(plugin, token="from-plugin")
     first = write(plugin / "config", user={"u": {"exec": script(plugin)}})
@@ -95,9 +99,7 @@ def test_a_change_of_any_of_them_is_followed(tmp_path: Path) -> None:
         kube.close()
 
 
-def test_a_list_is_kept_with_absolute_paths(
-    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_is_kept_with_absolute_paths(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     wanted = str(listed(tmp_path / "a" / "config", tmp_path / "b" / "config"))
@@ -113,8 +115,9 @@ def test_a_missing_file_is_named_by_the_client_the_doctor_and_install(tmp_path: 
     user = {"token": "t"} if name == "certificate-authority" else {**pair, name: "gone.pem"}
     cluster = {"server": "https://127.0.0.1:1", **({name: "gone.pem"} if name == "certificate-authority" else {})}
     (tmp_path / "here").write_text(pem(SERVER))
-    file = write(tmp_path / "k", "m", cluster={"c": cluster}, user={"u": user},
-                 context={"m": {"cluster": "c", "user": "u"}})  # fmt: skip
+    file = write(
+        tmp_path / "k", "m", cluster={"c": cluster}, user={"u": user}, context={"m": {"cluster": "c", "user": "u"}}
+    )
     wanted = f"kubeconfig {file} names {tmp_path}/gone.pem ({name}), which does not exist"
     for read in (Kube, copy):
         with pytest.raises(BadKubeconfig) as caught:

@@ -61,9 +61,14 @@ def launchctl(said: Said) -> Launchctl:
 
 def test_what_is_printed_of_a_job_is_read_one_level_deep() -> None:
     assert Launchctl(Said(print=[THERE]), "system").job(LABEL) == LoadedJob(
-        state="running", pid=4122, runs=3, last_exit="78: EX_CONFIG", exit_timeout_s=120, spawn_type="interactive (4)",
+        state="running",
+        pid=4122,
+        runs=3,
+        last_exit="78: EX_CONFIG",
+        exit_timeout_s=120,
+        spawn_type="interactive (4)",
         program="/Users/u/.metal-supervisor/current/metal-supervisor",
-    )  # fmt: skip
+    )
 
 
 def test_a_job_that_was_killed_says_by_what() -> None:

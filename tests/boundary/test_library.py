@@ -53,12 +53,23 @@ def test_the_layer_with_the_model_is_found(stand: Stand, source: str, path: str)
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(200), Answer(200, b"<html>"), Answer(200, b"\xff\xfe"), Answer(200, b"[" * 200_000),
-        said(200, []), said(200, None), said(200, {}), said(200, {"layers": None}), said(200, {"layers": "sha256:"}),
-        manifest(), manifest("a", 1), manifest(OTHER_LAYER), manifest({"mediaType": MODEL}),
-        manifest({"mediaType": MODEL, "digest": None}), manifest({"mediaType": MODEL, "digest": "../../../etc/passwd"}),
+        Answer(200),
+        Answer(200, b"<html>"),
+        Answer(200, b"\xff\xfe"),
+        Answer(200, b"[" * 200_000),
+        said(200, []),
+        said(200, None),
+        said(200, {}),
+        said(200, {"layers": None}),
+        said(200, {"layers": "sha256:"}),
+        manifest(),
+        manifest("a", 1),
+        manifest(OTHER_LAYER),
+        manifest({"mediaType": MODEL}),
+        manifest({"mediaType": MODEL, "digest": None}),
+        manifest({"mediaType": MODEL, "digest": "../../../etc/passwd"}),
     ],
-)  # fmt: skip
+)
 def test_garbage_names_no_model(stand: Stand, answer: Answer) -> None:
     stand.answers["GET", PATH] = answer
     with pytest.raises(Unusable, match=r"what Ollama's library says of phi4-mini:3\.8b names no model"):
@@ -90,5 +101,3 @@ def test_a_vast_manifest_is_not_read_to_its_end(stand: Stand, monkeypatch: pytes
     stand.answers["GET", PATH] = manifest(*[OTHER_LAYER] * 1000, MODEL_LAYER)
     with pytest.raises(Unusable, match="too long"):
         found(stand)
-
-

@@ -29,10 +29,19 @@ print("loaded", json.dumps([sorted(each for each in packages if not each.startsw
 KUBE = {"psutil", "urllib3"}
 FLASK = {"blinker", "click", "flask", "itsdangerous", "jinja2", "markupsafe", "waitress", "werkzeug"}
 AIOHTTP = {
-    "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "cython_runtime", "frozenlist", "idna", "multidict",
-    "propcache", "yarl", *(("typing_extensions",) if sys.version_info < (3, 13) else ()),
+    "aiohappyeyeballs",
+    "aiohttp",
+    "aiosignal",
+    "attr",
+    "cython_runtime",
+    "frozenlist",
+    "idna",
+    "multidict",
+    "propcache",
+    "yarl",
+    *(("typing_extensions",) if sys.version_info < (3, 13) else ()),
     *(("async_timeout",) if sys.version_info < (3, 11) else ()),
-}  # fmt: skip
+}
 PACKAGES = {
     "controller": KUBE,
     "sidecar": KUBE | FLASK | {"prometheus_client"},
@@ -45,15 +54,30 @@ NOT_THEIRS = {
     "controller": {"sidecar", "apiserver", "doctor"},
     "sidecar": {"controller", "apiserver", "doctor"},
     "gateway": {"controller", "sidecar", "apiserver", "doctor", "placement", "supervisord"},
-    **dict.fromkeys(("gateway-holder", "apiserver", "power"), frozenset({
-        "controller", "sidecar", "doctor", "cluster", "placement", "supervisord", "runtimes", "memory", "models",
-        "confinement",
-    })),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("gateway-holder", "apiserver", "power"),
+        frozenset(
+            {
+                "controller",
+                "sidecar",
+                "doctor",
+                "cluster",
+                "placement",
+                "supervisord",
+                "runtimes",
+                "memory",
+                "models",
+                "confinement",
+            }
+        ),
+    ),
+}
 """Rooms that a process does without."""
 STANDARD = {
-    "controller": ["ssl", "xmlrpc"], "sidecar": ["ssl", "xmlrpc"], "gateway": ["asyncio", "ssl"],
-}  # fmt: skip
+    "controller": ["ssl", "xmlrpc"],
+    "sidecar": ["ssl", "xmlrpc"],
+    "gateway": ["asyncio", "ssl"],
+}
 
 
 def loaded(tmp_path: Path, program: str) -> tuple[set[str], set[str], list[str]]:

@@ -45,7 +45,7 @@ def test_make_refuses_a_package_whose_digest_is_not_the_locked_one(tmp_path: Pat
         (copy / "requirements-dev.txt").write_text(lock_of(digest))
         ran = subprocess.run(
             ["make", ".venv/.installed"], cwd=copy, env=environ, capture_output=True, text=True, timeout=300
-        )  # fmt: skip
+        )
         # What the lock names is all there is: the project itself cannot be built from it.
         assert ran.returncode != 0 and not (copy / ".venv" / ".installed").exists()
         return ran.stderr, ran.stdout, bool(list((copy / ".venv").glob("lib/*/site-packages/lock_probe.py")))

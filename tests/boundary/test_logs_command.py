@@ -109,10 +109,11 @@ def test_one_that_has_no_log_yet_says_so(state: StateDir) -> None:
     ("name", "says"),
     [
         ("default/tyni", "there is no 'default/tyni'; did you mean default.tiny?"),
-        ("../../etc/passwd", "there is no '../../etc/passwd'"), ("\x1b[2J\n", "there is no '\\x1b[2J\\n'"),
+        ("../../etc/passwd", "there is no '../../etc/passwd'"),
+        ("\x1b[2J\n", "there is no '\\x1b[2J\\n'"),
         ("twin", "'twin' may be any of a.twin, b.twin; say which"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_nobody_has_or_several_have_is_told_with_what_there_is(
     state: StateDir, name: str, says: str
 ) -> None:

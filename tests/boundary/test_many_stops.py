@@ -84,8 +84,11 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
         applier.files.ours.add(each.program)
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
     applier._diff = Diff(removed=frozenset(table))
-    steps = applier.plan([replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
-                         Snapshot(now, {}, True, {}, table, notes, {}), lambda _: False)
+    steps = applier.plan(
+        [replace(each, verdict=replace(each.verdict, standing=GONE)) for each in records],
+        Snapshot(now, {}, True, {}, table, notes, {}),
+        lambda _: False,
+    )
     assert {step.program for step in steps if step.do is Action.STOP} == set(table)
 
 

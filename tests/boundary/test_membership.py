@@ -175,17 +175,29 @@ def test_a_drain_hides_no_gap(kube: Kube, clock: Clock) -> None:
 
 
 def slice_of(kube: Kube, node: str, ready: bool = True, service: str = "tiny") -> dict[str, Any]:
-    return kube.apply(f"{SLICES}/{service}-{node}", {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": f"{service}-{node}", "namespace": "default", "labels": {
-            "kubernetes.io/service-name": service, leases.NODE: node,
-            "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
-        }},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": ["192.0.2.9"], "conditions": {"ready": ready, "serving": ready,
-                                                                  "terminating": False}}],
-        "ports": [{"name": "http", "port": 18100, "protocol": "TCP"}],
-    }, f"metal/{node}", force=True)  # fmt: skip
+    return kube.apply(
+        f"{SLICES}/{service}-{node}",
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{service}-{node}",
+                "namespace": "default",
+                "labels": {
+                    "kubernetes.io/service-name": service,
+                    leases.NODE: node,
+                    "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
+                },
+            },
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": ["192.0.2.9"], "conditions": {"ready": ready, "serving": ready, "terminating": False}}
+            ],
+            "ports": [{"name": "http", "port": 18100, "protocol": "TCP"}],
+        },
+        f"metal/{node}",
+        force=True,
+    )
 
 
 def withdraw(mac: Membership, *silent: tuple[str, str]) -> None:

@@ -21,9 +21,14 @@ from tests.support.records import a_record
 
 OLD, NEW = "default.one.000000000001.json", "default.one.000000000002.json"
 RECORD = a_record(
-    "one", program="default.one", model="m", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None,
-    spec_file=OLD, reserved_bytes=100,
-)  # fmt: skip
+    "one",
+    program="default.one",
+    model="m",
+    verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
+    endpoint=None,
+    spec_file=OLD,
+    reserved_bytes=100,
+)
 UP = {"default.one": ProgramState("default.one", State.RUNNING, 7, 1.0, 0.0)}
 NOTE = RunNote(7, 7, "x", OLD, (), 0.0, "", "")
 

@@ -44,8 +44,10 @@ def test_the_structures_are_those_of_the_headers() -> None:
     assert {name: getattr(RusageInfo, name).offset for name in offsets} == offsets
     assert ctypes.sizeof(SwapUsage) == 32
     assert {name: getattr(SwapUsage, name).offset for name in ("total", "avail", "used")} == {
-        "total": 0, "avail": 8, "used": 16
-    }  # fmt: skip
+        "total": 0,
+        "avail": 8,
+        "used": 16,
+    }
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what it is elsewhere")
@@ -98,9 +100,14 @@ def test_each_reading_fails_alone(libc: FakeLibc, name: str, number: int) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("kern.memorystatus_level", u32(101)), ("kern.memorystatus_level", b"\x01"), ("vm.swapusage", b"\0" * 24),
-     ("vm.swapusage", b"\0" * 40), ("kern.memorystatus_level", u32(0xFFFFFFFF))],
-)  # fmt: skip
+    [
+        ("kern.memorystatus_level", u32(101)),
+        ("kern.memorystatus_level", b"\x01"),
+        ("vm.swapusage", b"\0" * 24),
+        ("vm.swapusage", b"\0" * 40),
+        ("kern.memorystatus_level", u32(0xFFFFFFFF)),
+    ],
+)
 def test_a_reading_of_another_shape_is_none(libc: FakeLibc, name: str, value: bytes) -> None:
     libc.sysctls[name] = value
     found = machine_memory.sample()
@@ -205,7 +212,7 @@ def test_an_engine_that_does_not_tell_is_left_alone_for_a_while(
         ("  MTL0: Apple M4 Max (110100 MiB, 110", 0),
         ("  MTL0: a (b) (7 MiB, 7 MiB free)\r\n  MTL1: c (9 MiB, 9 MiB free)\n", 7),
     ],
-)  # fmt: skip
+)
 def test_the_list_of_devices(text: str, mib: int) -> None:
     assert machine_memory.device_mib(text) == mib
 

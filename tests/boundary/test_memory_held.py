@@ -176,16 +176,26 @@ def test_where_pss_is_refused_the_resident_size_counts(tmp_path: Path) -> None:
 
 
 @fault(
-    "M105", "psutil raises, whatever it is asked", happens="an engine is measured without it, or counts as estimated",
-    sees="nothing", bound="no exception, no other number",
+    "M105",
+    "psutil raises, whatever it is asked",
+    happens="an engine is measured without it, or counts as estimated",
+    sees="nothing",
+    bound="no exception, no other number",
 )
 @linux
 @pytest.mark.parametrize(
     "error",
-    [SystemError("x"), RuntimeError("host_statistics64"), OSError(5, "x"), psutil.AccessDenied(1), KeyError(1),
-     psutil.ZombieProcess(1), psutil.NoSuchProcess(1)],
+    [
+        SystemError("x"),
+        RuntimeError("host_statistics64"),
+        OSError(5, "x"),
+        psutil.AccessDenied(1),
+        KeyError(1),
+        psutil.ZombieProcess(1),
+        psutil.NoSuchProcess(1),
+    ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 def test_whatever_psutil_raises_stays_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> None:
     def fail(*_: object) -> None:
         raise error

@@ -124,7 +124,10 @@ def test_an_mlx_lm_that_is_not_as_it_is_known_is_not_run(tmp_path: Path, server:
     (tmp_path / "mlx_lm-9.9.dist-info").mkdir()
     (tmp_path / "mlx_lm-9.9.dist-info" / "METADATA").write_text("Name: mlx-lm\nVersion: 9.9\n")
     done = subprocess.run(
-        [sys.executable, ENGINE, *AT, "--port", "1"], capture_output=True, text=True, timeout=60,
+        [sys.executable, ENGINE, *AT, "--port", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 69 and done.stderr.startswith(f"mlx_engine: {words}")

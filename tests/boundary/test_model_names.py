@@ -17,9 +17,13 @@ from tests.support.system import tiny_gguf
 
 Typed = Callable[..., tuple[int, str, str]]
 IN_MIRROR = (
-    "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", "o/several/m-Q4_K_M.gguf", "o/several/m-Q8_0.gguf",
-    "o/several/mtp-m.gguf", "o/one/m-UD-Q4_K_XL.gguf", "o/one/m-imatrix.gguf",
-)  # fmt: skip
+    "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf",
+    "o/several/m-Q4_K_M.gguf",
+    "o/several/m-Q8_0.gguf",
+    "o/several/mtp-m.gguf",
+    "o/one/m-UD-Q4_K_XL.gguf",
+    "o/one/m-imatrix.gguf",
+)
 
 
 @pytest.fixture
@@ -47,15 +51,17 @@ def typed(mirror: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     ("name", "file"),
     [
         ("qwen3-8b", "mirror/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf"),
-        ("o/several", "mirror/o/several/m-Q4_K_M.gguf"), ("o/several:Q8_0", "mirror/o/several/m-Q8_0.gguf"),
-        ("hf://o/several@main:Q8_0", "mirror/o/several/m-Q8_0.gguf"), ("o/one", "mirror/o/one/m-UD-Q4_K_XL.gguf"),
+        ("o/several", "mirror/o/several/m-Q4_K_M.gguf"),
+        ("o/several:Q8_0", "mirror/o/several/m-Q8_0.gguf"),
+        ("hf://o/several@main:Q8_0", "mirror/o/several/m-Q8_0.gguf"),
+        ("o/one", "mirror/o/one/m-UD-Q4_K_XL.gguf"),
         ("https://huggingface.co/o/several", "mirror/o/several/m-Q4_K_M.gguf"),
         ("hf://o/several/m-Q8_0.gguf", "mirror/o/several/m-Q8_0.gguf"),
         ("mirror/o/one/m-UD-Q4_K_XL.gguf", "mirror/o/one/m-UD-Q4_K_XL.gguf"),
         ("~/mirror/o/one/m-UD-Q4_K_XL.gguf", "mirror/o/one/m-UD-Q4_K_XL.gguf"),
         ("./linked.gguf", "linked.gguf"),
     ],
-)  # fmt: skip
+)
 def test_fit_and_pull_know_each_name_that_serve_knows(name: str, file: str, typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "linked.gguf").symlink_to(tmp_path / "mirror/o/one/m-UD-Q4_K_XL.gguf")
     code, out, err = typed("fit", name)
@@ -70,10 +76,12 @@ def test_fit_and_pull_know_each_name_that_serve_knows(name: str, file: str, type
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("qwen3-9b", "did you mean qwen3-8b?"), ("./none.gguf", "./none.gguf: there is no such file"),
-        ("o/several:Q5_K_M", "it has m-Q4_K_M.gguf, m-Q8_0.gguf; name another: "), ("", "SOURCE is empty"),
+        ("qwen3-9b", "did you mean qwen3-8b?"),
+        ("./none.gguf", "./none.gguf: there is no such file"),
+        ("o/several:Q5_K_M", "it has m-Q4_K_M.gguf, m-Q8_0.gguf; name another: "),
+        ("", "SOURCE is empty"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_means_nothing_is_answered_alike(command: str, name: str, text: str, typed: Typed) -> None:
     code, out, err = typed(command, name)
     if (command, name) == ("pull", "o/several:Q5_K_M"):

@@ -238,7 +238,8 @@ def test_a_name_that_leads_out_of_the_store_is_not_read(mac: Mac, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "word", ["", "https://huggingface.co/o/r/resolve/main/m.gguf", "https://hf.co/o/r/blob/main/m.gguf", "hf://o/r/m.gguf"]
+    "word",
+    ["", "https://huggingface.co/o/r/resolve/main/m.gguf", "https://hf.co/o/r/blob/main/m.gguf", "hf://o/r/m.gguf"],
 )
 def test_a_model_is_removed_by_slot_or_by_any_spelling_of_its_source(mac: Mac, word: str) -> None:
     slot, other = mac.slot(HUB, 3 * MIB), mac.slot("https://h/m.gguf")
@@ -404,9 +405,12 @@ def test_unused_models_go_as_the_options_say_the_longest_unused_first(mac: Mac) 
 
 @pytest.mark.parametrize(
     ("words", "text"),
-    [(("--keep", "-1"), "--keep must not be negative"), (("--size", "much"), "--size must be a size such as 200G"),
-     (("--older", "30"), "--older must be a period such as 30d")],
-)  # fmt: skip
+    [
+        (("--keep", "-1"), "--keep must not be negative"),
+        (("--size", "much"), "--size must be a size such as 200G"),
+        (("--older", "30"), "--older must be a period such as 30d"),
+    ],
+)
 def test_options_that_mean_nothing_are_refused(mac: Mac, words: tuple[str, str], text: str) -> None:
     assert text in mac.models("gc", *words, "--yes", code=2)
 

@@ -83,9 +83,13 @@ def test_the_file_has_what_was_measured_when_and_goes_with_the_program(
     running = start(printing(tmp_path))
     told = eventually(running.written, what="a reading")
     assert told == {
-        "format": 1, "at": told["at"], "monotonic_s": told["monotonic_s"], "source": "powermetrics", "every_s": 5,
+        "format": 1,
+        "at": told["at"],
+        "monotonic_s": told["monotonic_s"],
+        "source": "powermetrics",
+        "every_s": 5,
         "watts": {"combined": 0.122, "gpu": 0.019, "cpu": 0.103, "ane": 0.0},
-    }  # fmt: skip
+    }
     assert before_s <= told["monotonic_s"] <= time.monotonic() and told["at"] == pytest.approx(time.time(), abs=60)
     assert running.path.stat().st_mode & 0o777 == 0o600
     eventually(lambda: running.written()["monotonic_s"] > told["monotonic_s"], what="the next one")
@@ -166,9 +170,7 @@ def test_a_failure_is_logged_once_and_retried_until_it_works(
     assert "exit code 3" in vars(caplog.records[0])["why"]
 
 
-def test_pauses_double_to_five_minutes_until_a_reading_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_double_to_five_minutes_until_a_reading_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     program = power_program.PowerProgram(tmp_path, [str(tmp_path / "none")])
     monkeypatch.setattr(program._bell, "wait", pauses.append)
@@ -226,16 +228,32 @@ def test_old_figures_are_gone_by_a_clock_that_cannot_be_set(age_s: float, there:
 def test_without_the_setting_there_is_no_gauge_and_no_word() -> None:
     assert gauges(None) == {} and status(Board())["power"] is None
     assert shown_power(read(text(problem="x", watts={}))) == {
-        "source": "powermetrics", "problem": "x", "at": 1.0, "watts": {}
-    }  # fmt: skip
+        "source": "powermetrics",
+        "problem": "x",
+        "at": 1.0,
+        "watts": {},
+    }
 
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "{", "[]", "3", "null", '{"format": 2}', '{"format": 1, "watts": 3}', '{"format": 1, "watts": {"gpu": "x"}}',
-     '{"format": 1, "watts": {"gpu": -1}}', '{"format": 1, "every_s": NaN}', '{"format": 1, "watts": {"gpu": 1e999}}',
-     '{"format": 1, "watts": null}', '{"format": 1, "at": [1]}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '{"format": 2}',
+        '{"format": 1, "watts": 3}',
+        '{"format": 1, "watts": {"gpu": "x"}}',
+        '{"format": 1, "watts": {"gpu": -1}}',
+        '{"format": 1, "every_s": NaN}',
+        '{"format": 1, "watts": {"gpu": 1e999}}',
+        '{"format": 1, "watts": null}',
+        '{"format": 1, "at": [1]}',
+        "[" * 100_000,
+    ],
+)
 def test_a_file_of_another_version_or_of_none_is_a_problem(bad: str) -> None:
     reading = read(bad)
     assert "cannot be read" in reading.problem and gauges(reading) == {}
@@ -271,9 +289,28 @@ def test_the_template_is_what_is_rendered() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "ALL", "a b", "a,b", "a=b", "%admin", "#0", "+group", "a\nb ALL=(ALL) ALL", "a\n", "1st", "-a", ".a", "a\\",
-     "ünal", "a!", "a:b", "@USER@", "a*"],
-)  # fmt: skip
+    [
+        "",
+        "ALL",
+        "a b",
+        "a,b",
+        "a=b",
+        "%admin",
+        "#0",
+        "+group",
+        "a\nb ALL=(ALL) ALL",
+        "a\n",
+        "1st",
+        "-a",
+        ".a",
+        "a\\",
+        "ünal",
+        "a!",
+        "a:b",
+        "@USER@",
+        "a*",
+    ],
+)
 def test_a_user_name_that_could_say_more_than_a_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no user name"):
         sudoers(name)

@@ -96,13 +96,20 @@ def test_a_proxy_of_the_environment_serves_all_but_loopback_and_no_proxy(
 @pytest.mark.parametrize(
     ("direct", "host", "skipped"),
     [
-        ("example.com", "api.example.com", True), (".example.com", "api.example.com", True), ("*", "a", True),
-        ("example.com", "badexample.com", False), ("10.0.0.0/8", "10.1.2.3", True), ("10.0.0.0/8", "11.1.2.3", False),
-        ("10.0.0.0/8", "10.example.com", False), ("a:81", "a", False), ("a:443", "a", True),
+        ("example.com", "api.example.com", True),
+        (".example.com", "api.example.com", True),
+        ("*", "a", True),
+        ("example.com", "badexample.com", False),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("10.0.0.0/8", "10.example.com", False),
+        ("a:81", "a", False),
+        ("a:443", "a", True),
         ("fd00::/8", "[fd00::1]", True),
-        ("nonsense/99, b", "b", True), ("", "a", False),
+        ("nonsense/99, b", "b", True),
+        ("", "a", False),
     ],
-)  # fmt: skip
+)
 def test_no_proxy_names_hosts_suffixes_ports_and_networks(direct: str, host: str, skipped: bool) -> None:
     url = f"https://{host}:443/x"
     assert proxy_for(url, {"https": "proxy:3128", "no": direct}) == ("" if skipped else "http://proxy:3128")

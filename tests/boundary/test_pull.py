@@ -61,9 +61,13 @@ class Mac:
     @contextlib.contextmanager
     def begun(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
-            self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ,
+            self.command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environ,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         try:
             yield process
         finally:
@@ -177,7 +181,12 @@ def test_keys_of_s3_are_those_of_the_environment_and_its_server_may_be_private(m
 def test_a_model_of_the_library_is_pulled_by_the_users_own_ollama(mac: Mac, tmp_path: Path) -> None:
     with registry() as source, ollama.serving(tmp_path / "daemon") as daemon:
         source.publish("tiny", ollama.tiny(tmp_path / "tiny.gguf", n_layer=3), tag="1b")
-        flags = "--ollama-url", f"http://127.0.0.1:{daemon.port}", "--ollama-registry", f"http://127.0.0.1:{source.port}"
+        flags = (
+            "--ollama-url",
+            f"http://127.0.0.1:{daemon.port}",
+            "--ollama-registry",
+            f"http://127.0.0.1:{source.port}",
+        )
         said, _ = mac.pull("ollama://tiny:1b", *flags)
         assert said.strip() in {each["name"] for each in daemon.ask("GET", "/api/tags")[1]["models"]}
         assert "file does not exist" in mac.pull("ollama://none", *flags, code=1)[1]

@@ -23,9 +23,12 @@ from tests.support.system import ISVC, MODELS, model, service
 
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 THEIRS = {
-    "type": "Ready", "status": "False", "reason": "Theirs", "message": "not ours",
+    "type": "Ready",
+    "status": "False",
+    "reason": "Theirs",
+    "message": "not ours",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
-}  # fmt: skip
+}
 
 
 class Cluster:
@@ -194,10 +197,14 @@ def test_what_an_operator_that_is_gone_left_in_a_status_goes(cluster: Cluster) -
     item = cluster.kube.request("GET", f"{ISVC}/tiny")
     kept = [THEIRS, theirs_of("SLODataSourceAvailable", "False")]
     item["status"] = {
-        "phase": "Creating", "schedulingStatus": "WaitingForMetalAgent", "schedulingMessage": "…", "queuePosition": 3,
-        "waitingFor": "memory", "gateway": {"routeReady": True},
+        "phase": "Creating",
+        "schedulingStatus": "WaitingForMetalAgent",
+        "schedulingMessage": "…",
+        "queuePosition": 3,
+        "waitingFor": "memory",
+        "gateway": {"routeReady": True},
         "conditions": [*kept, theirs_of("Progressing"), theirs_of("GPUAvailable"), theirs_of("Available", "False")],
-    }  # fmt: skip
+    }
     cluster.kube.request("PUT", f"{ISVC}/tiny/status", {"fieldManager": "manager"}, item)
     cluster.write(UP)
     status = cluster.kube.request("GET", f"{ISVC}/tiny")["status"]
@@ -205,9 +212,13 @@ def test_what_an_operator_that_is_gone_left_in_a_status_goes(cluster: Cluster) -
     assert not {"schedulingStatus", "schedulingMessage", "queuePosition", "waitingFor"} & status.keys()
     shown = {each["type"]: each["status"] for each in status["conditions"]}
     assert shown == {
-        "Available": "True", "Confined": "Unknown", "MetalReady": "True", "Ready": "False",
-        "SLODataSourceAvailable": "False", "Suspended": "False",
-    }  # fmt: skip
+        "Available": "True",
+        "Confined": "Unknown",
+        "MetalReady": "True",
+        "Ready": "False",
+        "SLODataSourceAvailable": "False",
+        "Suspended": "False",
+    }
     before = cluster.kube.requests
     cluster.write(UP)
     assert cluster.kube.requests == before

@@ -45,11 +45,13 @@ class Cluster:
     def publish(self, node: str, ready: bool = True, managed_by: str = manifests.MANAGED_BY) -> None:
         labels = {"kubernetes.io/service-name": "tiny", manifests.SLICE_MANAGER: managed_by, leases.NODE: node}
         body = {
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "addressType": "IPv4",
             "metadata": {"name": f"tiny-{node}", "labels": labels},
             "endpoints": [{"addresses": ["10.0.0.5"], "conditions": {**GONE, "ready": ready, "serving": ready}}],
             "ports": [{"name": "http", "port": 18100}],
-        }  # fmt: skip
+        }
         reply = self.client.apply(f"{SLICES}/tiny-{node}", body, f"metal/{node}", force="true")
         assert reply.code in (200, 201), reply.body
 
@@ -74,9 +76,12 @@ class Process:
     def __init__(self, api: ApiServer, **environment: str) -> None:
         base = {"API_URL": api.url, "NAMESPACE": "default", "PERIOD_S": "0.05", "TTL_S": "0.3"}
         self.popen = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(SCRIPT)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-I", "-B", str(SCRIPT)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={"PATH": os.environ["PATH"], **base, **environment},
-        )  # fmt: skip
+        )
 
     def line(self) -> str:
         """The next line it prints."""
@@ -138,8 +143,9 @@ def test_a_mac_that_wakes_up_announces_itself_again(cluster: Cluster, start: Sta
     cluster.renew("sleeper", 3600)
     cluster.publish("sleeper")
     version = cluster.client.get(f"{LEASES}/metal-reaper").body["metadata"]["resourceVersion"]
-    eventually(lambda: int(cluster.client.get(f"{LEASES}/metal-reaper").body["metadata"]["resourceVersion"])
-               > int(version) + 3)  # fmt: skip
+    eventually(
+        lambda: int(cluster.client.get(f"{LEASES}/metal-reaper").body["metadata"]["resourceVersion"]) > int(version) + 3
+    )
     assert cluster.conditions("sleeper")["ready"] is True
 
 

@@ -37,9 +37,20 @@ UNDER_WAY = frozenset({0, 500, 503})
 """Codes of failures after which a write may have taken effect; 0: no answer."""
 CODES = (*UNDER_WAY, 403, 404, 409, 422)
 STATES = (
-    "ready", "ready", "ready", "loading", "leaving", "withdrawn", "failed", "stopped", "left", "another address",
-    "no address", "claim lost", "gone",
-)  # fmt: skip
+    "ready",
+    "ready",
+    "ready",
+    "loading",
+    "leaving",
+    "withdrawn",
+    "failed",
+    "stopped",
+    "left",
+    "another address",
+    "no address",
+    "claim lost",
+    "gone",
+)
 
 
 class Failing(Kube):

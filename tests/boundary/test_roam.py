@@ -121,11 +121,16 @@ SOURCES = {LINK: "fe80::8a1%en0", LAN: "192.168.1.10"}
 
 @pytest.mark.parametrize(
     ("resolved", "sources", "found"),
-    [((LINK, LAN), SOURCES, "192.168.1.10"), ((LAN, LINK), SOURCES, "192.168.1.10"),
-     ((LINK,), SOURCES, "fe80::8a1%en0"), ((LINK, LAN), {LAN: "192.168.1.10"}, "192.168.1.10"),
-     ((LINK, LAN), {LINK: "fe80::8a1%en0"}, "fe80::8a1%en0"), ((LINK, LAN), {}, None)],
+    [
+        ((LINK, LAN), SOURCES, "192.168.1.10"),
+        ((LAN, LINK), SOURCES, "192.168.1.10"),
+        ((LINK,), SOURCES, "fe80::8a1%en0"),
+        ((LINK, LAN), {LAN: "192.168.1.10"}, "192.168.1.10"),
+        ((LINK, LAN), {LINK: "fe80::8a1%en0"}, "fe80::8a1%en0"),
+        ((LINK, LAN), {}, None),
+    ],
     ids=["local name", "IPv4 first", "link alone", "no IPv6", "no IPv4", "no route"],
-)  # fmt: skip
+)
 def test_a_mac_whose_cluster_has_a_local_name_is_not_at_its_links_own_address(
     monkeypatch: pytest.MonkeyPatch, resolved: tuple[Any, ...], sources: dict[Any, str], found: str | None
 ) -> None:

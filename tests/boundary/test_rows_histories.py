@@ -31,13 +31,35 @@ from tests.support.records import ADMITTED, a_record
 
 NAMES = ("default.a", "default.b", "default.c")
 FOUND = (
-    ProbeFinding(True, "", True), ProbeFinding(False, "loading"), ProbeFinding(False, "silent", True),
+    ProbeFinding(True, "", True),
+    ProbeFinding(False, "loading"),
+    ProbeFinding(False, "silent", True),
     ProbeFinding(False, "silent", True, "it does no work"),
-)  # fmt: skip
+)
 EVENTS = (
-    "start", "start", "note", "note", "run", "probe", "probe", "probe", "crash", "reap", "reap", "stop", "give up",
-    "refuse", "stand in", "record", "record", "publish", "measure", "requests", "mac", "go",
-)  # fmt: skip
+    "start",
+    "start",
+    "note",
+    "note",
+    "run",
+    "probe",
+    "probe",
+    "probe",
+    "crash",
+    "reap",
+    "reap",
+    "stop",
+    "give up",
+    "refuse",
+    "stand in",
+    "record",
+    "record",
+    "publish",
+    "measure",
+    "requests",
+    "mac",
+    "go",
+)
 
 
 class Side:
@@ -102,9 +124,13 @@ class History:
     def _record(self, name: str) -> Record:
         on_demand = self.chance.random() < 0.3
         return a_record(
-            name.partition(".")[2], port=18100 + NAMES.index(name), spec_file="x", queued_at=self.now,
-            idle_s=60.0 if on_demand else None, front_port=19000 if on_demand else None,
-        )  # fmt: skip
+            name.partition(".")[2],
+            port=18100 + NAMES.index(name),
+            spec_file="x",
+            queued_at=self.now,
+            idle_s=60.0 if on_demand else None,
+            front_port=19000 if on_demand else None,
+        )
 
     def _born(self) -> int:
         self._pid += 1
@@ -162,10 +188,14 @@ class History:
         if what == "probe":
             self.found[name, pid] = self.chance.choice(FOUND)
         elif what == "publish":
-            self.published[record.key] = self.chance.choice([
-                Published(), Published(problem="PublishFailed: x"), Published(record.withdraw, out=True),
-                Published(fronted=True),
-            ])  # fmt: skip
+            self.published[record.key] = self.chance.choice(
+                [
+                    Published(),
+                    Published(problem="PublishFailed: x"),
+                    Published(record.withdraw, out=True),
+                    Published(fronted=True),
+                ]
+            )
         elif what == "measure":
             self.held[pid] = Held(self.chance.randrange(1 << 30), 5, self.chance.randrange(1 << 20))
         elif what == "requests":
@@ -174,13 +204,19 @@ class History:
             fronts = self.chance.choice([(), (19000,)])
             self.mac = MacView(self.chance.choice(["192.0.2.1", ""]), "", fronts, self.chance.random() < 0.2)
         elif what == "record":
-            self.records[name] = self.chance.choice([
-                replace(record, withdraw=withdrawal_token(self.now)), replace(record, withdraw=NO_WITHDRAWAL),
-                replace(record, verdict=ADMITTED), replace(record, verdict=Verdict(Standing.WAIT, UNLOADED, "u", 1.0)),
-                replace(record, verdict=Verdict(Standing.STOPPED, "ManuallyScaledToZero", "", 1.0)),
-                replace(record, peers_ready=1 - record.peers_ready), replace(record, retry_at=self.now + 10.0),
-                replace(record, stopped_by_hand=not record.stopped_by_hand), replace(record, queued_at=self.now),
-            ])  # fmt: skip
+            self.records[name] = self.chance.choice(
+                [
+                    replace(record, withdraw=withdrawal_token(self.now)),
+                    replace(record, withdraw=NO_WITHDRAWAL),
+                    replace(record, verdict=ADMITTED),
+                    replace(record, verdict=Verdict(Standing.WAIT, UNLOADED, "u", 1.0)),
+                    replace(record, verdict=Verdict(Standing.STOPPED, "ManuallyScaledToZero", "", 1.0)),
+                    replace(record, peers_ready=1 - record.peers_ready),
+                    replace(record, retry_at=self.now + 10.0),
+                    replace(record, stopped_by_hand=not record.stopped_by_hand),
+                    replace(record, queued_at=self.now),
+                ]
+            )
 
 
 @pytest.mark.parametrize("seed", range(cases(300)))

@@ -276,9 +276,13 @@ assert touched == [], touched
         "HOME": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT, timeout=60,
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
         env={**users, **more, "AWS_CONFIG_FILE": str(tmp_path / ".aws" / "config")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     anybodys, ours = done.stdout.splitlines()
     assert anybodys == "https://models.s3.us-east-1.amazonaws.com/m.gguf"
@@ -331,8 +335,9 @@ def test_a_server_that_sends_us_round_in_circles_is_left(status: int, told: str)
 
     assert refused(Artifact("s3://models/m.gguf"), KEYS, get).reason == "DownloadFailed"
     assert [urllib.parse.urlsplit(url).hostname for url in asked] == [
-        "models.s3.us-east-1.amazonaws.com", "models.s3.a-1.amazonaws.com",
-    ]  # fmt: skip
+        "models.s3.us-east-1.amazonaws.com",
+        "models.s3.a-1.amazonaws.com",
+    ]
 
 
 def test_a_refusal_that_names_the_region_we_are_in_is_a_refusal() -> None:
@@ -393,15 +398,25 @@ OUTSIDE = b'<!DOCTYPE l [<!ENTITY a SYSTEM "file:///etc/passwd">]><ListBucketRes
 @pytest.mark.parametrize(
     "body",
     [
-        LAUGHS, OUTSIDE, b"", b"<html>log in</html>", b"<ListBucketResult>", b"\xff\xfe", b"<Error/>",
-        b"<ListBucketResult>" + b"<a>" * 9, b"<ListBucketResult>" + b" " * (8 << 20) + b"</ListBucketResult>",
-        b'<?xml version="1.0" encoding="no-such"?><ListBucketResult/>', listed("n/other.json"),
-        listed("m/config.json")[:-9], LAUGHS.decode().encode("utf-16"), LAUGHS.decode().encode("utf-16-le"),
+        LAUGHS,
+        OUTSIDE,
+        b"",
+        b"<html>log in</html>",
+        b"<ListBucketResult>",
+        b"\xff\xfe",
+        b"<Error/>",
+        b"<ListBucketResult>" + b"<a>" * 9,
+        b"<ListBucketResult>" + b" " * (8 << 20) + b"</ListBucketResult>",
+        b'<?xml version="1.0" encoding="no-such"?><ListBucketResult/>',
+        listed("n/other.json"),
+        listed("m/config.json")[:-9],
+        LAUGHS.decode().encode("utf-16"),
+        LAUGHS.decode().encode("utf-16-le"),
         b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
         b"<ListBucketResult><EncodingType>url</EncodingType><Contents><Key>m/%FF</Key></Contents></ListBucketResult>",
     ],
     ids=range(16),
-)  # fmt: skip
+)
 def test_what_is_no_listing_is_refused(body: bytes) -> None:
     error = refused(Artifact("s3://models/m", True), KEYS, Played(200, body, {}).get)
     assert error.reason == "DownloadFailed" and "no listing of S3's" in str(error)
@@ -438,7 +453,7 @@ WHOLE = base64.b64encode(hashlib.sha256(GGUF).digest()).decode()
         ({}, False),
     ],
     ids=json.dumps,
-)  # fmt: skip
+)
 def test_only_the_checksum_of_a_whole_object_counts(headers: dict[str, str], sha256: bool) -> None:
     played = Played(200, b"", {"content-length": "7", **headers})
     (piece,) = s3.listing(Artifact("s3://models/m.gguf"), KEYS, played.get).pieces

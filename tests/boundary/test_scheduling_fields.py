@@ -53,16 +53,19 @@ def mac(tmp_path: Path) -> Iterator[BesideOperator]:
         kube.close()
 
 
-@pytest.mark.parametrize(("reason", "message", "word"), [
-    ("InsufficientMemory", "needs 90.0 GiB", "InsufficientMemory"),
-    ("ModelDigestMismatch", "another sha256", "ModelDigestMismatch"),
-    ("SourceNotAllowed", 'Model "tiny": spec.source is in no --allowed-roots', "ModelSourceNotAllowed"),
-    ("InvalidSpec", "spec.extraArgs[0] --host is not yours to set", "ExtraArgsRejected"),
-    ("UnsupportedField", "spec.extraArgs[2] '--such' is not known to llama-server", "ExtraArgsRejected"),
-    ("UnsupportedField", "spec.extraArgs is not for oMLX", "ExtraArgsRejected"),
-    ("ServiceConflict", 'metadata.name: "a.b" and "a-b" both need the Service "a-b"', "EndpointNameConflict"),
-    ("Evicted", "memory was short", "InsufficientMemory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "message", "word"),
+    [
+        ("InsufficientMemory", "needs 90.0 GiB", "InsufficientMemory"),
+        ("ModelDigestMismatch", "another sha256", "ModelDigestMismatch"),
+        ("SourceNotAllowed", 'Model "tiny": spec.source is in no --allowed-roots', "ModelSourceNotAllowed"),
+        ("InvalidSpec", "spec.extraArgs[0] --host is not yours to set", "ExtraArgsRejected"),
+        ("UnsupportedField", "spec.extraArgs[2] '--such' is not known to llama-server", "ExtraArgsRejected"),
+        ("UnsupportedField", "spec.extraArgs is not for oMLX", "ExtraArgsRejected"),
+        ("ServiceConflict", 'metadata.name: "a.b" and "a-b" both need the Service "a-b"', "EndpointNameConflict"),
+        ("Evicted", "memory was short", "InsufficientMemory"),
+    ],
+)
 def test_a_refusal_has_the_word_that_the_operator_knows(
     mac: BesideOperator, reason: str, message: str, word: str
 ) -> None:
@@ -74,11 +77,14 @@ def test_the_words_are_those_that_the_operator_keeps() -> None:
     assert set(OPERATOR_WORDS.values()) == KEPT
 
 
-@pytest.mark.parametrize(("reason", "message"), [
-    ("ModelFileMissing", "spec.extraArgs[1]: /m/lora.gguf does not exist on this Mac"),
-    ("InvalidSpec", "spec.priority must be one of critical"),
-    ("UnsupportedRuntime", "spec.runtime is 'vllm'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ModelFileMissing", "spec.extraArgs[1]: /m/lora.gguf does not exist on this Mac"),
+        ("InvalidSpec", "spec.priority must be one of critical"),
+        ("UnsupportedRuntime", "spec.runtime is 'vllm'"),
+    ],
+)
 def test_a_refusal_without_a_word_of_the_operators_is_left_to_metal_ready(
     mac: BesideOperator, reason: str, message: str
 ) -> None:

@@ -53,9 +53,7 @@ def ask(port: int, path: str = "/healthz", method: str = "GET", **headers: str) 
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-def test_a_server_without_a_connection_sleeps_until_there_is_one(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_a_connection_sleeps_until_there_is_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     loop = server.asyncore.loop
 
@@ -85,11 +83,26 @@ def test_loopback_may_be_asked_by_its_names(server: Any, host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        None, "", "evil.example", "evil.example:9090", "127.0.0.1.evil.example", "localhost.evil.example", "localhost.",
-        "127.0.0.1:9090:1", "127.0.0.1@evil.example", "localhost:x", "::1", "[::1", "127.0.0.2", "10.0.0.5",
-        "localhost, evil.example", "evil.example\r\nHost: localhost", "localhost\r\nHost: evil.example", "localhos\xfe",
+        None,
+        "",
+        "evil.example",
+        "evil.example:9090",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "localhost.",
+        "127.0.0.1:9090:1",
+        "127.0.0.1@evil.example",
+        "localhost:x",
+        "::1",
+        "[::1",
+        "127.0.0.2",
+        "10.0.0.5",
+        "localhost, evil.example",
+        "evil.example\r\nHost: localhost",
+        "localhost\r\nHost: evil.example",
+        "localhos\xfe",
     ],
-)  # fmt: skip
+)
 def test_any_other_name_is_refused_and_reads_nothing(server: Any, host: str | None) -> None:
     answer = with_host(port_of(server), host)
     assert answer.startswith(b"HTTP/1.1 421 ")
@@ -137,12 +150,17 @@ def test_every_answer_tells_browsers_to_do_nothing_with_it(server: Any, method: 
         (b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (64 << 10) + b"\r\n\r\n", b"431"),
         (b"GET /" + b"y" * (64 << 10) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"431"),
         (b"POST /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n", b"413"),
-        (b"GET /status HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"400\r\n" + b"z" * 1024
-         + b"\r\n", b"413"),
+        (
+            b"GET /status HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"400\r\n"
+            + b"z" * 1024
+            + b"\r\n",
+            b"413",
+        ),
         (b"GET /status HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"400"),
     ],
-)  # fmt: skip
+)
 def test_what_is_too_large_or_no_request_is_refused_and_nobody_else_notices(
     server: Any, request_: bytes, refused: bytes
 ) -> None:
@@ -294,7 +312,7 @@ def test_readiness_stays_one_line_each(hostile: Any) -> None:
 
 
 def test_metrics_stay_metrics(server: Any) -> None:
-    name = "a\"b\\c\nmetal_supervisor_forged 1"
+    name = 'a"b\\c\nmetal_supervisor_forged 1'
     with boards.served(lambda: boards.board(1, name)) as found:
         text = ask(port_of(found), "/metrics")[2].decode()
     assert "metal_supervisor_forged" not in {family.name for family in text_string_to_metric_families(text)}

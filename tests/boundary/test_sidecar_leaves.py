@@ -61,12 +61,17 @@ MODEL = {"uid": "u", "generation": 1, "source": "hf://a/b", "file": READY}
 @pytest.mark.parametrize(
     "models",
     [
-        5, ["a"], {"a/b": 5}, {"a/b": {**MODEL, "source": 5}}, {"a/b": {**MODEL, "file": {**READY, "phase": [1]}}},
-        {"a/b": {**MODEL, "file": {**READY, "size_bytes": "x"}}}, {"a/b": {**MODEL, "file": 5}},
+        5,
+        ["a"],
+        {"a/b": 5},
+        {"a/b": {**MODEL, "source": 5}},
+        {"a/b": {**MODEL, "file": {**READY, "phase": [1]}}},
+        {"a/b": {**MODEL, "file": {**READY, "size_bytes": "x"}}},
+        {"a/b": {**MODEL, "file": 5}},
         {"a/b": {**MODEL, "file": {**READY, "size_bytes": 10**400}}},
     ],
     ids=range(8),
-)  # fmt: skip
+)
 def test_models_that_a_report_tells_wrongly_fail_no_pass_and_keep_nothing_from_the_cluster(
     tmp_path: Path, models: Any
 ) -> None:
@@ -81,10 +86,18 @@ def test_models_that_a_report_tells_wrongly_fail_no_pass_and_keep_nothing_from_t
     assert cluster.bodies["status"]["status"]["size"] == "10 B"
 
 
-@pytest.mark.parametrize(("states", "listens"), [
-    (("RUNNING", "STOPPED"), True), (("EXITED", "RUNNING"), True), (("BACKOFF", "STOPPED"), True),
-    (("STOPPED", "STOPPED"), False), (("FATAL", "EXITED"), False), (("UNKNOWN",), False), ((), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("states", "listens"),
+    [
+        (("RUNNING", "STOPPED"), True),
+        (("EXITED", "RUNNING"), True),
+        (("BACKOFF", "STOPPED"), True),
+        (("STOPPED", "STOPPED"), False),
+        (("FATAL", "EXITED"), False),
+        (("UNKNOWN",), False),
+        ((), True),
+    ],
+)
 def test_a_gateway_listens_until_it_has_been_away_for_longer_than_a_restart(
     tmp_path: Path, states: tuple[str, ...], listens: bool
 ) -> None:
@@ -110,10 +123,18 @@ def test_a_gateway_that_an_upgrade_replaces_is_there_before_supervisord_has_star
     assert sidecar._fronts() == ()
 
 
-@pytest.mark.parametrize(("states", "runs"), [
-    (("RUNNING", "STOPPED"), True), (("EXITED", "RUNNING"), True), (("BACKOFF", "STOPPED"), False),
-    (("STARTING", "STOPPED"), False), (("STOPPED", "STOPPED"), False), (("EXITED", "EXITED"), False), ((), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("states", "runs"),
+    [
+        (("RUNNING", "STOPPED"), True),
+        (("EXITED", "RUNNING"), True),
+        (("BACKOFF", "STOPPED"), False),
+        (("STARTING", "STOPPED"), False),
+        (("STOPPED", "STOPPED"), False),
+        (("EXITED", "EXITED"), False),
+        ((), False),
+    ],
+)
 def test_a_gateway_that_is_on_without_a_worker_that_runs_makes_health_503(
     tmp_path: Path, states: tuple[str, ...], runs: bool
 ) -> None:

@@ -49,9 +49,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbeTarget]:
     tiny_gguf.write_tiny_gguf(file)
     model = Model("default", "tiny", "m", 1, str(file), "gguf", None, None)
     asked = Service(
-        "default", "tiny", "u", 1, model, "llama-server", 1, False, Endpoint("tiny", 8080, "/", "ClusterIP", None),
-        "chat", "normal", None, {"contextSize": 512, "idleTtlS": TTL_S}, ("--threads", "1"),
-    )  # fmt: skip
+        "default",
+        "tiny",
+        "u",
+        1,
+        model,
+        "llama-server",
+        1,
+        False,
+        Endpoint("tiny", 8080, "/", "ClusterIP", None),
+        "chat",
+        "normal",
+        None,
+        {"contextSize": 512, "idleTtlS": TTL_S},
+        ("--threads", "1"),
+    )
     made = RUNTIMES["llama-server"].engine(asked, binary, Place(str(file), "127.0.0.1", port, None, str(base)))
     with Path(base / "log").open("wb") as log:
         process = subprocess.Popen(made.argv, cwd=base, stdout=log, stderr=subprocess.STDOUT)

@@ -123,11 +123,19 @@ def test_a_record_comes_back_as_it_was_written(state: StateDir) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "JSON"), (b"{", "JSON"), (b"[]", "format"), (b"null", "format"), (b"{}", "format"),
-        (b"\xff\xfe", "decode"), (b'{"format": 99}', "newer"), (b'{"format": 1}', "damaged"),
-        (b'{"format": 1, "namespace": 7}', "damaged"), (b"[" * 100_000, "JSON"), (b"\x00" * 4096, "JSON"),
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b"[]", "format"),
+        (b"null", "format"),
+        (b"{}", "format"),
+        (b"\xff\xfe", "decode"),
+        (b'{"format": 99}', "newer"),
+        (b'{"format": 1}', "damaged"),
+        (b'{"format": 1, "namespace": 7}', "damaged"),
+        (b"[" * 100_000, "JSON"),
+        (b"\x00" * 4096, "JSON"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_or_newer_record_is_listed_with_a_reason_and_left_where_it_is(
     state: StateDir, content: bytes, why: str
 ) -> None:
@@ -191,7 +199,7 @@ WRITES = st.lists(st.tuples(st.sampled_from("abc"), DONE, st.integers(0, 3)))
 @settings(max_examples=100, derandomize=True, database=None)
 @given(WRITES)
 def test_a_reader_that_looks_again_and_again_sees_what_one_that_looks_first_sees(
-    writes: list[tuple[str, str, int]]
+    writes: list[tuple[str, str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as base:
         writer, reader = StateDir(Path(base)), StateDir(Path(base))
@@ -281,9 +289,7 @@ def test_forgetting_a_service_leaves_one_whose_name_begins_alike(state: StateDir
     state.forget("default.a")
     state.forget("default.a")
     assert set(state.records()[0]) == {"default.a.b", "default.ab"}
-    assert sorted(os.listdir(state.path / "specs")) == [
-        "default.a.b.0123456789ab.json", "default.ab.0123456789ab.json"
-    ]
+    assert sorted(os.listdir(state.path / "specs")) == ["default.a.b.0123456789ab.json", "default.ab.0123456789ab.json"]
     assert sorted(os.listdir(state.path / "models.d")) == ["default.a.b.conf", "default.ab.conf"]
     assert state.log_path("default.a").exists()
 
@@ -306,8 +312,13 @@ def test_a_controller_that_is_killed_while_it_forgets_a_service_forgets_the_rest
     """As long as the record is there: without it nothing would look for a spec, which may hold secrets, any more."""
     spec_file = "default.tiny.0123456789ab.json"
     state.write_record(record(spec_file=spec_file))
-    for path in (state.note_path("default.tiny"), state.pending_path("default.tiny"), state.spec_path(spec_file),
-                 state.attached_path("default.tiny"), state.section_path("default.tiny")):  # fmt: skip
+    for path in (
+        state.note_path("default.tiny"),
+        state.pending_path("default.tiny"),
+        state.spec_path(spec_file),
+        state.attached_path("default.tiny"),
+        state.section_path("default.tiny"),
+    ):
         path.write_text("{}")
     state.scratch_path("default.tiny").mkdir()
     left, unlink = [after], Path.unlink

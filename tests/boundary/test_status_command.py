@@ -77,17 +77,27 @@ def sidecar() -> Iterator[Sidecar]:
 
 def record(port: int) -> Record:
     return a_record(
-        endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=port, host="127.0.0.1",
+        endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None),
+        port=port,
+        host="127.0.0.1",
         spec_file="default.tiny.0123456789ab.json",
-    )  # fmt: skip
+    )
 
 
 def document(phase: str = "Ready", message: str = "") -> dict[str, Any]:
     row = {
-        "namespace": "default", "name": "tiny", "program": "default.tiny", "phase": phase, "reason": "Why",
-        "message": message, "ready": phase == "Ready", "runtime": "llama-server", "pid": os.getpid(), "restarts": 0,
+        "namespace": "default",
+        "name": "tiny",
+        "program": "default.tiny",
+        "phase": phase,
+        "reason": "Why",
+        "message": message,
+        "ready": phase == "Ready",
+        "runtime": "llama-server",
+        "pid": os.getpid(),
+        "restarts": 0,
         "memory": {"reservedBytes": 1 << 30, "measuredBytes": 1 << 29},
-    }  # fmt: skip
+    }
     return {"node": "mac", "cluster": {"server": "k", "reachable": True}, "at": time.time(), "services": [row]}
 
 
@@ -134,8 +144,10 @@ def test_an_engine_that_is_to_fall_asleep_is_not_asked_how_fast_it_writes(state:
 
 
 def test_only_what_is_to_come_is_called_a_fetch(state: StateDir, sidecar: Sidecar) -> None:
-    rows = [{"namespace": "d", "model": name, "phase": phase, "gotBytes": 0, "totalBytes": 0, "message": "m"}
-            for name, phase in (("bad", "Failed"), ("good", "Downloading"))]  # fmt: skip
+    rows = [
+        {"namespace": "d", "model": name, "phase": phase, "gotBytes": 0, "totalBytes": 0, "message": "m"}
+        for name, phase in (("bad", "Failed"), ("good", "Downloading"))
+    ]
     sidecar.document = document() | {"downloads": rows}
     assert [line.split()[1] for line in status(state).stdout.splitlines() if "fetches" in line] == ["d.good"]
 

@@ -154,7 +154,8 @@ class Shelf:
         self.store.want([source])
         return eventually(
             lambda: self.store.state(source).phase in ("Ready", "Failed") and self.store.state(source),
-            WITHIN_S, f"{source!r:.60} to be decided: {self.store.state(source)}",
+            WITHIN_S,
+            f"{source!r:.60} to be decided: {self.store.state(source)}",
         )  # type: ignore[return-value]
 
     def ready(self, source: str) -> ModelFile:
@@ -193,12 +194,15 @@ def test_a_local_file_is_known_at_once(shelf: Shelf, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason", "text"),
     [
-        (None, "ModelFileMissing", "does not exist on this Mac"), (b"", "InvalidModelFile", "is empty"),
-        (b"\n <!DOCTYPE html>", "InvalidModelFile", "web page"), (b"<?xml version=", "InvalidModelFile", "web page"),
+        (None, "ModelFileMissing", "does not exist on this Mac"),
+        (b"", "InvalidModelFile", "is empty"),
+        (b"\n <!DOCTYPE html>", "InvalidModelFile", "web page"),
+        (b"<?xml version=", "InvalidModelFile", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "InvalidModelFile", "Git LFS pointer"),
-        (b"PK\x03\x04", "InvalidModelFile", "something else"), (b"GGU", "InvalidModelFile", "something else"),
+        (b"PK\x03\x04", "InvalidModelFile", "something else"),
+        (b"GGU", "InvalidModelFile", "something else"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | None, reason: str, text: str) -> None:
     path = tmp_path / "m.gguf"
     if content is not None:
@@ -312,9 +316,7 @@ def test_a_local_file_that_is_replaced_or_removed_is_judged_anew(
 
 
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors"])
-def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
-    missing: str, shelf: Shelf, tmp_path: Path
-) -> None:
+def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(missing: str, shelf: Shelf, tmp_path: Path) -> None:
     path = mlx_directory(tmp_path / "m")
     for each in path.glob(missing):
         each.unlink()
@@ -395,6 +397,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(GGUF)
     path.chmod(0)
     if os.getuid() == 0:  # whom no mode stops
+
         def refuse(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
@@ -480,11 +483,14 @@ def test_a_model_is_fetched_whole(shelf: Shelf, web: Web, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason", "text"),
     [
-        ("none.gguf", "SourceNotFound", "answered 404"), ("html.gguf", "InvalidModelFile", "web page"),
-        ("empty.gguf", "InvalidModelFile", "is empty"), ("loop.gguf", "DownloadFailed", "more than 5 other addresses"),
-        ("lfs.gguf", "InvalidModelFile", "LFS"), ("zip.gguf", "DownloadFailed", "with an encoding of the file"),
+        ("none.gguf", "SourceNotFound", "answered 404"),
+        ("html.gguf", "InvalidModelFile", "web page"),
+        ("empty.gguf", "InvalidModelFile", "is empty"),
+        ("loop.gguf", "DownloadFailed", "more than 5 other addresses"),
+        ("lfs.gguf", "InvalidModelFile", "LFS"),
+        ("zip.gguf", "DownloadFailed", "with an encoding of the file"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_model_on_the_web_is_refused_and_not_kept(
     shelf: Shelf, web: Web, name: str, reason: str, text: str
 ) -> None:

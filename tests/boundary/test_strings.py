@@ -39,12 +39,45 @@ os.replace(sys.argv[1] + ".tmp", sys.argv[1])
 time.sleep(600)
 """
 NASTY = (
-    "x\n[program:evil]\ncommand=touch /tmp/pwned", "x'\nenvironment=LD_PRELOAD=\"/tmp/evil.so\"\nstopsignal=KILL",
-    'x",LD_PRELOAD="/tmp/evil.so', "be nice ;) please", "%s", "%(ENV_HOME)s", "%(here)s", "%%(here)s", "100%", " ;",
-    "\t#", "; comment", "# comment", "\r\n", "\n\n", "\n x", "'", '"', "\"'\"'", "\\", "\\\n", "", " ", "*", "-", "--",
-    "[include]\nfiles=/tmp/*", "\x0b\x0c\x1c\x85\u00a0\u2028\ufeff", "\x01\x1b[2J\x7f", "é", "e\u0301", "=", "A=B",
-    "$HOME `id` $(id)", "🦙", "a" * 5000, "\U0010ffff", "\ufffe\uffff",
-)  # fmt: skip
+    "x\n[program:evil]\ncommand=touch /tmp/pwned",
+    'x\'\nenvironment=LD_PRELOAD="/tmp/evil.so"\nstopsignal=KILL',
+    'x",LD_PRELOAD="/tmp/evil.so',
+    "be nice ;) please",
+    "%s",
+    "%(ENV_HOME)s",
+    "%(here)s",
+    "%%(here)s",
+    "100%",
+    " ;",
+    "\t#",
+    "; comment",
+    "# comment",
+    "\r\n",
+    "\n\n",
+    "\n x",
+    "'",
+    '"',
+    "\"'\"'",
+    "\\",
+    "\\\n",
+    "",
+    " ",
+    "*",
+    "-",
+    "--",
+    "[include]\nfiles=/tmp/*",
+    "\x0b\x0c\x1c\x85\u00a0\u2028\ufeff",
+    "\x01\x1b[2J\x7f",
+    "é",
+    "e\u0301",
+    "=",
+    "A=B",
+    "$HOME `id` $(id)",
+    "🦙",
+    "a" * 5000,
+    "\U0010ffff",
+    "\ufffe\uffff",
+)
 PIECES = st.sampled_from([*" \t\n\r;#%'\"\\=,:()[]{}$`&|<>*?!~", "%%", "%s", "%(here)s", " ;", "\n[x]\n", "\n#"])
 TEXT = st.sampled_from(NASTY) | st.lists(
     PIECES | st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12
@@ -94,8 +127,10 @@ def report(path: Path) -> dict[str, Any] | None:
 
 
 @fault(
-    "G130", "arguments and variables hold what supervisord's parser would act on: sections, %, ;, #, quotes, newlines",
-    happens="the engine gets them byte for byte through a real supervisord", sees="nothing",
+    "G130",
+    "arguments and variables hold what supervisord's parser would act on: sections, %, ;, #, quotes, newlines",
+    happens="the engine gets them byte for byte through a real supervisord",
+    sees="nothing",
     bound="0 of them in an ini; no other section, no other process",
 )
 def test_every_string_arrives_byte_for_byte_and_none_of_it_stands_in_the_ini(daemon: Daemon, figure: Figure) -> None:
@@ -125,8 +160,10 @@ def test_every_string_arrives_byte_for_byte_and_none_of_it_stands_in_the_ini(dae
         own = {name: value for name, value in got.items() if name.startswith(MARK.encode())}
         assert own == {name.encode(): value.encode() for name, value in env.items()}
         assert {os.fsdecode(name) for name in got.keys() - own.keys()} <= {
-            launch.MARK, *launch.INHERITED, *(name for name in os.environ if name.startswith("LC_"))
-        }  # fmt: skip
+            launch.MARK,
+            *launch.INHERITED,
+            *(name for name in os.environ if name.startswith("LC_")),
+        }
         assert told["pid"] == daemon.rpc.table()[program].pid
 
     strings = {text for argv, env in sets for text in (*argv, *env, *env.values())}

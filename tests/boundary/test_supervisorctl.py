@@ -32,9 +32,15 @@ def cells(record: Record, observed: Observed | None) -> dict[str, str]:
 
 def test_one_that_serves_says_where_and_nothing_more() -> None:
     assert cells(RECORD, UP) == {
-        "NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "PORT": "18100", "MEMORY": "3.0 GiB",
-        "RESTARTS": "2", "ENDPOINT": "http://127.0.0.1:18100/v1", "WHY": "",
-    }  # fmt: skip
+        "NAME": "default/tiny",
+        "PHASE": "Ready",
+        "RUNTIME": "llama-server",
+        "PORT": "18100",
+        "MEMORY": "3.0 GiB",
+        "RESTARTS": "2",
+        "ENDPOINT": "http://127.0.0.1:18100/v1",
+        "WHY": "",
+    }
 
 
 def test_one_that_serves_and_was_edited_badly_says_so() -> None:
@@ -88,16 +94,25 @@ def supervisorctl(state: StateDir, *arguments: str, **env: str) -> tuple[int, li
     """(exit status, lines) of the real one."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "supervisorctl"), "-c", f"{state.path}/supervisord.conf", *arguments],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **env}, encoding="utf-8",
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+        encoding="utf-8",
+    )
     assert not done.stderr
     return done.returncode, done.stdout.splitlines()
 
 
 def test_the_command_lists_chooses_and_fails_for_a_name_that_there_is_not(state: StateDir) -> None:
     assert supervisorctl(state, "models") == (0, ["no InferenceService is this Mac's"])
-    other = replace(RECORD, name="other", program="default.other", spec_file=None,
-                    verdict=Verdict(Standing.WAIT, "ModelNotReady", EVIL, 1.0))
+    other = replace(
+        RECORD,
+        name="other",
+        program="default.other",
+        spec_file=None,
+        verdict=Verdict(Standing.WAIT, "ModelNotReady", EVIL, 1.0),
+    )
     for each in (RECORD, other):
         state.write_record(each)
     state.write_observed(UP)

@@ -54,8 +54,14 @@ files={d}/models.d/*.conf
 
 
 def section(name: str, command: str = "/bin/sleep 60", **more: object) -> str:
-    options = {"command": command, "startsecs": 0, "stdout_logfile": "/dev/null", "stdout_logfile_maxbytes": 0,
-               "redirect_stderr": "true", **more}
+    options = {
+        "command": command,
+        "startsecs": 0,
+        "stdout_logfile": "/dev/null",
+        "stdout_logfile_maxbytes": 0,
+        "redirect_stderr": "true",
+        **more,
+    }
     return f"[program:{name}]\n" + "".join(f"{key}={value}\n" for key, value in options.items())
 
 
@@ -438,25 +444,42 @@ def test_the_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no command": "[program:x]\n", "no section": "command=/bin/true\n", "rubbish": "\x00\x01rubbish",
-    "value": "[program:x]\ncommand=/bin/true\nautostart=perhaps\n", "no environment": section("x", "%(ENV_NOPE)s"),
-    "expansion": section("x", "/bin/true %(nope)s"), "percent": section("x", "/bin/true 100%"),
-    "stop signal": section("x", stopsignal="NOPE"), "umask": section("x", umask="999"),
-    "user": section("x", user="nobody-of-that-name"), "processes": section("x", numprocs=2),
-    "environment": section("x", environment='A="b'), "restart": section("x", autorestart="maybe"),
-    "log directory": section("x", stdout_logfile="/no/such/directory/log"), "group": "[group:g]\nprograms=none\n",
-    "size": section("x", stdout_logfile_maxbytes="many"), "empty name": section(""),
+    "no command": "[program:x]\n",
+    "no section": "command=/bin/true\n",
+    "rubbish": "\x00\x01rubbish",
+    "value": "[program:x]\ncommand=/bin/true\nautostart=perhaps\n",
+    "no environment": section("x", "%(ENV_NOPE)s"),
+    "expansion": section("x", "/bin/true %(nope)s"),
+    "percent": section("x", "/bin/true 100%"),
+    "stop signal": section("x", stopsignal="NOPE"),
+    "umask": section("x", umask="999"),
+    "user": section("x", user="nobody-of-that-name"),
+    "processes": section("x", numprocs=2),
+    "environment": section("x", environment='A="b'),
+    "restart": section("x", autorestart="maybe"),
+    "log directory": section("x", stdout_logfile="/no/such/directory/log"),
+    "group": "[group:g]\nprograms=none\n",
+    "size": section("x", stdout_logfile_maxbytes="many"),
+    "empty name": section(""),
     "bracket": "[program:x\ncommand=a\n",
-    "quote": section("x", "/bin/sh -c 'oops"), "number": section("x", startsecs="two"),
-    "colon": section("a:b"), "listener": "[eventlistener:e]\ncommand=/bin/true\n",
-}  # fmt: skip
+    "quote": section("x", "/bin/sh -c 'oops"),
+    "number": section("x", startsecs="two"),
+    "colon": section("a:b"),
+    "listener": "[eventlistener:e]\ncommand=/bin/true\n",
+}
 GOOD = {
-    "empty": "", "comment": "; nothing here\n", "plain": section("x"), "two": section("x") + section("y"),
-    "escaped": section("x", "/bin/echo 100%%"), "here": section("x", "%(here)s/x"),
+    "empty": "",
+    "comment": "; nothing here\n",
+    "plain": section("x"),
+    "two": section("x") + section("y"),
+    "escaped": section("x", "/bin/echo 100%%"),
+    "here": section("x", "%(here)s/x"),
     "unknown option": section("x", zzz=1),
-    "group": section("x") + "[group:g]\nprograms=x\n", "umlaut": "; ü\n" + section("x"),
-    "twice": section("x") + section("x"), "bom": "\ufeff; mark\n" + section("x"),
-}  # fmt: skip
+    "group": section("x") + "[group:g]\nprograms=x\n",
+    "umlaut": "; ü\n" + section("x"),
+    "twice": section("x") + section("x"),
+    "bom": "\ufeff; mark\n" + section("x"),
+}
 
 
 def loads(daemon: Daemon) -> bool:
@@ -601,13 +624,15 @@ def test_threads_share_a_client(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"rubbish\r\n\r\n", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
+        b"",
+        b"rubbish\r\n\r\n",
+        b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 4\r\n\r\n<no>",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 400\r\n\r\n<?xml version='1.0'?><methodR",
     ],
     ids=["silence", "rubbish", "500", "no xml", "empty", "cut"],
-)  # fmt: skip
+)
 def test_whatever_answers_in_its_place_is_unavailable(answer: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{directory}/s")

@@ -392,16 +392,26 @@ def test_blank_lines_are_nothing(reflect: Reflect) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"7", b"null", b"[]", b"{}", b'""', b"\xff", b'{"type": "ADDED"}', b'{"type": "ADDED", "object": null}',
-        b'{"type": "ERROR", "object": null}', b'{"type": "ERROR", "object": {"code": "x"}}', b"[" * 100_000,
+        b"7",
+        b"null",
+        b"[]",
+        b"{}",
+        b'""',
+        b"\xff",
+        b'{"type": "ADDED"}',
+        b'{"type": "ADDED", "object": null}',
+        b'{"type": "ERROR", "object": null}',
+        b'{"type": "ERROR", "object": {"code": "x"}}',
+        b"[" * 100_000,
         b'{"type": "ADDED", "object": {"metadata": {"name": {}, "resourceVersion": "2"}}}',
-        b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}', b'{"type": {}, "object": {"metadata": []}}',
+        b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}',
+        b'{"type": {}, "object": {"metadata": []}}',
         b'{"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": {}}}}',
         b'{"type": "ERROR", "object": {"code": 1e999}}',
         b'{"type": "ADDED", "object": {"metadata": {"name": "a", "uid": {}, "resourceVersion": "2"}}}',
         b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "%s"}}}' % (b"9" * 5000),
     ],
-)  # fmt: skip
+)
 def test_a_garbage_line_is_an_error_and_the_reflector_lives_on(reflect: Reflect, line: bytes) -> None:
     bad = threading.Event()
     bad.set()
@@ -413,18 +423,30 @@ def test_a_garbage_line_is_an_error_and_the_reflector_lives_on(reflect: Reflect,
 
     with answering(answer) as url:
         seen = reflect(url=url)
-        eventually(lambda: seen.kube.watches >= 2 or seen.reflector.seen.error or not seen.reflector.is_alive(),
-                   WITHIN_S, "the line to be read")
+        eventually(
+            lambda: seen.kube.watches >= 2 or seen.reflector.seen.error or not seen.reflector.is_alive(),
+            WITHIN_S,
+            "the line to be read",
+        )
         bad.clear()
         seen.reflector.kick()
         seen.become("a")
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b"[]", b'{"items": null}', b'{"items": [null]}', b'{"items": [{}]}', b'{"items": []}',
-             b'{"metadata": null, "items": []}', b'{"metadata": {"resourceVersion": null}, "items": [{"metadata": 7}]}',
-             b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "a", "uid": {}}}]}']
-)  # fmt: skip
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"items": null}',
+        b'{"items": [null]}',
+        b'{"items": [{}]}',
+        b'{"items": []}',
+        b'{"metadata": null, "items": []}',
+        b'{"metadata": {"resourceVersion": null}, "items": [{"metadata": 7}]}',
+        b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "a", "uid": {}}}]}',
+    ],
+)
 def test_a_list_without_the_shape_of_one_is_not_an_empty_list(reflect: Reflect, body: bytes) -> None:
     with answering(lambda _: lines(body)) as url:
         seen = reflect(url=url)

@@ -417,10 +417,15 @@ def test_one_version_that_is_too_old_leads_to_a_list_at_once(reflect: Reflect, s
 
 @pytest.mark.parametrize(
     ("headers", "least_s"),
-    [("Retry-After: 1\r\n", 1.0), ("Retry-After: 0\r\n", 0.05), ("", 0.05), ("Retry-After: soon\r\n", 0.05),
-     ("Retry-After: Wed, 21 Oct 2026 07:28:01 GMT\r\nDate: Wed, 21 Oct 2026 07:28:00 GMT\r\n", 1.0)],
+    [
+        ("Retry-After: 1\r\n", 1.0),
+        ("Retry-After: 0\r\n", 0.05),
+        ("", 0.05),
+        ("Retry-After: soon\r\n", 0.05),
+        ("Retry-After: Wed, 21 Oct 2026 07:28:01 GMT\r\nDate: Wed, 21 Oct 2026 07:28:00 GMT\r\n", 1.0),
+    ],
     ids=["1", "0", "absent", "garbage", "date"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("status", ["429 Slow", "503 No"])
 def test_a_server_that_asks_for_patience_gets_it(
     reflect: Reflect, script: Script, status: str, headers: str, least_s: float

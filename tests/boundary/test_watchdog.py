@@ -10,8 +10,11 @@ from tests.support.faults import fault
 
 
 @fault(
-    "M105b", "the size of the memory cannot be read any more", happens="the budget stays as it was, until it can",
-    sees="nothing", bound="the same budget",
+    "M105b",
+    "the size of the memory cannot be read any more",
+    happens="the budget stays as it was, until it can",
+    sees="nothing",
+    bound="the same budget",
 )
 def test_a_machine_that_does_not_tell_its_size_for_once_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[bool] = []

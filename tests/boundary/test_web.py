@@ -218,8 +218,10 @@ def test_a_secret_stays_with_the_origin_that_it_is_for(web: Web) -> None:
     web.asked.clear()
     read(Client(NEAR), f"{web.url}/to/{away}/to/{web.url}/back", SECRET)
     assert [(host, said) for host, _, said in web.asked] == [
-        ("127.0.0.1", "Bearer hunter2"), ("localhost", ""), ("127.0.0.1", "Bearer hunter2")
-    ]  # fmt: skip
+        ("127.0.0.1", "Bearer hunter2"),
+        ("localhost", ""),
+        ("127.0.0.1", "Bearer hunter2"),
+    ]
 
 
 @pytest.mark.parametrize("trick", ["http://localhost:{0}\\@127.0.0.1:{0}/x", "http://127.0.0.1:{0}@localhost:{0}/x"])
@@ -282,9 +284,15 @@ class Names:
         addresses = known.pop(0) if len(known) > 1 else known[0]
         port = more[0] if more else 0
         return [
-            (socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM, 6, "",
-             (each, port, 0, 0) if ":" in each else (each, port)) for each in addresses
-        ]  # fmt: skip
+            (
+                socket.AF_INET6 if ":" in each else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (each, port, 0, 0) if ":" in each else (each, port),
+            )
+            for each in addresses
+        ]
 
 
 @pytest.fixture
@@ -294,9 +302,22 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 @pytest.mark.parametrize(
     "address",
-    ["169.254.169.254", "127.0.0.1", "10.0.0.1", "192.168.1.1", "100.100.100.200", "0.0.0.0", "::1", "fe80::1",
-     "fd00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "::7f00:1"],
-)  # fmt: skip
+    [
+        "169.254.169.254",
+        "127.0.0.1",
+        "10.0.0.1",
+        "192.168.1.1",
+        "100.100.100.200",
+        "0.0.0.0",
+        "::1",
+        "fe80::1",
+        "fd00::1",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe",
+        "::7f00:1",
+    ],
+)
 def test_a_public_name_with_another_address_is_refused(names: Names, address: str) -> None:
     names.answers["models.example.com"] = [[address]]
     connected: list[object] = []

@@ -163,5 +163,3 @@ def serving() -> Iterator[Uneven]:
             server.hold.set()
             server.shutdown()
             thread.join()
-
-

@@ -32,7 +32,11 @@ class OwnKube(Kube):
         self.namespace = namespace
 
     def request(
-        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Object | None = None,
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
         if body is not None and isinstance(body.get("metadata"), dict) and body["metadata"].get("namespace"):
@@ -54,7 +58,13 @@ class AgentMac(Mac):
     """A Mac that serves one namespace of a real cluster. The test looks at it as the administrator."""
 
     def __init__(
-        self, base: Path, name: str, number: int, cluster: KubeCluster, namespace: str, *flags: str,
+        self,
+        base: Path,
+        name: str,
+        number: int,
+        cluster: KubeCluster,
+        namespace: str,
+        *flags: str,
         login: Path | None = None,
     ) -> None:
         """`login`: the agent's kubeconfig, the administrator's by default."""
@@ -172,7 +182,9 @@ class Sampler:
 # ── what accounts asked for ──────────────────────────────────────────────────────────────────────
 
 POLICY = {
-    "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
 }
 
@@ -219,7 +231,8 @@ def rights_used(events: list[Object]) -> set[Right]:
 def refused(events: list[Object]) -> list[str]:
     """The requests that were forbidden, as `verb URI`."""
     return [
-        f"{each['verb']} {each['requestURI']}" for each in events
+        f"{each['verb']} {each['requestURI']}"
+        for each in events
         if each.get("responseStatus", {}).get("code") in (401, 403)
         or each.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid"
     ]

@@ -84,11 +84,18 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
     assert (port["name"], port["port"], port["targetPort"], port["protocol"]) == ("http", 9000, "http", "TCP")
 
     piece = mac.get(f"{SLICES}/{name}-mac-a")
-    assert piece["metadata"]["labels"].items() >= {
-        "kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
-        "metal-supervisor.io/node": "mac-a", "llmkube.dev/accelerator": "metal", "llmkube.ai/inference-service": name,
-        "llmkube.ai/managed-by": "metal-agent", "app.kubernetes.io/managed-by": "metal-supervisor",
-    }.items()
+    assert (
+        piece["metadata"]["labels"].items()
+        >= {
+            "kubernetes.io/service-name": name,
+            "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
+            "metal-supervisor.io/node": "mac-a",
+            "llmkube.dev/accelerator": "metal",
+            "llmkube.ai/inference-service": name,
+            "llmkube.ai/managed-by": "metal-agent",
+            "app.kubernetes.io/managed-by": "metal-supervisor",
+        }.items()
+    )
     (owner,) = piece["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("InferenceService", uid)
     assert len(piece["endpoints"]) == 1 and endpoint(piece)["addresses"] == ["192.0.2.11"]
@@ -101,8 +108,16 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
     # Nothing of what we write was pruned, and what is there is valid.
     status = owned["status"]
     assert status.keys() == {
-        "phase", "mode", "modelReady", "readyReplicas", "replicas", "desiredReplicas", "effectivePriority",
-        "conditions", "lastUpdated", "endpoint",
+        "phase",
+        "mode",
+        "modelReady",
+        "readyReplicas",
+        "replicas",
+        "desiredReplicas",
+        "effectivePriority",
+        "conditions",
+        "lastUpdated",
+        "endpoint",
     }
     assert status["endpoint"] == url and (status["readyReplicas"], status["desiredReplicas"]) == (1, 1)
     types = {"Available", "Confined", "MetalReady", "Ready", "Suspended"}
@@ -110,7 +125,14 @@ def test_an_applied_model_is_ready_for_kubectl_and_its_objects_are_as_designed(
     for each in status["conditions"]:
         assert each.keys() == {"type", "status", "reason", "message", "observedGeneration", "lastTransitionTime"}
     assert mac.get(f"{MODELS}/{name}")["status"].keys() == {
-        "phase", "acceleratorReady", "cacheKey", "conditions", "lastUpdated", "path", "size", "gguf"
+        "phase",
+        "acceleratorReady",
+        "cacheKey",
+        "conditions",
+        "lastUpdated",
+        "path",
+        "size",
+        "gguf",
     }
     for path in (f"{ISVC}/{name}", f"{MODELS}/{name}"):
         query = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -201,15 +223,15 @@ def test_what_a_spec_says_of_its_endpoint_is_honoured_and_may_change(mac: AgentM
 
 def test_a_service_of_somebody_else_is_reported_and_not_touched(mac: AgentMac) -> None:
     theirs = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs", "namespace": "default"},
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "theirs", "namespace": "default"},
         "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
     }
     mac.apply(theirs)
     before = mac.get(f"{SERVICES}/theirs")
     mac.apply(service("theirs", "tiny"))
-    eventually(
-        lambda: mac.condition("MetalReady", "theirs").get("reason") == "EndpointNameConflict", 60, "the refusal"
-    )
+    eventually(lambda: mac.condition("MetalReady", "theirs").get("reason") == "EndpointNameConflict", 60, "the refusal")
     eventually(lambda: "EndpointNameConflict" in mac.kubectl("describe", "isvc", "theirs"), what="the Event")
     assert mac.get(f"{SERVICES}/theirs") == before
     assert mac.maybe(f"{SLICES}/theirs-mac-a") is None

@@ -63,10 +63,13 @@ def environment(base: Path) -> dict[str, str]:
     (port,), held = free_ports(1), ports.Range()
     _held.append(held)
     return {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(base / "home"), "LANG": "C.UTF-8",
-        "METAL_SUPERVISOR_PORT": str(port), "METAL_SUPERVISOR_PORTS": f"{held.first}-{held.last}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(base / "home"),
+        "LANG": "C.UTF-8",
+        "METAL_SUPERVISOR_PORT": str(port),
+        "METAL_SUPERVISOR_PORTS": f"{held.first}-{held.last}",
         "METAL_SUPERVISOR_LLAMA_SERVER": str(engine_path()),
-    }  # fmt: skip
+    }
 
 
 def test_an_administrator_connects_a_mac_and_it_serves(base: Path) -> None:
@@ -96,8 +99,14 @@ def serves(block: Block, place: Path, environ: dict[str, str]) -> str:
     """What a command that runs until it is told to end prints, if it serves and ends in order."""
     (shown,) = block.shown
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {shown.command}"], cwd=place, env=environ, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ["bash", "-c", f"exec {shown.command}"],
+        cwd=place,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         eventually(lambda: healthy(int(environ["METAL_SUPERVISOR_PORT"])), 60, block.where)

@@ -27,8 +27,18 @@ def login(cluster: KubeCluster, namespace: str, kubectl: Kubectl, tmp_path: Path
         kubectl("apply", "-f", "-", given=text)
     admin, path = cluster.kubeconfig(tmp_path / "admin", namespace=namespace), tmp_path / "studio"
     command = [
-        sys.executable, "-m", "metal_supervisor", "kubeconfig", "--service-account", "metal-mac-a",
-        "--namespace", namespace, "--from", str(admin), "--output", str(path),
+        sys.executable,
+        "-m",
+        "metal_supervisor",
+        "kubeconfig",
+        "--service-account",
+        "metal-mac-a",
+        "--namespace",
+        namespace,
+        "--from",
+        str(admin),
+        "--output",
+        str(path),
     ]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -37,8 +47,19 @@ def login(cluster: KubeCluster, namespace: str, kubectl: Kubectl, tmp_path: Path
 
 def doctor(login: Path, namespace: str, tmp_path: Path) -> Told:
     command = [
-        sys.executable, "-m", "metal_supervisor", "doctor", "--json", "--state-dir", str(tmp_path / "state"),
-        "--kubeconfig", str(login), "--namespace", namespace, "--port", str(free_ports(1)[0]),
+        sys.executable,
+        "-m",
+        "metal_supervisor",
+        "doctor",
+        "--json",
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--kubeconfig",
+        str(login),
+        "--namespace",
+        namespace,
+        "--port",
+        str(free_ports(1)[0]),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     token = login.with_name("studio.token").read_text().strip()

@@ -63,7 +63,6 @@ def test_it_is_reached_at_its_slice_s_address_while_it_wakes_and_rests(
         assert not [each for each in ours if each["type"] == "Warning"]
 
 
-
 def test_each_mac_wakes_its_own_replica_and_keeps_its_claim(
     cluster: KubeCluster, namespace: str, tmp_path: Path
 ) -> None:

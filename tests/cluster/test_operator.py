@@ -48,11 +48,15 @@ def test_a_rejected_model_is_neither_started_nor_fetched_until_it_is_accepted(
     eventually(lambda: mac.get(f"{MODELS}/far").get("status"), what="the operator's verdict")
     mac.apply(service("tiny"), service("far"))
     for name in ("tiny", "far"):
-        eventually(lambda name=name: mac.condition("MetalReady", name).get("reason") == "ModelSourceNotAllowed",
-                   what=f"the refusal of {name}")  # fmt: skip
+        eventually(
+            lambda name=name: mac.condition("MetalReady", name).get("reason") == "ModelSourceNotAllowed",
+            what=f"the refusal of {name}",
+        )
         assert "ModelAttestationRejected" in mac.condition("MetalReady", name)["message"]
-        eventually(lambda name=name: mac.status(name).get("schedulingStatus") == "ModelSourceNotAllowed",
-                   what=f"the word of {name}")  # fmt: skip
+        eventually(
+            lambda name=name: mac.status(name).get("schedulingStatus") == "ModelSourceNotAllowed",
+            what=f"the word of {name}",
+        )
     assert not mac.pid()
     operator.failures["tiny"] = None
     mac.ready("tiny", 60)
@@ -117,9 +121,12 @@ class DeadEndpoints(threading.Thread):
             slices = self._kube.request("GET", SLICES, query)["items"]
             answers, now = self._answers(), time.monotonic()
             dead = {
-                address for item in slices for each in item["endpoints"] or []
-                for address in each["addresses"] if each["conditions"]["ready"] and address not in answers
-            }  # fmt: skip
+                address
+                for item in slices
+                for each in item["endpoints"] or []
+                for address in each["addresses"]
+                if each["conditions"]["ready"] and address not in answers
+            }
             since = {address: since.get(address, now) for address in dead}
             self.longest_s = max([self.longest_s, *(now - at for at in since.values())])
 
@@ -142,9 +149,12 @@ def go_agent_serves(fleet: AgentFleet, operator: Operator, address: str) -> Obje
 def ready(fleet: AgentFleet) -> set[str]:
     items = fleet.kube.request("GET", SLICES, {"labelSelector": "kubernetes.io/service-name=tiny"})["items"]
     return {
-        address for item in items for each in item["endpoints"] or [] if each["conditions"]["ready"]
+        address
+        for item in items
+        for each in item["endpoints"] or []
+        if each["conditions"]["ready"]
         for address in each["addresses"]
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["once", "killed in the middle"])

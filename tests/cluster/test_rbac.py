@@ -40,10 +40,15 @@ RULES = yaml.safe_load((RBAC / "namespace.yaml").read_text())["rules"]
 TOKEN_RULES = next(
     each["rules"] for each in yaml.safe_load_all((RBAC / "mac.yaml").read_text()) if each["kind"] == "Role"
 )
-RIGHTS = sorted({
-    (group, resource, verb)
-    for rule in RULES for group in rule["apiGroups"] for resource in rule["resources"] for verb in rule["verbs"]
-})
+RIGHTS = sorted(
+    {
+        (group, resource, verb)
+        for rule in RULES
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+)
 Object = dict[str, Any]
 
 
@@ -98,7 +103,12 @@ class Life:
         group, resource, verb = right
         resource, _, sub = resource.partition("/")
         asked = {
-            "namespace": SPACE, "group": group, "resource": resource, "subresource": sub, "verb": verb, "name": name
+            "namespace": SPACE,
+            "group": group,
+            "resource": resource,
+            "subresource": sub,
+            "verb": verb,
+            "name": name,
         }
         body = {"spec": {"user": f"system:serviceaccount:{self.account}", "resourceAttributes": asked}}
         answer = self.kube.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", None, body)
@@ -110,9 +120,14 @@ class Life:
     def without(self, right: tuple[str, str, str]) -> None:
         """Takes one verb on one resource away, and nothing else; in force when this returns."""
         rules = [
-            {"apiGroups": [group], "resources": [resource],
-             "verbs": [verb for verb in rule["verbs"] if (group, resource, verb) != right]}
-            for rule in RULES for group in rule["apiGroups"] for resource in rule["resources"]
+            {
+                "apiGroups": [group],
+                "resources": [resource],
+                "verbs": [verb for verb in rule["verbs"] if (group, resource, verb) != right],
+            }
+            for rule in RULES
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
         ]
         self.grant([rule for rule in rules if rule["verbs"]])
         eventually(lambda: not self.may(right), what="the right to be gone")
@@ -144,8 +159,18 @@ def life(audited: AuditedCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         for name in ("namespace.yaml", "mac.yaml"):  # whose placeholders are right as they are
             mac.kubectl("apply", "-f", str(RBAC / name))
         command = [
-            sys.executable, "-m", "metal_supervisor", "kubeconfig", "--service-account", f"metal-{NODE}",
-            "--namespace", SPACE, "--from", str(mac.admin), "--output", str(base / "studio"),
+            sys.executable,
+            "-m",
+            "metal_supervisor",
+            "kubeconfig",
+            "--service-account",
+            f"metal-{NODE}",
+            "--namespace",
+            SPACE,
+            "--from",
+            str(mac.admin),
+            "--output",
+            str(base / "studio"),
         ]
         made = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert made.returncode == 0, made.stdout + made.stderr
@@ -160,9 +185,11 @@ def life(audited: AuditedCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 def legacy() -> Object:
     """What an old agent of LLMKube left behind; its heartbeat is of long ago."""
     return {
-        "apiVersion": "v1", "kind": "Endpoints",
+        "apiVersion": "v1",
+        "kind": "Endpoints",
         "metadata": {
-            "name": "tiny", "namespace": "default",
+            "name": "tiny",
+            "namespace": "default",
             "labels": {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "tiny"},
         },
         "subsets": [{"addresses": [{"ip": "192.0.2.99"}], "ports": [{"name": "http", "port": 8080}]}],
@@ -172,22 +199,41 @@ def legacy() -> Object:
 def silent_peer(kube: OwnKube) -> str:
     """Another Mac that is gone, with an endpoint that still says ready; returns the slice's path."""
     labels = {"metal-supervisor.io/node": "mac-z"}
-    kube.apply(f"{LEASES}/metal-mac-z", {
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {"name": "metal-mac-z", "namespace": "default",
-                     "labels": {**labels, "metal-supervisor.io/kind": "node"}},
-        "spec": {"holderIdentity": "mac-z", "leaseDurationSeconds": 1},
-    }, "test")
+    kube.apply(
+        f"{LEASES}/metal-mac-z",
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": "metal-mac-z",
+                "namespace": "default",
+                "labels": {**labels, "metal-supervisor.io/kind": "node"},
+            },
+            "spec": {"holderIdentity": "mac-z", "leaseDurationSeconds": 1},
+        },
+        "test",
+    )
     path = f"{SLICES}/elsewhere-mac-z"
-    kube.apply(path, {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "elsewhere-mac-z", "namespace": "default", "labels": {
-            **labels, "kubernetes.io/service-name": "elsewhere",
-            "endpointslice.kubernetes.io/managed-by": "metal-supervisor"}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": ["192.0.2.98"], "conditions": {"ready": True, "serving": True}}],
-        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-    }, "test")
+    kube.apply(
+        path,
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": "elsewhere-mac-z",
+                "namespace": "default",
+                "labels": {
+                    **labels,
+                    "kubernetes.io/service-name": "elsewhere",
+                    "endpointslice.kubernetes.io/managed-by": "metal-supervisor",
+                },
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["192.0.2.98"], "conditions": {"ready": True, "serving": True}}],
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        },
+        "test",
+    )
     return path
 
 
@@ -207,7 +253,8 @@ def test_a_whole_life_needs_all_of_the_shipped_rights_and_no_other(life: Life) -
     kube, mac = life.kube, life.mac
     assert "it may list inferenceservices" in life.said and f"--node-name {NODE}" in life.said
     assert (life.login.stat().st_mode & 0o777, life.login.with_name("studio.token").stat().st_mode & 0o777) == (
-        0o600, 0o600
+        0o600,
+        0o600,
     )
 
     kube.apply(f"{ENDPOINTS}/tiny", legacy(), "old-agent")
@@ -394,7 +441,8 @@ def test_without_a_right_something_fails_and_the_right_is_named(life: Life, righ
         NEEDED_FOR[right](life)
         eventually(
             lambda: named in life.mac.report()["cluster"]["error"] or named in life.mac.logged(logged),
-            30, f"the agent to say: {named}",
+            30,
+            f"the agent to say: {named}",
         )
         assert refused(life.audit(before)) != []
         if NEEDED_FOR[right] not in (no_replica, for_another_mac):
@@ -494,11 +542,17 @@ def test_behind_the_fence_the_agent_lives_on_and_the_reaper_alone_withdraws_a_si
     (tmp_path / "ca.crt").write_bytes(life.cluster.ca_file.read_bytes())
     (tmp_path / "namespace").write_text(SPACE)
     environment = {
-        "PATH": os.environ["PATH"], "ACCOUNT_DIR": str(tmp_path), "API_URL": life.cluster.url, "PERIOD_S": "0.2",
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "ACCOUNT_DIR": str(tmp_path),
+        "API_URL": life.cluster.url,
+        "PERIOD_S": "0.2",
+    }
     script = str(ROOT / "conf" / "reaper" / "reaper.py")
     with subprocess.Popen(
-        [sys.executable, "-I", "-B", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-I", "-B", script],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     ) as reaper:
         try:
@@ -514,7 +568,8 @@ def test_behind_the_fence_the_agent_lives_on_and_the_reaper_alone_withdraws_a_si
 def refusals(life: Life, since: int) -> list[str]:
     """The Mac's requests that were forbidden or refused by admission."""
     return [
-        f"{each['verb']} {each['requestURI']}" for each in life.audit(since)
+        f"{each['verb']} {each['requestURI']}"
+        for each in life.audit(since)
         if each.get("responseStatus", {}).get("code") in (403, 422)
     ]
 

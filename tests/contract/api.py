@@ -24,10 +24,16 @@ JSON_PATCH = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 
 GROUPS = {
-    "configmaps": "", "events": "events.k8s.io", "services": "", "leases": "coordination.k8s.io",
-    "endpointslices": "discovery.k8s.io", "secrets": "", "widgets": "example.test", "models": "inference.llmkube.dev",
+    "configmaps": "",
+    "events": "events.k8s.io",
+    "services": "",
+    "leases": "coordination.k8s.io",
+    "endpointslices": "discovery.k8s.io",
+    "secrets": "",
+    "widgets": "example.test",
+    "models": "inference.llmkube.dev",
     "inferenceservices": "inference.llmkube.dev",
-}  # fmt: skip
+}
 VERSIONS = {"inference.llmkube.dev": "v1alpha1"}
 _numbers = itertools.count(1)
 
@@ -90,9 +96,16 @@ class Api:
     """One client of one server, with a connection that is kept."""
 
     def __init__(
-        self, name: str, port: int, *, prefix: str = "", token: str = "", ca_file: str = "",
-        expire: Callable[[], None] = lambda: None, collects: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        port: int,
+        *,
+        prefix: str = "",
+        token: str = "",
+        ca_file: str = "",
+        expire: Callable[[], None] = lambda: None,
+        collects: bool = True,
+    ) -> None:
         self.name = name
         """`real` or `embedded`."""
         self.expire = expire
@@ -106,9 +119,14 @@ class Api:
     def another(self) -> Api:
         """A client with a connection of its own."""
         return Api(
-            self.name, self._port, prefix=self._prefix, token=self._token, ca_file=self._ca_file, expire=self.expire,
+            self.name,
+            self._port,
+            prefix=self._prefix,
+            token=self._token,
+            ca_file=self._ca_file,
+            expire=self.expire,
             collects=self.collects,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -126,9 +144,15 @@ class Api:
         }
 
     def request(
-        self, method: str, path: str, body: Any = None, *, kind: str = "application/json",
-        headers: dict[str, str] | None = None, **query: Any,
-    ) -> Reply:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> Reply:
         """One request; bytes are sent as they are, anything else as JSON."""
         url = self._prefix + path + ("?" + urlencode(query) if query else "")
         data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
@@ -174,11 +198,13 @@ class Api:
         cluster |= {"certificate-authority": self._ca_file} if self._ca_file else {}
         context = {"cluster": "test", "user": "test", "namespace": namespace}
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
             "clusters": [{"name": "test", "cluster": cluster}],
             "contexts": [{"name": "test", "context": context}],
             "users": [{"name": "test", "user": {"token": self._token} if self._token else {}}],
-        }  # fmt: skip
+        }
         path.write_text(json.dumps(config))
         return path
 

@@ -46,9 +46,13 @@ def real() -> Iterator[Api]:
     server = cluster_server.cluster()
     assert server.request("POST", CRD_PATH, WIDGET_CRD)[0] == 201
     client = Api(
-        "real", server.port, token=server.token, ca_file=str(server.ca_file), expire=partial(_expire, server),
+        "real",
+        server.port,
+        token=server.token,
+        ca_file=str(server.ca_file),
+        expire=partial(_expire, server),
         collects=server.has_controllers,
-    )  # fmt: skip
+    )
     eventually_served(client)
     yield client
     client.close()

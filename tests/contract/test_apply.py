@@ -38,7 +38,7 @@ def test_what_another_manager_owns_is_a_conflict_unless_forced(space: Space) -> 
 def test_several_conflicts_are_listed_by_manager(space: Space) -> None:
     space.apply("widgets", widget(extra={"a": "1", "b": "2"}), "one")
     refused = space.apply("widgets", widget(extra={"a": "x", "b": "y"}), "two")
-    assert refused.message.startswith('Apply failed with 2 conflicts: conflict')
+    assert refused.message.startswith("Apply failed with 2 conflicts: conflict")
     named = [(cause["message"], cause["field"]) for cause in refused.body["details"]["causes"]]
     assert named == [('conflict with "one"', f".spec.extra.{field}") for field in "ab"]
     assert all(text in refused.message for text in ('with "one"', ".spec.extra.a", ".spec.extra.b"))

@@ -45,9 +45,18 @@ def test_a_size_of_a_cache_is_refused_with_an_example(space: Space, field: str, 
 
 def test_values_of_the_right_form_are_taken(space: Space) -> None:
     sources = (
-        SOURCE, "hf://o/r", "hf://o/r:Q4_K_M", "o/r", "https://h/m.gguf", "https://ollama.com/library/qwen3:8b",
-        "s3://bucket/key", "file:///m.gguf", "/models/m.gguf", "/Volumes/My Passport/m #1.gguf", "pvc://claim/m",
-    )  # fmt: skip
+        SOURCE,
+        "hf://o/r",
+        "hf://o/r:Q4_K_M",
+        "o/r",
+        "https://h/m.gguf",
+        "https://ollama.com/library/qwen3:8b",
+        "s3://bucket/key",
+        "file:///m.gguf",
+        "/models/m.gguf",
+        "/Volumes/My Passport/m #1.gguf",
+        "pvc://claim/m",
+    )
     for number, source in enumerate(sources):
         assert space.post("models", model(f"s{number}", source=source, sha256="aB" * 32)).code == 201, source
     for number, text in enumerate(("16Gi", "24G", "1.5Gi", "17179869184", "16e9", "512Mi", "")):

@@ -17,10 +17,15 @@ def test_a_service_gets_an_address_for_life(space: Space) -> None:
     address = made["clusterIP"]
     assert address.startswith("10.96.") and made["clusterIPs"] == [address]
     assert made == {
-        "clusterIP": address, "clusterIPs": [address], "internalTrafficPolicy": "Cluster", "ipFamilies": ["IPv4"],
-        "ipFamilyPolicy": "SingleStack", "sessionAffinity": "None", "type": "ClusterIP",
+        "clusterIP": address,
+        "clusterIPs": [address],
+        "internalTrafficPolicy": "Cluster",
+        "ipFamilies": ["IPv4"],
+        "ipFamilyPolicy": "SingleStack",
+        "sessionAffinity": "None",
+        "type": "ClusterIP",
         "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}],
-    }  # fmt: skip
+    }
     assert space.post("services", service("b")).body["spec"]["clusterIP"] != address
     for value in (None, ""):
         assert space.patch("services", "a", {"spec": {"clusterIP": value}}).body["spec"]["clusterIP"] == address
@@ -69,7 +74,7 @@ def test_names_of_services(space: Space, name: str, code: int) -> None:
         ({"sessionAffinity": "Odd"}, {"spec.sessionAffinity": "FieldValueNotSupported"}),
         ({"selector": {"a": "no good!"}}, {"spec.selector": "FieldValueInvalid"}),
     ],
-)  # fmt: skip
+)
 def test_services_that_make_no_sense(space: Space, spec: dict[str, object], causes: dict[str, str]) -> None:
     refused = space.post("services", service(**spec))
     assert refused.outline == (422, "Invalid") and refused.causes == causes
@@ -126,10 +131,14 @@ def test_the_kind_of_the_addresses_is_for_life(space: Space) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.123Z", "2026-01-01T00:00:00.000000",
-        "2026-02-30T00:00:00.000000Z", "now", "",
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:00:00.123Z",
+        "2026-01-01T00:00:00.000000",
+        "2026-02-30T00:00:00.000000Z",
+        "now",
+        "",
     ],
-)  # fmt: skip
+)
 def test_lease_times_have_microseconds(space: Space, text: str) -> None:
     refused = space.post("leases", lease(renewTime=text))
     assert refused.outline == (400, "BadRequest")
@@ -177,10 +186,16 @@ def test_an_event_has_two_faces(space: Space) -> None:
 def test_an_event_of_the_old_form_may_count(space: Space) -> None:
     older = f"/api/v1/namespaces/{space.name}/events"
     body = {
-        "metadata": {"name": "old"}, "reason": "R", "message": "m", "type": "Normal", "count": 1,
-        "involvedObject": {"kind": "Pod", "name": "p", "namespace": space.name}, "source": {"component": "c"},
-        "firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
+        "metadata": {"name": "old"},
+        "reason": "R",
+        "message": "m",
+        "type": "Normal",
+        "count": 1,
+        "involvedObject": {"kind": "Pod", "name": "p", "namespace": space.name},
+        "source": {"component": "c"},
+        "firstTimestamp": "2026-01-01T00:00:00Z",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
     assert space.api.request("POST", older, body).body["eventTime"] is None
     assert space.api.request("PATCH", f"{older}/old", {"count": 2}, kind=MERGE).body["count"] == 2
     for name in ("firstTimestamp", "lastTimestamp"):

@@ -53,10 +53,12 @@ def served(context: int = 512) -> Json:
     return listing(
         {"apiVersion": KINDS, "kind": "Model", "metadata": {"name": "phi"}, "spec": model},
         {
-            "apiVersion": KINDS, "kind": "InferenceService", "metadata": {"name": "phi"},
+            "apiVersion": KINDS,
+            "kind": "InferenceService",
+            "metadata": {"name": "phi"},
             "spec": {"modelRef": "phi", "contextSize": context},
         },
-    )  # fmt: skip
+    )
 
 
 def test_a_list_is_applied_compared_and_deleted(kubectl: Kubectl) -> None:

@@ -27,7 +27,7 @@ SLO = {"indicator": "latency", "objective": "99", "latencyThreshold": "1"}
             "are only valid for the draft-model types",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_breaks_a_rule_is_refused(space: Space, spec: dict[str, object], field: str, message: str) -> None:
     refused = space.post("inferenceservices", isvc(**spec))
     assert refused.outline == (422, "Invalid") and refused.causes == {field: "FieldValueInvalid"}

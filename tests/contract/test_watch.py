@@ -39,10 +39,15 @@ def test_the_columns_of_a_custom_kind_have_the_types_that_it_declares(space: Spa
 @pytest.mark.parametrize(
     ("selector", "found"),
     [
-        ("odd=1", "bd"), ("odd==1", "bd"), ("odd!=1", "ac"), ("!odd", ""), ("odd", "abcd"), ("odd=0,n=c", "c"),
+        ("odd=1", "bd"),
+        ("odd==1", "bd"),
+        ("odd!=1", "ac"),
+        ("!odd", ""),
+        ("odd", "abcd"),
+        ("odd=0,n=c", "c"),
         ("odd in (0),n notin (c)", "a"),
     ],
-)  # fmt: skip
+)
 def test_label_selectors(space: Space, selector: str, found: str) -> None:
     for place, name in enumerate("abcd"):
         space.post("leases", labelled(name, n=name, odd=str(place % 2)))

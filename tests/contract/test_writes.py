@@ -109,8 +109,10 @@ def test_metadata_has_rules_of_its_own(space: Space) -> None:
     assert space.post("widgets", named(labels={"a": 1})).outline == (400, "BadRequest")
     assert space.post("widgets", named(namespace="other")).outline == (400, "BadRequest")
     assert set(space.post("widgets", named(ownerReferences=[{"kind": "X"}])).causes) == {
-        "metadata.ownerReferences.apiVersion", "metadata.ownerReferences.name", "metadata.ownerReferences.uid",
-    }  # fmt: skip
+        "metadata.ownerReferences.apiVersion",
+        "metadata.ownerReferences.name",
+        "metadata.ownerReferences.uid",
+    }
     versioned = space.post("widgets", named(resourceVersion="5"))
     assert (versioned.code, versioned.message) == (500, "resourceVersion should not be set on objects to be created")
 
@@ -194,9 +196,11 @@ def test_what_replaces_an_object_has_its_name(space: Space, plural: str, thing: 
     version = space.post(plural, {**thing, "metadata": labelled}).version
     removed = [{"op": "remove", "path": "/metadata/name"}]
     for refused in (
-        space.patch(plural, "p", {"metadata": None}), space.patch(plural, "p", {"metadata": {"name": None}}),
-        space.patch(plural, "p", removed, JSON_PATCH), space.put(plural, "p", {**thing, "metadata": {}}),
-    ):  # fmt: skip
+        space.patch(plural, "p", {"metadata": None}),
+        space.patch(plural, "p", {"metadata": {"name": None}}),
+        space.patch(plural, "p", removed, JSON_PATCH),
+        space.put(plural, "p", {**thing, "metadata": {}}),
+    ):
         assert refused.outline == (400, "BadRequest")
         assert refused.message == "the name of the object (p based on URL) was undeterminable: name must be provided"
     assert space.get(plural, "p").version == version

@@ -50,19 +50,32 @@ def service(name: str = "s", **spec: Any) -> Json:
 def endpoint_slice(address: str = "10.1.2.3", kind: str = "IPv4", **more: Any) -> Json:
     """An EndpointSlice with one endpoint and one port."""
     return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "e"}, "addressType": kind,
-        "endpoints": [{"addresses": [address]}], "ports": [{"port": 80}], **more,
-    }  # fmt: skip
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "e"},
+        "addressType": kind,
+        "endpoints": [{"addresses": [address]}],
+        "ports": [{"port": 80}],
+        **more,
+    }
 
 
 def event(space: str, **more: Any) -> Json:
     """An Event of the newer group about a Pod."""
     return {
-        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "e"},
         "regarding": {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": space, "uid": "u"},
-        "reason": "R", "action": "A", "type": "Normal", "note": "n", "reportingController": "example.test/c",
-        "reportingInstance": "i", "eventTime": "2026-01-01T00:00:00.000000Z", **more,
-    }  # fmt: skip
+        "reason": "R",
+        "action": "A",
+        "type": "Normal",
+        "note": "n",
+        "reportingController": "example.test/c",
+        "reportingInstance": "i",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        **more,
+    }
 
 
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

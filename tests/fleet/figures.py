@@ -113,8 +113,11 @@ class Figures:
             (f"{self.vanished} Macs vanish: their {self.lost_slots} slots moved", f"{self.moved_s:.1f} s", term),
             ("  their endpoints withdrawn", f"{self.withdrawn_s:.1f} s", ""),
             ("  requests per living Mac, without rest", f"{self._beyond_rest(self.vanish):.1f}", ""),
-            ("  worst second: one Mac; mean of all",
-             f"{self.vanish_worst[0]}; {self.vanish_worst[1] / self.vanish.macs:.1f}", ""),
+            (
+                "  worst second: one Mac; mean of all",
+                f"{self.vanish_worst[0]}; {self.vanish_worst[1] / self.vanish.macs:.1f}",
+                "",
+            ),
             ("  CPU", self.vanish.cpu(), ""),
             ("  slots of living Macs that moved", str(self.living_moves), "0"),
             ("slots held by two living Macs at once", str(len(self.overlaps)), "0"),
@@ -134,8 +137,13 @@ class Figures:
 
     def _by_resource(self) -> list[str]:
         """Requests by verb and resource: per Mac and minute at rest, else per Mac."""
-        spans = {"cold": self.cold, "rest/min": self.rest, "restart": self.restart, "edit": self.edit,
-                 "vanish": self.vanish}
+        spans = {
+            "cold": self.cold,
+            "rest/min": self.rest,
+            "restart": self.restart,
+            "edit": self.edit,
+            "vanish": self.vanish,
+        }
         names = sorted({name for span in spans.values() for name in span.requests})
         head = f"{'requests of a Mac':<34}" + "".join(f"{name:>10}" for name in spans)
         rows = []

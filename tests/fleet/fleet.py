@@ -99,8 +99,13 @@ class History:
         found = self._kube.request("GET", path, selector)
         for item in found["items"]:
             self._see(item)
-        query = {"watch": "true", "resourceVersion": found["metadata"]["resourceVersion"], "timeoutSeconds": 3000,
-                 "allowWatchBookmarks": "true", **selector}
+        query = {
+            "watch": "true",
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "timeoutSeconds": 3000,
+            "allowWatchBookmarks": "true",
+            **selector,
+        }
         with contextlib.closing(self._kube.stream(path, query)) as answer:
             buffer = b""
             for chunk in answer.stream(amt=None, decode_content=False):
@@ -139,7 +144,8 @@ def overlaps(held: dict[str, list[Held]], until: dict[str, float]) -> list[str]:
         each.sort()
         found += [
             f"{where}: {first[2]} until {first[1]:.2f}, {second[2]} from {second[0]:.2f}"
-            for first, second in itertools.pairwise(each) if first[2] != second[2] and second[0] < first[1]
+            for first, second in itertools.pairwise(each)
+            if first[2] != second[2] and second[0] < first[1]
         ]
     return found
 
@@ -308,7 +314,8 @@ class Fleet:
             path = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
             query = {"labelSelector": f"{leases.NODE} in ({','.join(sorted(nodes))})"}
             found += [
-                each["metadata"]["name"] for each in self.kube.request("GET", path, query)["items"]
+                each["metadata"]["name"]
+                for each in self.kube.request("GET", path, query)["items"]
                 if any(point["conditions"]["ready"] for point in each["endpoints"])
             ]
         return found

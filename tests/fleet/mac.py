@@ -63,7 +63,8 @@ class Reader:
 
     def __init__(self, settings: Settings) -> None:
         self._policy = resources.Policy(
-            default_runtime=settings.runtime, runtimes={"llama-server": frozenset({"gguf"})},
+            default_runtime=settings.runtime,
+            runtimes={"llama-server": frozenset({"gguf"})},
             installed=frozenset({"llama-server"}),
         )
         self._known: dict[tuple[str, ...], Service | resources.Bad] = {}
@@ -171,7 +172,10 @@ class SimulatedMac:
             found = self._readings.of(services.items, models.items)
             operator = self.status.look_for_operator(services.items, models.items)
             placed = self.placement.place(
-                found, services.items.keys() - found.keys(), self._serving(), lambda _: 0.0,
+                found,
+                services.items.keys() - found.keys(),
+                self._serving(),
+                lambda _: 0.0,
                 {record.owner for record in self.records.values()},
             )
             if placed.known:
@@ -181,7 +185,11 @@ class SimulatedMac:
             found, placed, operator = {}, Placed({}, known=False), None
         snapshot = Snapshot(time.time(), services.items, True, models.items, {}, {}, {})
         self.status.publish(
-            snapshot, "", (self.services, self.models), self._file_of, (self.placement, placed),
+            snapshot,
+            "",
+            (self.services, self.models),
+            self._file_of,
+            (self.placement, placed),
             {"budget": 1 << 36, "left": 1 << 35},
         )
         self._tell_cluster()
@@ -228,12 +236,27 @@ class SimulatedMac:
         known = self.records.get(key)
         verdict = known.verdict if known else Verdict(Standing.RUN, "Running", "", time.time())
         return Record(
-            namespace=item.namespace, name=item.name, uid=item.uid, generation=item.generation,
-            program=program_name(key), model=item.model.name, model_uid=item.model.uid, runtime=item.runtime,
-            replicas=item.replicas, mode=item.mode, priority=item.priority, endpoint=item.endpoint, ordinal=ordinal,
-            slot=slot, peers_ready=peers, port=20000 + hash(key) % 1000, host="127.0.0.1", spec_file="simulated",
-            probe=Probe(), verdict=verdict,
-        )  # fmt: skip
+            namespace=item.namespace,
+            name=item.name,
+            uid=item.uid,
+            generation=item.generation,
+            program=program_name(key),
+            model=item.model.name,
+            model_uid=item.model.uid,
+            runtime=item.runtime,
+            replicas=item.replicas,
+            mode=item.mode,
+            priority=item.priority,
+            endpoint=item.endpoint,
+            ordinal=ordinal,
+            slot=slot,
+            peers_ready=peers,
+            port=20000 + hash(key) % 1000,
+            host="127.0.0.1",
+            spec_file="simulated",
+            probe=Probe(),
+            verdict=verdict,
+        )
 
     def _file_of(self, model: Json) -> ModelFile:
         """As controller_status.file_of, with a store that has every file."""

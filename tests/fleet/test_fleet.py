@@ -57,9 +57,12 @@ def test_a_slot_that_two_macs_take_for_their_own_is_found(begins: float, holds_t
         ("GET", "/apis/coordination.k8s.io/v1/namespaces/a/leases?watch=true&x=y", "watch leases"),
         ("GET", "/apis/inference.llmkube.dev/v1alpha1/models?limit=500", "list models"),
         ("GET", "/api/v1/namespaces/a/services/tiny", "get services"),
-        ("PATCH", "/apis/inference.llmkube.dev/v1alpha1/namespaces/a/inferenceservices/t/status?force=true",
-         "patch inferenceservices/status"),
+        (
+            "PATCH",
+            "/apis/inference.llmkube.dev/v1alpha1/namespaces/a/inferenceservices/t/status?force=true",
+            "patch inferenceservices/status",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_request_is_named_by_verb_and_resource(method: str, url: str, named: str) -> None:
     assert what(method, url) == named

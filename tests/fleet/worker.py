@@ -61,13 +61,15 @@ def _serve(order: Order, pipe: Connection) -> None:
                 mac.start()
             pipe.send("started")
         else:
-            pipe.send({
-                "requests": {mac.name: mac.tally.taken() for mac in macs},
-                "held": {mac.name: mac.held() for mac in macs},
-                "passes": {mac.name: (mac.passes, mac.pass_s) for mac in macs},
-                "errors": [f"{mac.name}: {each}" for mac in macs for each in mac.errors],
-                "cpu_s": time.process_time(),
-            })  # fmt: skip
+            pipe.send(
+                {
+                    "requests": {mac.name: mac.tally.taken() for mac in macs},
+                    "held": {mac.name: mac.held() for mac in macs},
+                    "passes": {mac.name: (mac.passes, mac.pass_s) for mac in macs},
+                    "errors": [f"{mac.name}: {each}" for mac in macs for each in mac.errors],
+                    "cpu_s": time.process_time(),
+                }
+            )
 
 
 class Worker:

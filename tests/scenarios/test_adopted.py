@@ -15,9 +15,11 @@ NAMES = ["one", "two", "three"]
 
 
 @fault(
-    "S49b", "kill -9 of supervisord, three times, beside three engines; a watch records every edition",
+    "S49b",
+    "kill -9 of supervisord, three times, beside three engines; a watch records every edition",
     happens="the engines are adopted, and are taken for what they were until a probe fails",
-    sees="nothing: endpoints stay ready, services Ready", bound="0 editions that say otherwise",
+    sees="nothing: endpoints stay ready, services Ready",
+    bound="0 editions that say otherwise",
 )
 def test_adopted_engines_stay_published_and_ready_in_a_cluster(tmp_path: Path, figure: Figure) -> None:
     with embedded_cluster(tmp_path) as kubeconfig, fleet(tmp_path, kubeconfig) as macs:

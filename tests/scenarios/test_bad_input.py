@@ -22,9 +22,21 @@ from tests.support.faults import Figure, fault
 from tests.support.system import MODELS, System, engine_path, eventually, free_ports, model, running, service
 
 NASTY = [
-    "line\nbreak", "[program:evil]\ncommand=/bin/touch /tmp/evil", "semi ; colon", "hash # tag", "%(ENV_HOME)s", "%s",
-    "%%", "'single'", '"double"', "tab\there", "emoji \U0001f600 ünïcode", "", " lead and trail ",
-    "\\back\\slash", "\r",
+    "line\nbreak",
+    "[program:evil]\ncommand=/bin/touch /tmp/evil",
+    "semi ; colon",
+    "hash # tag",
+    "%(ENV_HOME)s",
+    "%s",
+    "%%",
+    "'single'",
+    '"double"',
+    "tab\there",
+    "emoji \U0001f600 ünïcode",
+    "",
+    " lead and trail ",
+    "\\back\\slash",
+    "\r",
 ]
 
 NAMES = [f"NASTY_{index}" for index in range(len(NASTY))]
@@ -146,7 +158,9 @@ class _Site(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, body = {
-            "/model.gguf": (200, self.model), "/login.gguf": (200, b"<html>log in</html>"), "/empty.gguf": (200, b""),
+            "/model.gguf": (200, self.model),
+            "/login.gguf": (200, b"<html>log in</html>"),
+            "/empty.gguf": (200, b""),
         }.get(self.path, (403, b"no"))
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -240,9 +254,11 @@ def test_a_bad_edit_of_a_running_service_is_reported_and_the_engine_keeps_runnin
 
 
 @fault(
-    "P79", "another program listens on the port that spec.containerPort asks for",
+    "P79",
+    "another program listens on the port that spec.containerPort asks for",
     happens="the engine is not started there; it is as soon as the port is free",
-    sees="PortInUse with the field, the port, and the other program's name and pid", bound="told within 30 s",
+    sees="PortInUse with the field, the port, and the other program's name and pid",
+    bound="told within 30 s",
 )
 def test_a_taken_port_is_named_with_its_holder_and_heals(system: System, figure: Figure) -> None:
     with socket.create_server(("127.0.0.1", system.ports[-1])) as stranger:
@@ -259,8 +275,11 @@ def test_a_taken_port_is_named_with_its_holder_and_heals(system: System, figure:
 
 
 @fault(
-    "P80a", "the port that was chosen for a service is taken while the service is scaled to zero",
-    happens="it starts on another port; the stranger keeps his", sees="Ready", bound="Ready within 40 s",
+    "P80a",
+    "the port that was chosen for a service is taken while the service is scaled to zero",
+    happens="it starts on another port; the stranger keeps his",
+    sees="Ready",
+    bound="Ready within 40 s",
 )
 def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: System, figure: Figure) -> None:
     system.apply(service("mover"))
@@ -278,7 +297,9 @@ def test_a_chosen_port_that_a_stranger_took_meanwhile_is_left_to_him(system: Sys
 
 def test_a_foreign_service_of_the_same_name_is_not_touched(system: System) -> None:
     foreign = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "occupied", "namespace": "default"},
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "occupied", "namespace": "default"},
         "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
     }
     system.apply(foreign)

@@ -76,16 +76,25 @@ def test_what_codex_sends_with_the_settings_of_the_page_is_answered(gateway: Gat
     parameters = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
     tool = {"type": "function", "name": "exec_command", "description": "", "strict": False, "parameters": parameters}
     body = {
-        "model": CODEX["model"], "stream": True, "store": False, "tool_choice": "auto", "parallel_tool_calls": True,
+        "model": CODEX["model"],
+        "stream": True,
+        "store": False,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
         "input": [
             {"type": "message", "id": f"msg_{role}", "role": role, "content": [{"type": "input_text", "text": text}]}
             for role, text in texts.items()
         ],
-        "tools": [tool, {"type": "namespace", "name": "agents", "description": "", "tools": [tool]},
-                  {"type": "web_search", "external_web_access": False}],
-        "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "k", "client_metadata": {"thread_id": "t"},
-    }  # fmt: skip
+        "tools": [
+            tool,
+            {"type": "namespace", "name": "agents", "description": "", "tools": [tool]},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "reasoning": {"summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"thread_id": "t"},
+    }
     answer = asked(gateway, provider["base_url"], "/responses", body)
     assert "event: response.completed" in answer and "hello world" in answer
 
@@ -95,16 +104,20 @@ def test_what_claude_code_sends_with_the_settings_of_the_page_is_answered(gatewa
     schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
     cached = {"cache_control": {"type": "ephemeral"}}
     body = {
-        "model": CLAUDE["ANTHROPIC_MODEL"], "stream": True, "max_tokens": 32000, "thinking": {"type": "adaptive"},
+        "model": CLAUDE["ANTHROPIC_MODEL"],
+        "stream": True,
+        "max_tokens": 32000,
+        "thinking": {"type": "adaptive"},
         "system": [{"type": "text", "text": "You are an agent.", **cached}],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "Say hello", **cached}]},
             {"role": "system", "content": "Available agent types"},
         ],
         "tools": [{"name": "Bash", "description": "", "input_schema": schema}],
-        "metadata": {"user_id": "u"}, "output_config": {"effort": "high"},
+        "metadata": {"user_id": "u"},
+        "output_config": {"effort": "high"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    }  # fmt: skip
+    }
     assert CLAUDE["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == CLAUDE["ANTHROPIC_MODEL"]
     answer = asked(gateway, CLAUDE["ANTHROPIC_BASE_URL"], "/v1/messages?beta=true", body)
     assert "event: message_stop" in answer and '"text":" hello"' in answer

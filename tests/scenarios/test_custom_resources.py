@@ -117,11 +117,13 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "38-model-flag": ({"extraArgs": ["--model", "/etc/passwd"]}, "InvalidSpec", "spec.extraArgs[0]"),
     "40-secret-ref": (
         {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
-        "SecretNotFound", 'spec.env[0].valueFrom.secretKeyRef: the Secret "s"',
+        "SecretNotFound",
+        'spec.env[0].valueFrom.secretKeyRef: the Secret "s"',
     ),
     "40-field-ref": (
         {"env": [{"name": "HF_TOKEN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
-        "UnsupportedField", "spec.env[0].valueFrom.fieldRef",
+        "UnsupportedField",
+        "spec.env[0].valueFrom.fieldRef",
     ),
     "40-env-name": ({"env": [{"name": "A=B", "value": "x"}]}, "InvalidSpec", "spec.env[0].name"),
     "41-string-for-int": ({"contextSize": "512"}, "InvalidSpec", "spec.contextSize must be a whole number"),
@@ -193,8 +195,10 @@ def test_26_two_services_of_one_model_are_two_engines_of_one_file(mac: Mac) -> N
     pids = {mac.ready("first"), mac.ready("second"), mac.pid("witness")}
     assert len(pids) == 3
     assert len({mac.port("first"), mac.port("second"), mac.port("witness")}) == 3
-    files = [json.loads((mac.state / "records" / f"default.{each}.json").read_text())["files"]
-             for each in ("first", "second")]
+    files = [
+        json.loads((mac.state / "records" / f"default.{each}.json").read_text())["files"]
+        for each in ("first", "second")
+    ]
     assert files[0] == files[1] == [str(mac.tiny)]
     mac.delete("first")
     eventually(lambda: mac.pid("first") == 0, WITHIN_S, "the first to end")
@@ -231,7 +235,8 @@ def test_36_a_spec_too_large_for_any_process_is_named_and_heals(mac: Mac) -> Non
     mac.apply(service("large", env=[{"name": "HF_TOKEN", "value": "x" * (1 << 20)}]))
     eventually(lambda: mac.condition("MetalReady", "large").get("status") == "False", WITHIN_S, "a condition")
     eventually(
-        lambda: "argument list too long" in mac.condition("MetalReady", "large").get("message", "").lower(), WITHIN_S,
+        lambda: "argument list too long" in mac.condition("MetalReady", "large").get("message", "").lower(),
+        WITHIN_S,
         "a condition that says so",
     )
     assert len(json.dumps(mac.status("large"))) < 20_000
@@ -250,8 +255,12 @@ def test_27_off_and_on_again_within_a_second_ends_serving(mac: Mac) -> None:
         mac.apply(service("blink", replicas=replicas))
     generation = mac.get(f"{ISVC}/blink")["metadata"]["generation"]
     eventually(
-        lambda: mac.condition("MetalReady", "blink").get("observedGeneration") == generation
-        and mac.status("blink").get("phase") == "Ready", WITHIN_S, "it to serve",
+        lambda: (
+            mac.condition("MetalReady", "blink").get("observedGeneration") == generation
+            and mac.status("blink").get("phase") == "Ready"
+        ),
+        WITHIN_S,
+        "it to serve",
     )
     assert "hello world" in answer(mac, "blink")
     assert mac.engines().count(mac.pid("blink")) == 1 and len(mac.engines()) == 2
@@ -285,8 +294,12 @@ def test_46_a_hundred_updates_within_a_second_are_two_restarts(mac: Mac) -> None
     took_s = time.monotonic() - began
     generation = mac.get(f"{ISVC}/busy")["metadata"]["generation"]
     eventually(
-        lambda: mac.condition("MetalReady", "busy").get("observedGeneration") == generation
-        and mac.status("busy").get("phase") == "Ready", WITHIN_S, "the last update to serve",
+        lambda: (
+            mac.condition("MetalReady", "busy").get("observedGeneration") == generation
+            and mac.status("busy").get("phase") == "Ready"
+        ),
+        WITHIN_S,
+        "the last update to serve",
     )
     record = json.loads((mac.state / "records" / "default.busy.json").read_text())
     assert '"699"' in (mac.state / "specs" / record["spec_file"]).read_text()
@@ -323,7 +336,8 @@ def test_44_a_status_that_somebody_writes_all_the_time_is_not_fought_over(mac: M
         other.join()
     spent = requests(mac) - asked
     ours = [
-        each for each in mac.get(f"{ISVC}/witness")["metadata"]["managedFields"]
+        each
+        for each in mac.get(f"{ISVC}/witness")["metadata"]["managedFields"]
         if each["manager"] == "metal-supervisor" and each.get("subresource") == "status"
     ]
     assert ours, "our fields are still ours"

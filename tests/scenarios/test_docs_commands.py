@@ -24,9 +24,18 @@ from tests.support.system import System, eventually, service
 
 HERE = [page for page in PAGES if any(block.here for block in blocks(page))]
 CHECKOUT = (
-    ".venv", "Makefile", "conf", "docs", "launchd", "metal_supervisor", "pyproject.toml", "requirements-dev.txt",
-    "requirements.txt", "tests", "tools",
-)  # fmt: skip
+    ".venv",
+    "Makefile",
+    "conf",
+    "docs",
+    "launchd",
+    "metal_supervisor",
+    "pyproject.toml",
+    "requirements-dev.txt",
+    "requirements.txt",
+    "tests",
+    "tools",
+)
 HERE_TOO = "tests/scenarios/test_docs_commands.py"
 CURL = "silent\nshow-error\nfail-with-body\n"
 """A reader's .curlrc: no meter, as in a terminal, and what is answered with an error has failed, which curl hides."""

@@ -223,8 +223,10 @@ def test_one_serves_while_three_others_come(place: Place) -> None:
 
 
 @fault(
-    "D124", "a service is deleted or suspended, or its Model's source replaced, while it is downloaded",
-    happens="the connection is closed, other downloads go on", sees="Suspended; or the new source's progress",
+    "D124",
+    "a service is deleted or suspended, or its Model's source replaced, while it is downloaded",
+    happens="the connection is closed, other downloads go on",
+    sees="Suspended; or the new source's progress",
     bound="1 s",
 )
 @pytest.mark.parametrize("how", ["deleted", "suspended", "replaced"])
@@ -256,8 +258,10 @@ def test_what_is_not_wanted_any_more_ends_within_a_second(place: Place, how: str
 
 
 @fault(
-    "D123", "several services and Models want one file, and spell its source differently",
-    happens="it is downloaded once, and is one file", sees="Downloading, then Ready, of all of them",
+    "D123",
+    "several services and Models want one file, and spell its source differently",
+    happens="it is downloaded once, and is one file",
+    sees="Downloading, then Ready, of all of them",
     bound="0 bytes fetched twice",
 )
 def test_one_file_comes_once_whoever_wants_it_however_it_is_spelt(place: Place, figure: Figure) -> None:
@@ -312,8 +316,10 @@ def killed_at(system: System, part: Path, more_than_bytes: int) -> int:
 
 
 @fault(
-    "D125", "the controller is killed five times in the middle of a download",
-    happens="each goes on from the last byte; what is not whole is never served", sees="Downloading, then Ready",
+    "D125",
+    "the controller is killed five times in the middle of a download",
+    happens="each goes on from the last byte; what is not whole is never served",
+    sees="Downloading, then Ready",
     bound="1 MiB and what sockets hold, each time",
 )
 def test_a_controller_that_is_killed_again_and_again_fetches_nothing_twice(place: Place, figure: Figure) -> None:

@@ -80,8 +80,14 @@ def dropped(system: System) -> set[tuple[str, str]]:
 
 
 def test_a_real_engine_is_told_of_by_its_service_and_a_hostile_one_spoils_nothing(system: System) -> None:
-    wanted = {("thief", "name"), ("thief", "type"), ("html", "format"), ("large", "size"), ("many", "series"),
-              ("binary", "format")}  # fmt: skip
+    wanted = {
+        ("thief", "name"),
+        ("thief", "type"),
+        ("html", "format"),
+        ("large", "size"),
+        ("many", "series"),
+        ("binary", "format"),
+    }
     eventually(lambda: wanted <= dropped(system), 40, "every engine's answer to be judged")
     text = page(system)
     assert set(series(text, TOKENS)) == {'{namespace="default",name="tiny"}'}

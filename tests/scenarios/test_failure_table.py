@@ -233,8 +233,11 @@ def test_17_a_controller_that_finds_everything_running_changes_nothing(cluster: 
     mac.supervisorctl("restart", "controller")
     at = json.loads((mac.state / "controller.json").read_text())["at"]
     eventually(
-        lambda: (told := json.loads((mac.state / "controller.json").read_text()))["at"] > at
-        and told["cluster"]["synced"], WITHIN_S, "a pass",
+        lambda: (
+            (told := json.loads((mac.state / "controller.json").read_text()))["at"] > at and told["cluster"]["synced"]
+        ),
+        WITHIN_S,
+        "a pass",
     )
     assert (mac.pid("tiny"), mac.pid("other"), mac.get(f"{ISVC}/tiny")["metadata"]["resourceVersion"]) == before
 
@@ -281,8 +284,11 @@ def test_1_a_cluster_that_is_not_there_lacks_our_definitions_or_forbids_is_named
     try:
         with mac.log.open("ab") as log:
             mac.process = subprocess.Popen(
-                [sys.executable, "-m", "metal_supervisor", "run", *mac.flags], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-m", "metal_supervisor", "run", *mac.flags],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         eventually(lambda: mac.health()[0] == 200, WITHIN_S, "the sidecar to answer")
         says(mac, f"http://127.0.0.1:{port}", "refused")
@@ -316,8 +322,11 @@ def test_a_cluster_that_comes_back_empty_stops_nothing_until_it_is_restored(tmp_
         says(mac, "refused")
         with FaultyApi(options(tmp_path, port, "rebuilt.db")):
             mac.supervisorctl("restart", "controller")  # rather than wait ten minutes for the next list
-            eventually(lambda: json.loads((mac.state / "controller.json").read_text())["cluster"]["doubtful"],
-                       WITHIN_S, "the Mac to doubt that all is gone")
+            eventually(
+                lambda: json.loads((mac.state / "controller.json").read_text())["cluster"]["doubtful"],
+                WITHIN_S,
+                "the Mac to doubt that all is gone",
+            )
             assert mac.maybe(f"{ISVC}/tiny") is None
             assert mac.pid() == pid and answers(mac)
             # What takes its name there is another object, and nothing is done about it while in doubt.
@@ -343,8 +352,11 @@ def test_two_macs_of_one_identity_are_noticed_and_the_later_one_gives_way(cluste
     copy = Mac(tmp_path / "copy", "mac-a", macs.kubeconfig, 12, *FLAGS)
     try:
         copy.start()
-        eventually(lambda: "another Mac uses this one's identity" in copy.health()[1].get("reason", ""), WITHIN_S,
-                   "the copy to say so")
+        eventually(
+            lambda: "another Mac uses this one's identity" in copy.health()[1].get("reason", ""),
+            WITHIN_S,
+            "the copy to say so",
+        )
         assert "--node-name" in copy.health()[1]["reason"]
         assert copy.health()[0] == 200
         # What the copy wrote before it knew is written over with the first one's next heartbeat.
@@ -364,18 +376,45 @@ def test_a_plugin_that_fails_at_the_start_is_named_with_its_last_words(tmp_path:
     plugin.write_text("#!/bin/sh\necho first >&2\necho 'token expired; run login' >&2\nexit 3\n")
     plugin.chmod(0o755)
     config = tmp_path / "config"
-    config.write_text(json.dumps({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"exec": {
-            "apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never",
-        }}}],
-    }))
+    config.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+                "users": [
+                    {
+                        "name": "u",
+                        "user": {
+                            "exec": {
+                                "apiVersion": "client.authentication.k8s.io/v1",
+                                "command": str(plugin),
+                                "interactiveMode": "Never",
+                            }
+                        },
+                    }
+                ],
+            }
+        )
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "metal_supervisor", "run", "--state-dir", str(tmp_path / "run"), "--port",
-         str(free_ports(1)[0]), "--kubeconfig", str(config)],
-        capture_output=True, text=True, timeout=60,
+        [
+            sys.executable,
+            "-m",
+            "metal_supervisor",
+            "run",
+            "--state-dir",
+            str(tmp_path / "run"),
+            "--port",
+            str(free_ports(1)[0]),
+            "--kubeconfig",
+            str(config),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     said = done.stdout + done.stderr
     assert done.returncode in (1, 78), said

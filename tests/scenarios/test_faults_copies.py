@@ -68,11 +68,12 @@ def serves_itself(copy: System) -> bool:
 
 
 @fault(
-    "S49c", "a copy of a running state directory is started as a second system, and stopped again",
+    "S49c",
+    "a copy of a running state directory is started as a second system, and stopped again",
     happens="it adopts and ends nothing of the original; its engines start with specs and ports of its own",
     sees="a line for each engine of the original that is left alone; commands in an unstarted copy name the original",
     bound="no stream is cut, and every process of the original stays",
-)  # fmt: skip
+)
 def test_a_copy_of_a_running_state_directory_leaves_the_original_alone(tmp_path: Path, figure: Figure) -> None:
     (tmp_path / "original").mkdir()
     with with_gateway(tmp_path / "original") as gateway:

@@ -74,9 +74,11 @@ def lives(system: System, name: str) -> bool:
 
 
 @fault(
-    "P68", "an engine is killed in the middle of a stream",
+    "P68",
+    "an engine is killed in the middle of a stream",
     happens="its endpoint is withdrawn and it starts again at once; streams of others go on",
-    sees="its clients are cut; Event Crashed with SIGKILL; Ready again", bound="withdrawn within 1 s",
+    sees="its clients are cut; Event Crashed with SIGKILL; Ready again",
+    bound="withdrawn within 1 s",
 )
 def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second(
     system: System, figure: Figure
@@ -102,9 +104,11 @@ def test_an_engine_killed_in_the_middle_of_a_stream_is_withdrawn_within_a_second
 
 
 @fault(
-    "P69", "an engine crashes with SIGSEGV",
+    "P69",
+    "an engine crashes with SIGSEGV",
     happens="its endpoint is withdrawn and it starts again at once",
-    sees="Event Crashed and lastExit name SIGSEGV; Ready again", bound="withdrawn within 1 s",
+    sees="Event Crashed and lastExit name SIGSEGV; Ready again",
+    bound="withdrawn within 1 s",
 )
 def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: System, figure: Figure) -> None:
     system.apply(service("faulty"))
@@ -122,9 +126,11 @@ def test_an_engine_that_crashes_with_sigsegv_is_withdrawn_and_back(system: Syste
 
 
 @fault(
-    "P86", "two engines die in the same moment",
+    "P86",
+    "two engines die in the same moment",
     happens="both are withdrawn and both start again at once",
-    sees="an Event Crashed for each; both Ready again", bound="both withdrawn within 1 s",
+    sees="an Event Crashed for each; both Ready again",
+    bound="both withdrawn within 1 s",
 )
 def test_two_deaths_in_one_moment_are_both_seen(system: System, figure: Figure) -> None:
     names = "twin-a", "twin-b"
@@ -137,8 +143,12 @@ def test_two_deaths_in_one_moment_are_both_seen(system: System, figure: Figure) 
         for pid in before.values():
             kill(pid)
         figure.add("both withdrawn", max(seen.withdrawn_s(name, watch.since, 5) for name in names))
-        watch.when("both serve", lambda: [
-            eventually(lambda name=name: system.slice_ready(name), 20, f"{name} to be back") for name in names])
+        watch.when(
+            "both serve",
+            lambda: [
+                eventually(lambda name=name: system.slice_ready(name), 20, f"{name} to be back") for name in names
+            ],
+        )
     assert all(system.pid(name) != before[name] for name in names)
     assert [restarts(system, name) for name in names] == [1, 1]
     for name in names:
@@ -156,8 +166,10 @@ def child_of(system: System, name: str) -> int:
 
 
 @fault(
-    "P75a", "an engine leaves a child behind that ignores SIGTERM, and is killed",
-    happens="the child is ended before the engine starts again", sees="a line in the engine's or the controller's log",
+    "P75a",
+    "an engine leaves a child behind that ignores SIGTERM, and is killed",
+    happens="the child is ended before the engine starts again",
+    sees="a line in the engine's or the controller's log",
     bound="gone within 5 s",
 )
 def test_a_child_that_outlives_a_killed_engine_is_ended(system: System, figure: Figure) -> None:
@@ -176,8 +188,10 @@ def test_a_child_that_outlives_a_killed_engine_is_ended(system: System, figure: 
 
 
 @fault(
-    "P75b", "an engine that leaves a child behind is stopped by hand, or deleted",
-    happens="the child is ended although no engine starts again", sees="`leftovers ended` in the controller's log",
+    "P75b",
+    "an engine that leaves a child behind is stopped by hand, or deleted",
+    happens="the child is ended although no engine starts again",
+    sees="`leftovers ended` in the controller's log",
     bound="gone within 5 s of the engine",
 )
 def test_a_child_that_outlives_a_stop_is_ended(system: System, figure: Figure) -> None:
@@ -200,9 +214,11 @@ def test_a_child_that_outlives_a_stop_is_ended(system: System, figure: Figure) -
 
 
 @fault(
-    "P85", "an engine leaks memory until the system's limit kills it",
+    "P85",
+    "an engine leaks memory until the system's limit kills it",
     happens="its endpoint is withdrawn and it starts again, small; others are not ended",
-    sees="rssBytes in /status grows; Event Crashed with SIGKILL; Ready again", bound="withdrawn within 2 s",
+    sees="rssBytes in /status grows; Event Crashed with SIGKILL; Ready again",
+    bound="withdrawn within 2 s",
 )
 def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: System, figure: Figure) -> None:
     system.apply(stand_in("leaky", limit_mib=1000))
@@ -228,7 +244,8 @@ def test_an_engine_that_leaks_memory_to_its_limit_is_withdrawn_and_back(system: 
 
 
 @fault(
-    "P66", "an engine exits with 1 as soon as it is started",
+    "P66",
+    "an engine exits with 1 as soon as it is started",
     happens="a second start at once, then a pause of 10 s that doubles to 5 min",
     sees="FATAL; CrashLoopBackOff with exit status, last words and next attempt in condition and Event",
     bound="FATAL within 15 s",
@@ -238,8 +255,12 @@ def test_an_engine_that_exits_at_once_is_held_with_its_exit_status_and_its_last_
 ) -> None:
     system.apply(service("hasty", flashAttention=False, cacheTypeV="q8_0"))
     watch = Stopwatch(figure)
-    watch.when("first told", lambda: eventually(
-        lambda: "exit status 1" in system.condition("MetalReady", "hasty").get("message", ""), 10, "its exit status"))
+    watch.when(
+        "first told",
+        lambda: eventually(
+            lambda: "exit status 1" in system.condition("MetalReady", "hasty").get("message", ""), 10, "its exit status"
+        ),
+    )
     watch.when("FATAL", lambda: eventually(lambda: state(system, "hasty") is State.FATAL, 20, "it to be held"))
     assert "FATAL" in system.supervisorctl("status", "default.hasty")
     eventually(lambda: system.status("hasty")["phase"] == "Failed", 10, "Failed")
@@ -272,7 +293,8 @@ def test_a_crash_loop_is_failed_from_when_it_is_held_until_its_new_spec_serves(s
 
 
 @fault(
-    "P67", "an engine dies a few seconds after every load",
+    "P67",
+    "an engine dies a few seconds after every load",
     happens="the first restart is at once, then pauses of 10, 20, 40 s and so on, forgotten after 10 min up",
     sees="CrashLoopBackOff with the exit status and the time of the next attempt; the endpoint out in between",
     bound="a pause before the third start",
@@ -280,8 +302,10 @@ def test_a_crash_loop_is_failed_from_when_it_is_held_until_its_new_spec_serves(s
 def test_an_engine_that_dies_after_every_load_is_held_longer_each_time(system: System, figure: Figure) -> None:
     """That 10 min up forget it all: tests/unit/test_launch.py, `..._or_after_ten_minutes_up`."""
     note = system.state / "runs" / "default.weary.json"
-    held = {deaths: eventually(lambda deaths=deaths: holds(system, "weary").get(deaths), 90, f"{deaths} deaths")
-            for deaths in (2, 3)}
+    held = {
+        deaths: eventually(lambda deaths=deaths: holds(system, "weary").get(deaths), 90, f"{deaths} deaths")
+        for deaths in (2, 3)
+    }
     assert 5 < held[2] <= 10 < held[3] <= 20
     first, second, third = json.loads(note.read_text())["starts"][:3]
     assert second - first < 3 + 10 < third - first
@@ -318,9 +342,11 @@ def restarts(system: System, name: str) -> int:
 
 
 @fault(
-    "P75c", "an engine that left a child behind and supervisord are killed together",
+    "P75c",
+    "an engine that left a child behind and supervisord are killed together",
     happens="the child is ended at boot, before anything starts; other engines go on",
-    sees="a line of the boot", bound="gone when supervisord is back",
+    sees="a line of the boot",
+    bound="gone when supervisord is back",
 )
 def test_a_child_that_outlives_its_engine_and_supervisord_is_ended_at_boot(system: System, figure: Figure) -> None:
     system.apply(stand_in("parent", fork=True))
@@ -331,8 +357,12 @@ def test_a_child_that_outlives_its_engine_and_supervisord_is_ended_at_boot(syste
     kill(old)
     watch = Stopwatch(figure)
     watch.when("child gone", lambda: eventually(lambda: is_gone(child), 30, "the child to be gone"))
-    watch.when("supervisord", lambda: eventually(
-        lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back"))
+    watch.when(
+        "supervisord",
+        lambda: eventually(
+            lambda: system.supervisord_pid() not in (0, old) and system.rpc.answers(), 30, "supervisord to be back"
+        ),
+    )
     assert f"default.parent: ended what pid {engine} had left behind: {child}" in system.said()
     watch.when("serves", lambda: restarted(system, "parent", engine, 30) and system.ready("parent"))
     eventually(lambda: system.pid(BYSTANDER), 30, "the bystander's survivor to be stood in for")
@@ -341,9 +371,11 @@ def test_a_child_that_outlives_its_engine_and_supervisord_is_ended_at_boot(syste
 
 
 @fault(
-    "P83", "a dead engine stays a zombie, because supervisord is stopped and reaps nothing",
+    "P83",
+    "a dead engine stays a zombie, because supervisord is stopped and reaps nothing",
     happens="its endpoint is withdrawn all the same; it is reaped and started when supervisord goes on",
-    sees="not Ready at once; Ready again when supervisord goes on", bound="withdrawn within 5 s",
+    sees="not Ready at once; Ready again when supervisord goes on",
+    bound="withdrawn within 5 s",
 )
 def test_an_engine_that_is_a_zombie_is_dead(system: System, figure: Figure) -> None:
     names = ("undead", "undead-too")  # the second exit is noticed while supervisord is still asked about the first
@@ -363,8 +395,10 @@ def test_an_engine_that_is_a_zombie_is_dead(system: System, figure: Figure) -> N
         os.kill(warden, signal.SIGCONT)
     for name, pid in before.items():
         watch = Stopwatch(figure)
-        watch.when("serves after supervisord went on", lambda name=name: eventually(
-            lambda: system.slice_ready(name), 30, "the endpoint to be back"))
+        watch.when(
+            "serves after supervisord went on",
+            lambda name=name: eventually(lambda: system.slice_ready(name), 30, "the endpoint to be back"),
+        )
         assert system.pid(name) not in (0, pid) and not psutil.pid_exists(pid)
     eventually(lambda: system.health()[0] == 200, 30, "healthz to be as before")
     gone(system, *names)
@@ -396,9 +430,11 @@ BROKEN = {
 
 
 @fault(
-    "P65", "llama-server cannot be executed: interpreter missing, not executable, made for another processor",
+    "P65",
+    "llama-server cannot be executed: interpreter missing, not executable, made for another processor",
     happens="what runs goes on; an engine that must start is held, and starts once the file is right",
-    sees="the path and the system's words in the condition; FATAL in supervisorctl", bound="told within 10 s",
+    sees="the path and the system's words in the condition; FATAL in supervisorctl",
+    bound="told within 10 s",
 )
 def test_an_engine_that_cannot_be_executed_is_named_and_heals_with_its_file(system: System, figure: Figure) -> None:
     binary = either(system.base)
@@ -409,12 +445,20 @@ def test_an_engine_that_cannot_be_executed_is_named_and_heals_with_its_file(syst
         binary.with_suffix(".new").replace(binary)  # as an upgrade does it: what runs keeps its own file
         kill(before[name])
         watch = Stopwatch(figure)
-        watch.when("told of an engine", lambda name=name, words=words: eventually(
-            lambda: words in system.condition("MetalReady", name).get("message", ""), 10, f"{name}: {words}"))
+        watch.when(
+            "told of an engine",
+            lambda name=name, words=words: eventually(
+                lambda: words in system.condition("MetalReady", name).get("message", ""), 10, f"{name}: {words}"
+            ),
+        )
         system.apply(service(f"new-{name}"))
         watch = Stopwatch(figure)
-        watch.when("told of a new service", lambda name=name, verdict=verdict: eventually(
-            lambda: reason(system, f"new-{name}") == verdict, 10, f"new-{name}: {verdict}"))
+        watch.when(
+            "told of a new service",
+            lambda name=name, verdict=verdict: eventually(
+                lambda: reason(system, f"new-{name}") == verdict, 10, f"new-{name}: {verdict}"
+            ),
+        )
         assert str(binary) in system.condition("MetalReady", f"new-{name}")["message"]
         assert system.status(f"new-{name}")["phase"] == "Failed"
     first = next(iter(BROKEN))

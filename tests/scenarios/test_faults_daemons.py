@@ -63,7 +63,8 @@ def asked_with_key(system: System, method: str, path: str) -> int:
 
 
 @fault(
-    "R87", "a service asks for Ollama, and there is none",
+    "R87",
+    "a service asks for Ollama, and there is none",
     happens="that service waits; what other daemons and engines serve goes on",
     sees="RuntimeBinaryMissing with the setting and how to install it",
     bound="told within 20 s",
@@ -71,15 +72,18 @@ def asked_with_key(system: System, method: str, path: str) -> int:
 def test_without_an_ollama_its_service_says_how_to_get_one(system: System, figure: Figure) -> None:
     watch = Stopwatch(figure)
     system.apply(on_ollama("nowhere", "tiny"))
-    watch.when("apply to verdict", lambda: eventually(
-        lambda: reason(system, "nowhere") == "RuntimeBinaryMissing", what="it to be told"))
+    watch.when(
+        "apply to verdict",
+        lambda: eventually(lambda: reason(system, "nowhere") == "RuntimeBinaryMissing", what="it to be told"),
+    )
     assert "--ollama" in (said := system.told("nowhere")) and "brew install ollama" in said
     answers(system, ONE, TWO)
     gone(system, "nowhere")
 
 
 @fault(
-    "R92", "oMLX is asked for a model that it does not have; or somebody takes one of ours out of it",
+    "R92",
+    "oMLX is asked for a model that it does not have; or somebody takes one of ours out of it",
     happens="404 to who asked; a model that was taken out is withdrawn and attached again",
     sees="Ready again; the other models answer on",
     bound="back within 20 s",
@@ -93,15 +97,20 @@ def test_a_model_that_omlx_does_not_know_is_a_404_and_one_of_ours_comes_back(sys
             assert asked_with_key(system, "DELETE", f"/metal-supervisor/models/{ONE}") == 200
             assert system.ask(ONE, model=ONE)[0] == 404
         watch, since = Stopwatch(figure), system.observe(ONE)["since"]
-        watch.when("withdrawn and back", lambda: eventually(
-            lambda: (row := system.observe(ONE))["ready"] and row["since"] != since, 40, "it to be back"))
+        watch.when(
+            "withdrawn and back",
+            lambda: eventually(
+                lambda: (row := system.observe(ONE))["ready"] and row["since"] != since, 40, "it to be back"
+            ),
+        )
         back(system, ONE)
         other.flows()
     assert (system.pid(ONE), system.own_pid("omlx")) == (attendant, daemon)
 
 
 @fault(
-    "R93", "oMLX's key is deleted while it runs, and the daemon is killed later",
+    "R93",
+    "oMLX's key is deleted while it runs, and the daemon is killed later",
     happens="its models go on; a new key is made, which the daemon takes",
     sees="nothing: models are attached and detached as before",
     bound="0 withdrawals; all back within 90 s of the kill",
@@ -158,8 +167,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 
 @fault(
-    "R90", "a service asks for a model of the library that the user has pulled by hand",
-    happens="it is not pulled again, and stays when the service goes", sees="Ready",
+    "R90",
+    "a service asks for a model of the library that the user has pulled by hand",
+    happens="it is not pulled again, and stays when the service goes",
+    sees="Ready",
     bound="0 pulls",
 )
 def test_a_model_that_was_pulled_by_hand_is_used_as_it_is(shared: Shared, figure: Figure) -> None:
@@ -170,8 +181,10 @@ def test_a_model_that_was_pulled_by_hand_is_used_as_it_is(shared: Shared, figure
 
 
 @fault(
-    "R91", "of two services of one model, which Ollama runs once, one is deleted while the other streams",
-    happens="it is not unloaded", sees="the other stays Ready, and its answer goes on",
+    "R91",
+    "of two services of one model, which Ollama runs once, one is deleted while the other streams",
+    happens="it is not unloaded",
+    sees="the other stays Ready, and its answer goes on",
     bound="0 answers cut",
 )
 def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figure) -> None:
@@ -196,7 +209,8 @@ def test_what_another_service_uses_is_not_unloaded(shared: Shared, figure: Figur
 
 
 @fault(
-    "R89", "the user's Ollama is quit, and started again",
+    "R89",
+    "the user's Ollama is quit, and started again",
     happens="its services are withdrawn, and loaded again when it is back; none of ours is started instead",
     sees="not Ready with `ollama is waited for`; then Ready again",
     bound="withdrawn within 40 s; back within 20 s of its start",
@@ -216,14 +230,13 @@ def test_the_users_ollama_restarts_and_our_models_are_loaded_again(shared: Share
 
 
 @fault(
-    "R94", "Ollama answers a pull with status 200 and an error in its last line",
+    "R94",
+    "Ollama answers a pull with status 200 and an error in its last line",
     happens="it is an error like any other, and tried again, later each time",
     sees="the error's own words in the condition; Ready once it can be pulled",
     bound="told within 40 s; Ready within 60 s of the mending",
 )
-def test_an_error_that_comes_as_a_success_is_told_and_overcome(
-    shared: Shared, figure: Figure, tmp_path: Path
-) -> None:
+def test_an_error_that_comes_as_a_success_is_told_and_overcome(shared: Shared, figure: Figure, tmp_path: Path) -> None:
     system, registry = shared.system, shared.registry
     file = ollama.endless(tmp_path / "bad.gguf", n_layer=4)
     registry.publish("bad", file, tag="1b")
@@ -242,7 +255,8 @@ def test_an_error_that_comes_as_a_success_is_told_and_overcome(
 
 
 @fault(
-    "R88", "the user's own Ollama runs already; services come and go, and the whole system is stopped",
+    "R88",
+    "the user's own Ollama runs already; services come and go, and the whole system is stopped",
     happens="it is used and never stopped; what it runs for the user stays loaded, ours is unloaded",
     sees="the endpoint is that of the user's Ollama; no program `ollama`",
     bound="0 of the user's processes ended",

@@ -81,9 +81,11 @@ def not_here(system: System, name: str, source: str) -> None:
 
 
 @fault(
-    "D111", "the model is gated, private, renamed, or the link is too old (401, 403, 404)",
+    "D111",
+    "the model is gated, private, renamed, or the link is too old (401, 403, 404)",
     happens="the service waits; it is asked for again, and comes by itself once it may be had",
-    sees="GatedModel, SourceUnauthorized or SourceNotFound with the page to go to", bound="10 s after it may be had",
+    sees="GatedModel, SourceUnauthorized or SourceNotFound with the page to go to",
+    bound="10 s after it may be had",
 )
 def test_a_model_that_may_not_be_had_says_which_way_it_can(place: Place, figure: Figure) -> None:
     system, hub = place.system, place.hub
@@ -114,8 +116,11 @@ def test_a_model_that_may_not_be_had_says_which_way_it_can(place: Place, figure:
 
 
 @fault(
-    "D112", "the line is cut in the middle of a file, twice", happens="it goes on from the byte it had come to",
-    sees="Downloading: the line was cut, tried again in so many seconds", bound="0 bytes fetched twice",
+    "D112",
+    "the line is cut in the middle of a file, twice",
+    happens="it goes on from the byte it had come to",
+    sees="Downloading: the line was cut, tried again in so many seconds",
+    bound="0 bytes fetched twice",
 )
 def test_a_line_that_is_cut_goes_on_where_it_was(place: Place, figure: Figure) -> None:
     system = place.system
@@ -131,8 +136,11 @@ def test_a_line_that_is_cut_goes_on_where_it_was(place: Place, figure: Figure) -
 
 
 @fault(
-    "D113", "the line is cut, and the server ignores Range", happens="the file is fetched from its beginning",
-    sees="Downloading, the percentage begins again", bound="the file is whole",
+    "D113",
+    "the line is cut, and the server ignores Range",
+    happens="the file is fetched from its beginning",
+    sees="Downloading, the percentage begins again",
+    bound="the file is whole",
 )
 def test_a_server_without_ranges_is_asked_for_all_of_it(place: Place, figure: Figure) -> None:
     system = place.system
@@ -150,7 +158,9 @@ def test_a_server_without_ranges_is_asked_for_all_of_it(place: Place, figure: Fi
 
 
 @fault(
-    "D114", "Content-Length is wrong, or another than the Hub's list says", happens="what came does not count as whole",
+    "D114",
+    "Content-Length is wrong, or another than the Hub's list says",
+    happens="what came does not count as whole",
     sees="the line was cut, tried again in so many seconds; or: has so many bytes, and should have so many",
     bound="never served; Ready once it is right",
 )
@@ -176,9 +186,11 @@ def test_a_wrong_length_is_no_model(place: Place, figure: Figure) -> None:
 
 
 @fault(
-    "D115a", "the file is another than spec.sha256 says; then the services and their Model are edited",
+    "D115a",
+    "the file is another than spec.sha256 says; then the services and their Model are edited",
     happens="it is thrown away, and not fetched again until spec.sha256 or spec.source changes",
-    sees="ModelDigestMismatch with both digests", bound="0 bytes more over 3 edits and a new controller",
+    sees="ModelDigestMismatch with both digests",
+    bound="0 bytes more over 3 edits and a new controller",
 )
 def test_a_wrong_digest_is_fetched_once(place: Place, figure: Figure) -> None:
     system = place.system
@@ -209,8 +221,10 @@ def test_a_wrong_digest_is_fetched_once(place: Place, figure: Figure) -> None:
 
 
 @fault(
-    "D115b", "the Hub has another digest than spec.sha256; or what comes has another than the Hub says",
-    happens="the one is not fetched at all, the other not kept", sees="ModelDigestMismatch with both digests",
+    "D115b",
+    "the Hub has another digest than spec.sha256; or what comes has another than the Hub says",
+    happens="the one is not fetched at all, the other not kept",
+    sees="ModelDigestMismatch with both digests",
     bound="0 bytes; never served",
 )
 def test_the_hubs_digest_counts(place: Place, figure: Figure) -> None:
@@ -229,15 +243,21 @@ def test_the_hubs_digest_counts(place: Place, figure: Figure) -> None:
 
 
 @fault(
-    "D116", "a login page comes instead of the model", happens="nothing of it is kept",
-    sees="InvalidModelFile: a web page, not a GGUF file", bound="never served; Ready once the model comes",
+    "D116",
+    "a login page comes instead of the model",
+    happens="nothing of it is kept",
+    sees="InvalidModelFile: a web page, not a GGUF file",
+    bound="never served; Ready once the model comes",
 )
 def test_a_web_page_is_no_model(place: Place, figure: Figure) -> None:
     refused(place, "page", PAGE, "InvalidModelFile", "is a web page (a login or error page?), not a GGUF file", figure)
 
 
 @fault(
-    "D117", "the file is empty", happens="it is not kept", sees="InvalidModelFile: it is empty",
+    "D117",
+    "the file is empty",
+    happens="it is not kept",
+    sees="InvalidModelFile: it is empty",
     bound="never served; Ready once the model comes",
 )
 def test_nothing_is_no_model(place: Place, figure: Figure) -> None:
@@ -261,8 +281,11 @@ def refused(place: Place, name: str, content: bytes, why: str, says: str, figure
 
 
 @fault(
-    "D119a", "the server sends a part, and then nothing", happens="it is asked anew after --stall-timeout",
-    sees="Downloading: tried again in so many seconds", bound="0 bytes fetched twice",
+    "D119a",
+    "the server sends a part, and then nothing",
+    happens="it is asked anew after --stall-timeout",
+    sees="Downloading: tried again in so many seconds",
+    bound="0 bytes fetched twice",
 )
 def test_a_server_that_falls_silent_is_asked_anew(place: Place, figure: Figure) -> None:
     system = place.system
@@ -282,8 +305,11 @@ def test_a_server_that_falls_silent_is_asked_anew(place: Place, figure: Figure) 
 
 
 @fault(
-    "D119b", "the server drips single bytes", happens="it is asked anew: that is no download",
-    sees="sent only so many bytes in so many seconds", bound="--stall-timeout",
+    "D119b",
+    "the server drips single bytes",
+    happens="it is asked anew: that is no download",
+    sees="sent only so many bytes in so many seconds",
+    bound="--stall-timeout",
 )
 def test_a_drip_is_no_download(place: Place, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
     system = place.system
@@ -294,22 +320,29 @@ def test_a_drip_is_no_download(place: Place, figure: Figure, monkeypatch: pytest
         monkeypatch.setattr("tests.support.hub.CHUNK_BYTES", 16)
         web.chunk_delay_s = 0.1
         watch, said = Stopwatch(figure), f"bytes in {STALL_S:.0f} s"
-        watch.when("begin of the drip to verdict", lambda: eventually(
-            lambda: said in system.told("drip"), WITHIN_S, f"it: {system.told('drip')}"))
+        watch.when(
+            "begin of the drip to verdict",
+            lambda: eventually(lambda: said in system.told("drip"), WITHIN_S, f"it: {system.told('drip')}"),
+        )
         assert not system.pid("drip")
         gone(system, "drip")
 
 
 @fault(
-    "D120", "redirects in a circle, to file://, or to the address of a cloud's metadata",
-    happens="they are not followed", sees="DownloadFailed or SourceNotAllowed, and where it leads", bound="6 requests",
+    "D120",
+    "redirects in a circle, to file://, or to the address of a cloud's metadata",
+    happens="they are not followed",
+    sees="DownloadFailed or SourceNotAllowed, and where it leads",
+    bound="6 requests",
 )
 def test_redirects_lead_nowhere_else(place: Place, figure: Figure) -> None:
     system = place.system
     with Hub({"d/r": {"m.gguf": system.tiny}}) as web, untouched(system):
         web.redirects = {
-            "/circle.gguf": "/circle.gguf", "/file.gguf": "file:///etc/passwd",
-            "/cloud.gguf": "http://169.254.169.254/latest/meta-data/m.gguf", "/good.gguf": at(web),
+            "/circle.gguf": "/circle.gguf",
+            "/file.gguf": "file:///etc/passwd",
+            "/cloud.gguf": "http://169.254.169.254/latest/meta-data/m.gguf",
+            "/good.gguf": at(web),
         }
         system.apply(*from_web("circle", f"{web.url}/circle.gguf"))
         told(system, "circle", "DownloadFailed", "leads to more than 5 other addresses; check spec.source")
@@ -328,8 +361,11 @@ def test_redirects_lead_nowhere_else(place: Place, figure: Figure) -> None:
 
 
 @fault(
-    "D121", "a source, or a server's list of files, names a path that leads out of the store",
-    happens="nothing is fetched", sees="InvalidSpec or InvalidModelFile, and the name", bound="0 files outside",
+    "D121",
+    "a source, or a server's list of files, names a path that leads out of the store",
+    happens="nothing is fetched",
+    sees="InvalidSpec or InvalidModelFile, and the name",
+    bound="0 files outside",
 )
 def test_no_name_leads_out_of_the_store(place: Place, figure: Figure) -> None:
     system, hub = place.system, place.hub
@@ -348,8 +384,11 @@ def test_no_name_leads_out_of_the_store(place: Place, figure: Figure) -> None:
 
 
 @fault(
-    "D122", "somebody put a symbolic link where a model of the store would be", happens="it is not followed",
-    sees="InvalidModelFile, and which link to remove", bound="0 bytes written through it",
+    "D122",
+    "somebody put a symbolic link where a model of the store would be",
+    happens="it is not followed",
+    sees="InvalidModelFile, and which link to remove",
+    bound="0 bytes written through it",
 )
 def test_a_link_in_the_store_is_not_followed(place: Place, figure: Figure, tmp_path: Path) -> None:
     system = place.system
@@ -375,8 +414,11 @@ def test_a_link_in_the_store_is_not_followed(place: Place, figure: Figure, tmp_p
 
 
 @fault(
-    "D126", "the file is replaced on the server while it comes", happens="it is fetched anew, none of the old is kept",
-    sees="Downloading, the percentage begins again", bound="no byte of the old one",
+    "D126",
+    "the file is replaced on the server while it comes",
+    happens="it is fetched anew, none of the old is kept",
+    sees="Downloading, the percentage begins again",
+    bound="no byte of the old one",
 )
 def test_a_file_that_is_replaced_meanwhile_is_never_a_mixture(place: Place, figure: Figure) -> None:
     system = place.system
@@ -437,8 +479,11 @@ PRIVATE = "is in a part of it that no manifest may name"
 
 
 @fault(
-    "G131", "spec.source names a file outside --allowed-roots, one that exists or one that does not",
-    happens="it is not looked at", sees="SourceNotAllowed, the same words for both", bound="1 pass",
+    "G131",
+    "spec.source names a file outside --allowed-roots, one that exists or one that does not",
+    happens="it is not looked at",
+    sees="SourceNotAllowed, the same words for both",
+    bound="1 pass",
 )
 def test_a_file_outside_the_roots_is_not_even_missed(strict: Strict, figure: Figure) -> None:
     system, models = strict.system, strict.models
@@ -454,7 +499,8 @@ def test_a_file_outside_the_roots_is_not_even_missed(strict: Strict, figure: Fig
         message = told(system, f"file-{number}", "SourceNotAllowed")
         expected = f"{path} is not below --allowed-roots of this Mac ({models}), or {PRIVATE}"
         assert message.replace(str(outside), "PATH") == f'Model "file-{number}": spec.source: {expected}'.replace(
-            str(outside), "PATH"), message
+            str(outside), "PATH"
+        ), message
     watch.when("apply to verdict, all of them", lambda: True)
     (models / "mine.gguf").write_bytes(system.tiny.read_bytes())
     system.apply(*from_web("mine", f"file://{models}/mine.gguf"))
@@ -463,8 +509,10 @@ def test_a_file_outside_the_roots_is_not_even_missed(strict: Strict, figure: Fig
 
 
 @fault(
-    "G132", "spec.source names loopback, a link-local address, or a name that resolves to one",
-    happens="nobody is connected to", sees="SourceNotAllowed, the address, and --private-hosts",
+    "G132",
+    "spec.source names loopback, a link-local address, or a name that resolves to one",
+    happens="nobody is connected to",
+    sees="SourceNotAllowed, the address, and --private-hosts",
     bound="1 pass, 0 connections",
 )
 def test_no_source_reaches_what_is_not_public(strict: Strict, figure: Figure) -> None:
@@ -473,10 +521,15 @@ def test_no_source_reaches_what_is_not_public(strict: Strict, figure: Figure) ->
     with socket.create_server(("127.0.0.1", 0)) as listening, accepting(listening, came):
         port = listening.getsockname()[1]
         hosts = {
-            "loopback": f"127.0.0.1:{port}", "name": f"localhost:{port}", "short": f"127.1:{port}",
-            "number": f"2130706433:{port}", "mapped": f"[::ffff:127.0.0.1]:{port}", "any": f"0.0.0.0:{port}",
-            "metadata": "169.254.169.254", "router": "192.168.0.1",
-        }  # fmt: skip
+            "loopback": f"127.0.0.1:{port}",
+            "name": f"localhost:{port}",
+            "short": f"127.1:{port}",
+            "number": f"2130706433:{port}",
+            "mapped": f"[::ffff:127.0.0.1]:{port}",
+            "any": f"0.0.0.0:{port}",
+            "metadata": "169.254.169.254",
+            "router": "192.168.0.1",
+        }
         watch = Stopwatch(figure)
         for name, host in hosts.items():
             system.apply(*from_web(name, f"http://{host}/latest/m.gguf"))
@@ -541,8 +594,11 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 
 
 @fault(
-    "D118a", "the disk has no room for a model", happens="no byte is fetched; it is, once there is room",
-    sees="InsufficientDisk with the arithmetic", bound="2 GiB are left to the machine",
+    "D118a",
+    "the disk has no room for a model",
+    happens="no byte is fetched; it is, once there is room",
+    sees="InsufficientDisk with the arithmetic",
+    bound="2 GiB are left to the machine",
 )
 def test_a_model_without_room_is_not_begun(disk: Disk, figure: Figure) -> None:
     system = disk.system
@@ -559,8 +615,11 @@ def test_a_model_without_room_is_not_begun(disk: Disk, figure: Figure) -> None:
 
 
 @fault(
-    "D118b", "others fill the disk while a model comes", happens="the download ends, and goes on once there is room",
-    sees="DownloadFailed: No space left on device, or InsufficientDisk", bound="0 bytes fetched twice; never served",
+    "D118b",
+    "others fill the disk while a model comes",
+    happens="the download ends, and goes on once there is room",
+    sees="DownloadFailed: No space left on device, or InsufficientDisk",
+    bound="0 bytes fetched twice; never served",
 )
 def test_a_disk_that_fills_up_meanwhile_ends_it(disk: Disk, figure: Figure) -> None:
     system = disk.system

@@ -61,8 +61,11 @@ def gone(system: System, name: str) -> None:
 
 
 @fault(
-    "L1", "a spec is edited under a streaming chat", happens="withdrawn, drained, replaced",
-    sees="Progressing, Restarting, then Ready", bound="0 bytes lost",
+    "L1",
+    "a spec is edited under a streaming chat",
+    happens="withdrawn, drained, replaced",
+    sees="Progressing, Restarting, then Ready",
+    bound="0 bytes lost",
 )
 def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) -> None:
     engine, stream = streaming(system, "edited", 3 * LONG)  # under way until the endpoint is seen to be withdrawn
@@ -76,8 +79,11 @@ def test_an_edit_waits_for_the_answer_under_way(system: System, figure: Figure) 
 
 
 @fault(
-    "L1b", "the edit gives the engine another port, or the engine does not tell whether it is busy",
-    happens="the old port is asked; without slots, whether anybody is connected", sees="as above", bound="0 bytes lost",
+    "L1b",
+    "the edit gives the engine another port, or the engine does not tell whether it is busy",
+    happens="the old port is asked; without slots, whether anybody is connected",
+    sees="as above",
+    bound="0 bytes lost",
 )
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -98,8 +104,11 @@ def test_an_edit_of_what_is_asked_waits_too(
 
 
 @fault(
-    "L2", "a service is deleted under a streaming chat", happens="withdrawn, drained, ended",
-    sees="it is listed until the answer has ended", bound="0 bytes lost",
+    "L2",
+    "a service is deleted under a streaming chat",
+    happens="withdrawn, drained, ended",
+    sees="it is listed until the answer has ended",
+    bound="0 bytes lost",
 )
 def test_a_deletion_waits_for_the_answer_under_way(system: System, figure: Figure) -> None:
     _, stream = streaming(system, "deleted")
@@ -109,8 +118,11 @@ def test_a_deletion_waits_for_the_answer_under_way(system: System, figure: Figur
 
 
 @fault(
-    "L3", "the sidecar is killed with -9 in the middle of a drain", happens="the next one goes on asking",
-    sees="nothing", bound="0 bytes lost",
+    "L3",
+    "the sidecar is killed with -9 in the middle of a drain",
+    happens="the next one goes on asking",
+    sees="nothing",
+    bound="0 bytes lost",
 )
 def test_a_sidecar_that_dies_in_a_drain_cuts_nothing(system: System, figure: Figure) -> None:
     engine, stream = streaming(system, "orphaned")
@@ -124,9 +136,11 @@ def test_a_sidecar_that_dies_in_a_drain_cuts_nothing(system: System, figure: Fig
 
 
 @fault(
-    "L3b", "the sidecar hangs while a service is edited under a chat",
+    "L3b",
+    "the sidecar hangs while a service is edited under a chat",
     happens="the controller waits 2 s for it, and then as long as a drain may take at most",
-    sees="nothing", bound="2 s, then --drain-timeout",
+    sees="nothing",
+    bound="2 s, then --drain-timeout",
 )
 def test_a_sidecar_that_hangs_does_not_hold_an_idle_engine(system: System, figure: Figure) -> None:
     system.apply(roomy("held"))
@@ -141,9 +155,11 @@ def test_a_sidecar_that_hangs_does_not_hold_an_idle_engine(system: System, figur
 
 
 @fault(
-    "L4", "the API takes no writes while a service is edited under a chat",
+    "L4",
+    "the API takes no writes while a service is edited under a chat",
     happens="the endpoint cannot be withdrawn; the answer is waited for all the same",
-    sees="PublishFailed until it can be written", bound="0 bytes lost",
+    sees="PublishFailed until it can be written",
+    bound="0 bytes lost",
 )
 def test_an_api_that_takes_no_writes_cuts_nothing(system: System, figure: Figure) -> None:
     engine, stream = streaming(system, "unwritable")
@@ -160,13 +176,17 @@ def test_an_api_that_takes_no_writes_cuts_nothing(system: System, figure: Figure
 
 
 @fault(
-    "L5", "spec.rolloutPolicy says force, or a short idleTimeoutSeconds, and a chat streams",
-    happens="the engine is replaced at once, or after that time", sees="the answer ends early, as was asked for",
+    "L5",
+    "spec.rolloutPolicy says force, or a short idleTimeoutSeconds, and a chat streams",
+    happens="the engine is replaced at once, or after that time",
+    sees="the answer ends early, as was asked for",
     bound="0 s, or the time given",
 )
 def test_a_rollout_policy_bounds_the_wait(system: System, figure: Figure) -> None:
     for name, policy in (
-        ("forced", {"force": True}), ("unwaited", {"waitForIdle": False}), ("short", {"idleTimeoutSeconds": 2}),
+        ("forced", {"force": True}),
+        ("unwaited", {"waitForIdle": False}),
+        ("short", {"idleTimeoutSeconds": 2}),
     ):
         # It outlasts the stop: llama-server keeps answering until a second TERM.
         engine, stream = streaming(system, name, 8 * LONG, rolloutPolicy=policy)
@@ -182,8 +202,10 @@ def test_a_rollout_policy_bounds_the_wait(system: System, figure: Figure) -> Non
 
 
 @fault(
-    "L6", "the whole system gets SIGTERM under a streaming chat",
-    happens="withdrawn, drained, ended", sees="the answer ends by itself, and new ones are refused",
+    "L6",
+    "the whole system gets SIGTERM under a streaming chat",
+    happens="withdrawn, drained, ended",
+    sees="the answer ends by itself, and new ones are refused",
     bound="0 bytes lost; at most --stop-timeout and 40 s",
 )
 def test_the_whole_system_lets_answers_end(system: System, figure: Figure) -> None:
@@ -195,8 +217,11 @@ def test_the_whole_system_lets_answers_end(system: System, figure: Figure) -> No
 
 
 @fault(
-    "L7b", "the same as L7, and a second Ctrl-C", happens="it is cut at once",
-    sees="`Ctrl-C again`", bound="15 s",
+    "L7b",
+    "the same as L7, and a second Ctrl-C",
+    happens="it is cut at once",
+    sees="`Ctrl-C again`",
+    bound="15 s",
 )
 def test_a_second_signal_ends_it_all_at_once(system: System, figure: Figure) -> None:
     _, stream = streaming(system, "endless", 30000)

@@ -93,7 +93,8 @@ def asked(system: System, name: str, path: str) -> int:
 
 
 @fault(
-    "P84a", "an engine is stopped by SIGSTOP and goes on after a while",
+    "P84a",
+    "an engine is stopped by SIGSTOP and goes on after a while",
     happens="its endpoint is withdrawn at the next look, and back when it goes on, without a restart",
     sees="Unresponsive, then Ready again; the answer under way is complete",
     bound="withdrawn within 40 s, looks being 15 s apart",
@@ -105,8 +106,10 @@ def test_an_engine_that_is_halted_for_a_while_is_back_without_a_restart(
     eventually(lambda: reason(system, "paused") == "Unresponsive", what="the condition, written after the slice")
     psutil.Process(slowed.before["paused"]).resume()
     watch = Stopwatch(figure)
-    watch.when("serves when it goes on", lambda: eventually(
-        lambda: system.slice_ready("paused"), 20, "the endpoint to be back"))
+    watch.when(
+        "serves when it goes on",
+        lambda: eventually(lambda: system.slice_ready("paused"), 20, "the endpoint to be back"),
+    )
     assert slowed.stream.completed(), f"{slowed.stream.chunks} chunks, {slowed.stream.error}"
     assert system.pid("paused") == slowed.before["paused"]
     figure.add("restarts", system.observe("paused")["restarts"], "")
@@ -114,7 +117,8 @@ def test_an_engine_that_is_halted_for_a_while_is_back_without_a_restart(
 
 
 @fault(
-    "P73", "/health takes 4.9 s, or 5.1 s",
+    "P73",
+    "/health takes 4.9 s, or 5.1 s",
     happens="4.9 s is slow, and nothing is done; 5.1 s three times is silence: withdrawn, not restarted for it",
     sees="Unresponsive with `has not answered within 5 s`; Ready as soon as it is quick",
     bound="withdrawn within 60 s, looks being 15 s apart",
@@ -132,8 +136,9 @@ def test_health_that_takes_almost_too_long_changes_nothing_and_too_long_withdraw
     figure.add("4.9 s withdrawn", 0, "times")
     tell(system, "slower", health_delay_s=0)
     watch = Stopwatch(figure)
-    watch.when("back when it is quick", lambda: eventually(
-        lambda: system.slice_ready("slower"), 20, "the endpoint to be back"))
+    watch.when(
+        "back when it is quick", lambda: eventually(lambda: system.slice_ready("slower"), 20, "the endpoint to be back")
+    )
     assert {name: system.pid(name) for name in SLOW} == {name: slowed.before[name] for name in SLOW}
     gone(system, *SLOW)
 
@@ -142,8 +147,10 @@ def test_health_that_takes_almost_too_long_changes_nothing_and_too_long_withdraw
 
 
 @fault(
-    "P76", "an engine closes its standard output and error",
-    happens="it serves on, without a log, and its end is noticed as any other's", sees="Ready",
+    "P76",
+    "an engine closes its standard output and error",
+    happens="it serves on, without a log, and its end is noticed as any other's",
+    sees="Ready",
     bound="its end is withdrawn within 1 s",
 )
 def test_an_engine_that_closes_its_output_serves_and_is_watched_all_the_same(system: System, figure: Figure) -> None:
@@ -173,8 +180,10 @@ def strange(value: object) -> list[str]:
 
 
 @fault(
-    "P78", "an engine writes bytes, NUL and terminal escapes to its log, and dies",
-    happens="it is held as any other", sees="its last words without control characters, wherever they are shown",
+    "P78",
+    "an engine writes bytes, NUL and terminal escapes to its log, and dies",
+    happens="it is held as any other",
+    sees="its last words without control characters, wherever they are shown",
     bound="none gets through",
 )
 def test_junk_in_a_log_reaches_nobodys_terminal(system: System, figure: Figure) -> None:
@@ -186,8 +195,13 @@ def test_junk_in_a_log_reaches_nobodys_terminal(system: System, figure: Figure) 
     assert not strange(system.status("vile"))
     code, text = system.fetch("/status")
     assert code == 200 and not strange(json.loads(text)) and not strange(text)
-    for words in (system.supervisorctl("status"), system.kubectl("describe", "isvc", "vile"),
-                  system.kubectl("get", "events"), system.fetch("/metrics")[1], system.fetch("/")[1]):
+    for words in (
+        system.supervisorctl("status"),
+        system.kubectl("describe", "isvc", "vile"),
+        system.kubectl("get", "events"),
+        system.fetch("/metrics")[1],
+        system.fetch("/")[1],
+    ):
         assert not strange(words.replace("\t", " "))
     for name in ("controller", "sidecar"):
         assert not strange((system.state / "log" / f"{name}.log").read_text())
@@ -199,9 +213,11 @@ def test_junk_in_a_log_reaches_nobodys_terminal(system: System, figure: Figure) 
 
 
 @fault(
-    "P80b", "a port is taken after the launcher found it free and before the engine binds it",
+    "P80b",
+    "a port is taken after the launcher found it free and before the engine binds it",
     happens="the engine fails, and is started again on another port; what listens there is never published",
-    sees="its own words in the log, then Ready", bound="Ready within 40 s",
+    sees="its own words in the log, then Ready",
+    bound="Ready within 40 s",
 )
 def test_a_port_that_is_taken_before_the_engine_binds_it_is_left(system: System, figure: Figure) -> None:
     system.apply(stand_in("late", bind_delay_s=1.5))
@@ -261,9 +277,11 @@ def log_bound_bytes(system: System, name: str) -> int:
 
 
 @fault(
-    "P77", "an engine writes a gigabyte of log a minute",
+    "P77",
+    "an engine writes a gigabyte of log a minute",
     happens="its log is rotated; supervisord, other engines and new services go on as before",
-    sees="nothing; the disk use stays within size times files", bound="a new service is Ready within 15 s",
+    sees="nothing; the disk use stays within size times files",
+    bound="a new service is Ready within 15 s",
 )
 def test_a_flood_of_log_disturbs_nobody_and_stays_within_its_bound(system: System, figure: Figure) -> None:
     system.apply(stand_in("loud"))

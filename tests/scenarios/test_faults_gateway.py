@@ -88,9 +88,7 @@ def serving(gateway: Gateway) -> int:
 def next_worker(gateway: Gateway) -> None:
     """Has the worker that stands by take over, once there is one."""
     rpc, before = gateway.system.rpc, serving(gateway)
-    idle = eventually(
-        lambda: [each for each in WORKERS if not rpc.table()[each].pid], 60, "a worker that stands by"
-    )
+    idle = eventually(lambda: [each for each in WORKERS if not rpc.table()[each].pid], 60, "a worker that stands by")
     rpc.start(idle[0])
     eventually(lambda: serving(gateway) != before, 30, "another worker to serve")
 
@@ -134,8 +132,10 @@ def test_an_upgrade_cuts_no_stream(gateway: Gateway, figure: Figure, settings: s
         with figure.timed("the command"):
             done = subprocess.run(
                 [sys.executable, "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(gateway.system.state)],
-                capture_output=True, text=True, timeout=180,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=180,
+            )
         assert done.returncode == 0, done.stdout + done.stderr
         assert serving(gateway) != before and gateway.chat("tiny")[0] == 200
         assert flow.completed(), flow.error
@@ -328,9 +328,12 @@ def test_a_worker_that_gets_a_term_is_started_again(gateway: Gateway, figure: Fi
         for _ in range(TERMS):
             before = serving(gateway)
             answer = client.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=200, stream=True,
+                model="tiny",
+                messages=[{"role": "user", "content": "hi"}],
+                max_tokens=200,
+                stream=True,
                 extra_body={"ignore_eos": True},
-            )  # fmt: skip
+            )
             chunks = iter(answer)
             next(chunks)
             os.kill(before, signal.SIGTERM)

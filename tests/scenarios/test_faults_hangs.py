@@ -94,13 +94,19 @@ def other_loopback() -> str:
 # What is read and written is work as good as a processor's, of which a crowded machine may give too little to see.
 WORK = {"flood_lines_per_s": 2000}
 LOADING: dict[str, dict[str, Any]] = {
-    "mute": {"bind_delay_s": 3600}, "works": {"never_ready": True, **WORK}, "idle": {"never_ready": True},
-    "open": {"bind_host": "0.0.0.0"}, "aside": {"bind_host": other_loopback()}, "page": {"html": True},
+    "mute": {"bind_delay_s": 3600},
+    "works": {"never_ready": True, **WORK},
+    "idle": {"never_ready": True},
+    "open": {"bind_host": "0.0.0.0"},
+    "aside": {"bind_host": other_loopback()},
+    "page": {"html": True},
     "stubborn": {"never_ready": True},
 }
 """Engines that hang from their start."""
 SERVING: dict[str, dict[str, Any]] = {
-    "turned": {"html": True}, "stuck": {"stall": True}, "deep": {"stall": True, **WORK},
+    "turned": {"html": True},
+    "stuck": {"stall": True},
+    "deep": {"stall": True, **WORK},
 }
 """Engines that begin to hang while they serve."""
 
@@ -158,9 +164,11 @@ def silent_s(system: System, name: str) -> float:
 
 
 @fault(
-    "P70", "an engine hangs before it listens",
+    "P70",
+    "an engine hangs before it listens",
     happens="it is never published; restarted when the time for loading is over and it does no work",
-    sees="Loading, then Event Hung with the reason", bound="restarted within 60 s of a start timeout of 4 s",
+    sees="Loading, then Event Hung with the reason",
+    bound="restarted within 60 s of a start timeout of 4 s",
 )
 def test_an_engine_that_hangs_before_it_listens_is_restarted(
     system: System, figure: Figure, troubled: Troubled
@@ -169,9 +177,11 @@ def test_an_engine_that_hangs_before_it_listens_is_restarted(
 
 
 @fault(
-    "P71", "an engine answers 503 for ever",
+    "P71",
+    "an engine answers 503 for ever",
     happens="restarted when the time for loading is over, but never while it works",
-    sees="Loading, then Event Hung with the reason", bound="restarted within 60 s of a start timeout of 4 s",
+    sees="Loading, then Event Hung with the reason",
+    bound="restarted within 60 s of a start timeout of 4 s",
 )
 def test_an_engine_that_loads_for_ever_is_restarted_unless_it_works(
     system: System, figure: Figure, troubled: Troubled
@@ -187,9 +197,11 @@ def test_an_engine_that_loads_for_ever_is_restarted_unless_it_works(
 
 
 @fault(
-    "P81a", "an engine listens on more addresses than it was told to",
+    "P81a",
+    "an engine listens on more addresses than it was told to",
     happens="it is never published; restarted when the time for loading is over",
-    sees="the condition names both addresses", bound="restarted within 60 s of a start timeout of 4 s",
+    sees="the condition names both addresses",
+    bound="restarted within 60 s of a start timeout of 4 s",
 )
 def test_an_engine_that_is_open_to_others_is_never_published(
     system: System, figure: Figure, troubled: Troubled
@@ -199,21 +211,23 @@ def test_an_engine_that_is_open_to_others_is_never_published(
 
 
 @fault(
-    "P81b", "an engine listens on an address where nobody asks it",
+    "P81b",
+    "an engine listens on an address where nobody asks it",
     happens="it is never published; restarted when the time for loading is over",
-    sees="the condition names both addresses", bound="restarted within 60 s of a start timeout of 4 s",
+    sees="the condition names both addresses",
+    bound="restarted within 60 s of a start timeout of 4 s",
 )
-def test_an_engine_where_nobody_asks_it_is_never_published(
-    system: System, figure: Figure, troubled: Troubled
-) -> None:
+def test_an_engine_where_nobody_asks_it_is_never_published(system: System, figure: Figure, troubled: Troubled) -> None:
     words = f"the engine listens on {LOADING['aside']['bind_host']}, not on 127.0.0.1"
     restarted_while_loading(system, figure, troubled, "aside", words)
 
 
 @fault(
-    "P82a", "an engine answers /health with a page of HTML from its start",
+    "P82a",
+    "an engine answers /health with a page of HTML from its start",
     happens="it is never published; restarted when the time for loading is over",
-    sees="the condition quotes the answer", bound="restarted within 60 s of a start timeout of 4 s",
+    sees="the condition quotes the answer",
+    bound="restarted within 60 s of a start timeout of 4 s",
 )
 def test_an_engine_that_answers_html_is_never_published(system: System, figure: Figure, troubled: Troubled) -> None:
     words = "/health answered something else: <!doctype html><title>It works</title><h1>It works!</h1>"
@@ -224,8 +238,10 @@ def test_an_engine_that_answers_html_is_never_published(system: System, figure: 
 
 
 @fault(
-    "P82b", "an engine that serves begins to answer /health with a page of HTML",
-    happens="its endpoint is withdrawn, and it is restarted", sees="Unresponsive, Event Hung; then Ready again",
+    "P82b",
+    "an engine that serves begins to answer /health with a page of HTML",
+    happens="its endpoint is withdrawn, and it is restarted",
+    sees="Unresponsive, Event Hung; then Ready again",
     bound="withdrawn within 55 s, looks being 15 s apart",
 )
 def test_an_engine_that_begins_to_answer_html_is_withdrawn_and_restarted(
@@ -237,7 +253,8 @@ def test_an_engine_that_begins_to_answer_html_is_withdrawn_and_restarted(
 
 
 @fault(
-    "P72a", "an engine answers /health, but no chat and no /slots: its work loop hangs",
+    "P72a",
+    "an engine answers /health, but no chat and no /slots: its work loop hangs",
     happens="its endpoint is withdrawn, and it is restarted, but never while it works for a client",
     sees="Unresponsive, `its work loop takes no requests`, Event Hung; then Ready again",
     bound="withdrawn within 55 s, looks being 15 s apart",
@@ -264,9 +281,11 @@ def test_an_engine_whose_work_loop_hangs_is_restarted_unless_it_works_for_somebo
 
 
 @fault(
-    "P84b", "an engine is stopped by SIGSTOP and stays so",
+    "P84b",
+    "an engine is stopped by SIGSTOP and stays so",
     happens="its endpoint is withdrawn; TERM after the hang timeout, KILL 10 s later, and a new one starts",
-    sees="Unresponsive, Event Hung; then Ready again", bound="withdrawn within 55 s, looks being 15 s apart",
+    sees="Unresponsive, Event Hung; then Ready again",
+    bound="withdrawn within 55 s, looks being 15 s apart",
 )
 def test_an_engine_that_stays_stopped_is_killed_and_restarted(
     system: System, figure: Figure, troubled: Troubled
@@ -279,8 +298,10 @@ def test_an_engine_that_stays_stopped_is_killed_and_restarted(
 
 
 @fault(
-    "P74b", "an engine hangs and ignores SIGTERM",
-    happens="it is killed 10 s after it was told to end, and a new one starts", sees="Event Hung; lastExit SIGKILL",
+    "P74b",
+    "an engine hangs and ignores SIGTERM",
+    happens="it is killed 10 s after it was told to end, and a new one starts",
+    sees="Event Hung; lastExit SIGKILL",
     bound="restarted within 90 s of a start timeout of 4 s",
 )
 def test_a_hung_engine_that_ignores_sigterm_is_killed(system: System, figure: Figure, troubled: Troubled) -> None:
@@ -295,9 +316,11 @@ def test_a_hung_engine_that_ignores_sigterm_is_killed(system: System, figure: Fi
 
 
 @fault(
-    "P74a", "an engine ignores SIGTERM and its service is deleted",
+    "P74a",
+    "an engine ignores SIGTERM and its service is deleted",
     happens="its endpoint goes at once, the process is killed after stopwaitsecs",
-    sees="STOPPING in supervisorctl until then", bound="killed within 45 s",
+    sees="STOPPING in supervisorctl until then",
+    bound="killed within 45 s",
 )
 def test_an_engine_that_ignores_sigterm_is_killed_in_the_end(
     system: System, figure: Figure, troubled: Troubled
@@ -341,13 +364,13 @@ class Crowd:
 
 
 @fault(
-    "P72b", "a real engine streams to a client and has too many connections to answer /health",
+    "P72b",
+    "a real engine streams to a client and has too many connections to answer /health",
     happens="no new requests are sent to it; it is never restarted, and the stream goes on",
-    sees="Unresponsive while it lasts, then Ready again by itself", bound="no restart, no stream cut",
+    sees="Unresponsive while it lasts, then Ready again by itself",
+    bound="no restart, no stream cut",
 )
-def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
-    system: System, figure: Figure
-) -> None:
+def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(system: System, figure: Figure) -> None:
     large = system.base / "large.gguf"  # a tiny one is through with everything before it is doubted
     tiny_gguf.write_tiny_gguf(large, context=32768, pad_mib=64)
     few = [{"name": "TEST_OPEN_FILES", "value": "48"}]
@@ -367,8 +390,10 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
     finally:
         crowd.end()
     watch = Stopwatch(figure)
-    watch.when("serves when the crowd has left", lambda: eventually(
-        lambda: system.slice_ready("popular"), 30, "the endpoint to be back"))
+    watch.when(
+        "serves when the crowd has left",
+        lambda: eventually(lambda: system.slice_ready("popular"), 30, "the endpoint to be back"),
+    )
     stream.goes_on()
     assert system.pid("popular") == before
     figure.add("restarts", system.observe("popular")["restarts"], "")
@@ -378,9 +403,11 @@ def test_an_engine_that_streams_and_does_not_answer_health_is_never_restarted(
 
 
 @fault(
-    "P84c", "the same while the Kubernetes API hangs",
+    "P84c",
+    "the same while the Kubernetes API hangs",
     happens="it is restarted all the same; the cluster is told when it answers",
-    sees="/healthz: 200, cluster unreachable", bound="restarted within 60 s",
+    sees="/healthz: 200, cluster unreachable",
+    bound="restarted within 60 s",
 )
 def test_a_hang_is_ended_while_the_api_hangs(system: System, figure: Figure) -> None:
     system.apply(service("iced"))

@@ -61,9 +61,11 @@ def successor(machine: Tight, name: str, engine: int) -> tuple[int, float]:
 
 
 @fault(
-    "M95a", "two services that fit alone and not together; then the first is deleted, or suspended",
+    "M95a",
+    "two services that fit alone and not together; then the first is deleted, or suspended",
     happens="the second waits, and starts by itself when the engine of the first has ended, never before",
-    sees="Pending, InsufficientMemory with the arithmetic and the place in the queue", bound="5 s after that end",
+    sees="Pending, InsufficientMemory with the arithmetic and the place in the queue",
+    bound="5 s after that end",
 )
 @pytest.mark.parametrize("leaves", ["deleted", "suspended"])
 def test_what_does_not_fit_beside_another_starts_when_that_has_ended(
@@ -95,7 +97,9 @@ def test_what_does_not_fit_beside_another_starts_when_that_has_ended(
 
 
 @fault(
-    "M95b", "an edit asks for more memory than is left", happens="the engine goes on as it was, until there is room",
+    "M95b",
+    "an edit asks for more memory than is left",
+    happens="the engine goes on as it was, until there is room",
     sees="Ready, Degraded with InsufficientMemory and the arithmetic",
     bound="0 restarts before; 5 s after there is room",
 )
@@ -112,8 +116,10 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_alone_until_it_does(machine
     system.delete("other")
     eventually(lambda: is_gone(other), WITHIN_S, "the other to end")
     watch = Stopwatch(figure)
-    watch.when("end of the other to end of the old engine", lambda: eventually(
-        lambda: is_gone(engine), SUCCEEDS_S, "the edit to be taken up"))
+    watch.when(
+        "end of the other to end of the old engine",
+        lambda: eventually(lambda: is_gone(engine), SUCCEEDS_S, "the edit to be taken up"),
+    )
     eventually(lambda: system.pid("edited") not in (0, engine), WITHIN_S, "the new engine")
     system.ready("edited")
     eventually(lambda: not system.condition("Degraded", "edited"), WITHIN_S, "the warning to go")
@@ -121,8 +127,11 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_alone_until_it_does(machine
 
 
 @fault(
-    "M95c", "several wait for the same room", happens="the higher priority starts first, whoever asked first",
-    sees="the place in the queue", bound="as above",
+    "M95c",
+    "several wait for the same room",
+    happens="the higher priority starts first, whoever asked first",
+    sees="the place in the queue",
+    bound="as above",
 )
 def test_the_queue_goes_by_priority(machine: Tight, figure: Figure) -> None:
     system = machine.system
@@ -141,9 +150,11 @@ def test_the_queue_goes_by_priority(machine: Tight, figure: Figure) -> None:
 
 
 @fault(
-    "M95d", "one of a higher priority does not fit, and --preemption is set; the lower one streams a chat",
+    "M95d",
+    "one of a higher priority does not fit, and --preemption is set; the lower one streams a chat",
     happens="the lower one is withdrawn, drained and stopped, and is back when the other has gone",
-    sees="Pending, InsufficientMemory: stopped for whom", bound="0 bytes lost; 5 s after each end",
+    sees="Pending, InsufficientMemory: stopped for whom",
+    bound="0 bytes lost; 5 s after each end",
 )
 def test_a_higher_priority_displaces_a_lower_one_once_that_has_answered(machine: Tight, figure: Figure) -> None:
     system = machine.system
@@ -168,8 +179,11 @@ def test_a_higher_priority_displaces_a_lower_one_once_that_has_answered(machine:
 
 
 @fault(
-    "M95e", "a model on a web server is too large for this machine", happens="its header alone is read",
-    sees="Pending, InsufficientMemory: it is not fetched", bound="1 MiB read",
+    "M95e",
+    "a model on a web server is too large for this machine",
+    happens="its header alone is read",
+    sees="Pending, InsufficientMemory: it is not fetched",
+    bound="1 MiB read",
 )
 def test_a_model_that_cannot_fit_is_not_fetched(machine: Tight, figure: Figure) -> None:
     system = machine.system
@@ -197,8 +211,11 @@ def one_less(pattern: str, text: str) -> bool:
 
 
 @fault(
-    "M96", "a service takes all that its Model, or this machine, allows to the byte; or one byte more",
-    happens="the one starts, the other waits", sees="InsufficientMemory, and which limit it is", bound="1 byte",
+    "M96",
+    "a service takes all that its Model, or this machine, allows to the byte; or one byte more",
+    happens="the one starts, the other waits",
+    sees="InsufficientMemory, and which limit it is",
+    bound="1 byte",
 )
 def test_the_last_byte_counts(machine: Tight, figure: Figure) -> None:
     system = machine.system
@@ -229,8 +246,10 @@ def test_the_last_byte_counts(machine: Tight, figure: Figure) -> None:
 
 
 @fault(
-    "M97", "the size of what an engine will load is not known",
-    happens="refused; with --memory-check-mode warn it is started", bound="no start",
+    "M97",
+    "the size of what an engine will load is not known",
+    happens="refused; with --memory-check-mode warn it is started",
+    bound="no start",
     sees="MemoryCheckFailed, and what cannot be read; with warn Ready, Degraded with the same word",
 )
 def test_an_unknown_size_is_refused_or_started_with_a_warning(machine: Tight, figure: Figure) -> None:
@@ -275,9 +294,11 @@ FORGERIES: dict[str, dict[str, Any]] = {
 
 
 @fault(
-    "M98", "model files whose headers claim 4 billion blocks, heads, tokens, or 2^63 keys",
+    "M98",
+    "model files whose headers claim 4 billion blocks, heads, tokens, or 2^63 keys",
     happens="none is believed, and none starts: what an engine would make of it is unknown; others go on",
-    sees="Pending, MemoryCheckFailed; /status names the number", bound="0 controller restarts",
+    sees="Pending, MemoryCheckFailed; /status names the number",
+    bound="0 controller restarts",
 )
 def test_headers_that_lie_are_refused_and_disturb_nobody(machine: Tight, tmp_path: Path, figure: Figure) -> None:
     system = machine.system

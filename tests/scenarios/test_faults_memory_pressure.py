@@ -72,9 +72,11 @@ def squeeze(tmp_path_factory: pytest.TempPathFactory) -> Squeeze:
 @pytest.fixture(scope="module")
 def machine(squeeze: Squeeze, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tight]:
     usual: dict[str, Any] = {
-        "procfs": str(squeeze.procfs), "memory_watchdog_interval": LOOK_S, "memory_recovery": RECOVERY_S,
+        "procfs": str(squeeze.procfs),
+        "memory_watchdog_interval": LOOK_S,
+        "memory_recovery": RECOVERY_S,
         "eviction_enabled": True,
-    }  # fmt: skip
+    }
     with tight(tmp_path_factory.mktemp("pressure"), **usual) as up:
         yield up
 
@@ -112,7 +114,8 @@ def untouched(machine: Tight, engines: dict[str, int], figure: Figure) -> None:
 
 
 @fault(
-    "M99", "memory pressure goes from Normal to Warning and Critical, and back; --eviction-enabled is set",
+    "M99",
+    "memory pressure goes from Normal to Warning and Critical, and back; --eviction-enabled is set",
     happens="at Warning nothing starts; at Critical the lowest priority goes, then the next; the last one stays; "
     "after Normal has lasted all are back by themselves, the most important first",
     sees="MemoryPressure Warning, Evicted, Normal; Pending, Evicted; an Event; metrics",
@@ -167,15 +170,25 @@ def test_a_squeeze_stops_the_least_important_and_brings_all_back(
 
 
 @fault(
-    "W20", "other programs take the memory, before a request for a model on demand and while its engine loads",
+    "W20",
+    "other programs take the memory, before a request for a model on demand and while its engine loads",
     happens="its request waits; an engine that loads is ended, and started again once there is memory",
-    sees="an answer, later; MetalReady Waking, with MemoryPressure or Evicted in its message", bound="200",
+    sees="an answer, later; MetalReady Waking, with MemoryPressure or Evicted in its message",
+    bound="200",
 )
 def test_a_wake_waits_until_there_is_memory(squeeze: Squeeze, tmp_path: Path) -> None:
     flags = (
-        "--procfs", str(squeeze.procfs), "--memory-watchdog-interval", str(LOOK_S), "--eviction-enabled",
-        "--memory-recovery", str(RECOVERY_S), "--idle-ttl", "2", f"--allow-extra-args={','.join(FAKE_FLAGS)}",
-    )  # fmt: skip
+        "--procfs",
+        str(squeeze.procfs),
+        "--memory-watchdog-interval",
+        str(LOOK_S),
+        "--eviction-enabled",
+        "--memory-recovery",
+        str(RECOVERY_S),
+        "--idle-ttl",
+        "2",
+        f"--allow-extra-args={','.join(FAKE_FLAGS)}",
+    )
     with (
         with_gateway(tmp_path, *flags, engine=either(tmp_path)) as gateway,
         ThreadPoolExecutor() as clients,
@@ -214,7 +227,9 @@ def pressure(system: System) -> str:
 
 
 @fault(
-    "M100", "the machine runs out of memory because of other programs", happens="no engine is evicted; nothing starts",
+    "M100",
+    "the machine runs out of memory because of other programs",
+    happens="no engine is evicted; nothing starts",
     sees="MemoryPressure Critical; llmkube_metal_agent_evictions_skipped_total{reason=below_guard}",
     bound="0 evictions",
 )
@@ -230,8 +245,11 @@ def test_whoever_is_not_the_cause_is_not_stopped(machine: Tight, squeeze: Squeez
 
 
 @fault(
-    "M101", "memory is critical, and one service runs", happens="it is not evicted",
-    sees="MemoryPressure Critical; evictions_skipped_total{reason=floor}", bound="0 evictions",
+    "M101",
+    "memory is critical, and one service runs",
+    happens="it is not evicted",
+    sees="MemoryPressure Critical; evictions_skipped_total{reason=floor}",
+    bound="0 evictions",
 )
 def test_the_only_service_stays(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     machine.system.apply(lean("only", LARGE))
@@ -243,8 +261,11 @@ def test_the_only_service_stays(machine: Tight, squeeze: Squeeze, figure: Figure
 
 
 @fault(
-    "M102", "memory is critical, and all services are protected", happens="no engine is evicted",
-    sees="MemoryPressure Critical; evictions_skipped_total{reason=all_protected}", bound="0 evictions",
+    "M102",
+    "memory is critical, and all services are protected",
+    happens="no engine is evicted",
+    sees="MemoryPressure Critical; evictions_skipped_total{reason=all_protected}",
+    bound="0 evictions",
 )
 def test_whoever_is_protected_stays(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     machine.system.apply(*(lean(name, evictionProtection=True) for name in ("one", "two")))
@@ -256,8 +277,11 @@ def test_whoever_is_protected_stays(machine: Tight, squeeze: Squeeze, figure: Fi
 
 
 @fault(
-    "M102b", "memory is critical, and --eviction-enabled is not set", happens="no engine is evicted; nothing starts",
-    sees="MemoryPressure Critical; evictions_skipped_total{reason=disabled}", bound="0 evictions",
+    "M102b",
+    "memory is critical, and --eviction-enabled is not set",
+    happens="no engine is evicted; nothing starts",
+    sees="MemoryPressure Critical; evictions_skipped_total{reason=disabled}",
+    bound="0 evictions",
 )
 def test_without_leave_nobody_is_stopped(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     machine.system.apply(lean("one"), lean("two"))
@@ -271,8 +295,11 @@ def test_without_leave_nobody_is_stopped(machine: Tight, squeeze: Squeeze, figur
 
 
 @fault(
-    "M103", "memory is critical, and of three services of one priority the largest streams a chat",
-    happens="the idle ones go", sees="the busy one serves on; Evicted says who was busy", bound="0 bytes lost",
+    "M103",
+    "memory is critical, and of three services of one priority the largest streams a chat",
+    happens="the idle ones go",
+    sees="the busy one serves on; Evicted says who was busy",
+    bound="0 bytes lost",
 )
 def test_a_busy_service_stays_while_idle_ones_can_go(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     system = machine.system
@@ -295,8 +322,10 @@ def test_a_busy_service_stays_while_idle_ones_can_go(machine: Tight, squeeze: Sq
 
 
 @fault(
-    "M104", "pressure comes and goes three times a second",
-    happens="the level rises once and stays until it has been quiet for a while", sees="MemoryPressure Critical",
+    "M104",
+    "pressure comes and goes three times a second",
+    happens="the level rises once and stays until it has been quiet for a while",
+    sees="MemoryPressure Critical",
     bound="1 rise, 1 stop; nobody returns in between",
 )
 def test_a_level_that_flaps_is_held(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
@@ -306,9 +335,7 @@ def test_a_level_that_flaps_is_held(machine: Tight, squeeze: Squeeze, figure: Fi
     machine.ready("one", "two")
     log = system.files.log_path("controller")
     before = log.stat().st_size
-    squeeze.play(1.0, [
-        replace(squeeze.worst if index % 2 else squeeze.quiet, at_s=index / 6) for index in range(19)
-    ])  # fmt: skip
+    squeeze.play(1.0, [replace(squeeze.worst if index % 2 else squeeze.quiet, at_s=index / 6) for index in range(19)])
 
     def levels() -> list[str]:
         return [each["level_"] for each in logged(log, "memory pressure", before)]
@@ -326,8 +353,11 @@ def test_a_level_that_flaps_is_held(machine: Tight, squeeze: Squeeze, figure: Fi
 
 
 @fault(
-    "M99b", "the controller is killed with -9 while a service is evicted", happens="it stays away, and still returns",
-    sees="Evicted all the while", bound="5 s to the stop; as above to the return",
+    "M99b",
+    "the controller is killed with -9 while a service is evicted",
+    happens="it stays away, and still returns",
+    sees="Evicted all the while",
+    bound="5 s to the stop; as above to the return",
 )
 def test_an_eviction_outlives_the_controller(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     system = machine.system
@@ -353,12 +383,13 @@ def test_an_eviction_outlives_the_controller(machine: Tight, squeeze: Squeeze, f
 
 
 @fault(
-    "M99c", "the Kubernetes API is down while memory is critical", happens="who must go goes all the same",
-    sees="/status and metrics at once; conditions when the API is back", bound="10 s to the stop",
+    "M99c",
+    "the Kubernetes API is down while memory is critical",
+    happens="who must go goes all the same",
+    sees="/status and metrics at once; conditions when the API is back",
+    bound="10 s to the stop",
 )
-def test_an_api_that_is_down_keeps_nobody_from_being_stopped(
-    machine: Tight, squeeze: Squeeze, figure: Figure
-) -> None:
+def test_an_api_that_is_down_keeps_nobody_from_being_stopped(machine: Tight, squeeze: Squeeze, figure: Figure) -> None:
     system = machine.system
     system.apply(lean("one", priority="low"), lean("two"))
     engines = machine.ready("one", "two")

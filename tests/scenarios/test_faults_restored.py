@@ -63,7 +63,8 @@ def warning(system: System, name: str) -> str:
 
 
 @fault(
-    "K151", "the embedded API's file is replaced by an older copy",
+    "K151",
+    "the embedded API's file is replaced by an older copy",
     happens="engines of services that the copy lacks keep running for ten minutes; the copy is followed at once",
     sees="MissingAfterRestore in `explain`; applying the manifest again keeps the engine",
     bound="no stream is cut; a new service runs within 10 s",
@@ -99,9 +100,11 @@ def test_the_api_goes_back_under_streams(system: System, figure: Figure) -> None
 
 
 @fault(
-    "K152", "the embedded API's file is emptied",
+    "K152",
+    "the embedded API's file is emptied",
     happens="the API refuses to serve it, and engines keep running; with the copy put back it serves again",
-    sees="apiserver.log names the records, and how to begin without services", bound="no engine ends",
+    sees="apiserver.log names the records, and how to begin without services",
+    bound="no engine ends",
 )
 def test_an_emptied_file_stops_no_engine(system: System, figure: Figure) -> None:
     older = copy(system)

@@ -33,11 +33,12 @@ def nested(system: System, name: str) -> Path:
 
 
 @fault(
-    "P87", f"an engine makes {DEPTH} nested directories in its scratch, is restarted, does it again, and is deleted",
+    "P87",
+    f"an engine makes {DEPTH} nested directories in its scratch, is restarted, does it again, and is deleted",
     happens="the scratch is moved aside at once, and removed in the background",
     sees="nothing: the next engine begins in an empty directory, and the service is forgotten",
     bound="/healthz stays 200, and nothing of it is left within 30 s",
-)  # fmt: skip
+)
 def test_a_deep_scratch_neither_fails_a_pass_nor_lasts(tmp_path: Path, figure: Figure) -> None:
     with running(tmp_path) as system, removed(tmp_path):
         system.apply(system.tiny_model(), service("deep", "tiny"))

@@ -40,7 +40,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def test_a_broken_foreign_file_in_models_d_is_put_aside_by_name(system: System, figure: Figure) -> None:
     directory = system.state / "models.d"
     broken = {
-        "foreign.conf": b"[program:foreign]\ncommand=%(nonsense)s\n", "text.conf": b"command=/bin/true\n",
+        "foreign.conf": b"[program:foreign]\ncommand=%(nonsense)s\n",
+        "text.conf": b"command=/bin/true\n",
         "bytes.conf": b"[program:bytes]\ncommand=/bin/\xff\n",
     }
     with streaming(system, figure):

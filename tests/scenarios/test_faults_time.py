@@ -55,8 +55,12 @@ class Clock:
 def with_clock(base: Path) -> Iterator[Clock]:
     """A clock for what is started meanwhile."""
     faked = {
-        "LD_PRELOAD": str(library()), "FAKETIME_TIMESTAMP_FILE": str(base / "offset"), "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
+        "LD_PRELOAD": str(library()),
+        "FAKETIME_TIMESTAMP_FILE": str(base / "offset"),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in faked.items():
@@ -99,26 +103,30 @@ def told_time(system: System) -> float:
     "jump_s",
     [
         pytest.param(
-            -HOUR_S, id="back",
+            -HOUR_S,
+            id="back",
             marks=fault(
-                "M108", "the clock is set back an hour under a streaming chat",
-                happens="nothing is restarted; what crashes afterwards is restarted at once", sees="/healthz stays 200",
+                "M108",
+                "the clock is set back an hour under a streaming chat",
+                happens="nothing is restarted; what crashes afterwards is restarted at once",
+                sees="/healthz stays 200",
                 bound="0 engine restarts, 0 bytes lost",
             ),
         ),
         pytest.param(
-            8 * HOUR_S, id="ahead",
+            8 * HOUR_S,
+            id="ahead",
             marks=fault(
-                "M107", "the clock jumps eight hours ahead, as after a sleep",
-                happens="nothing is restarted; what crashes afterwards is restarted at once", sees="/healthz stays 200",
+                "M107",
+                "the clock jumps eight hours ahead, as after a sleep",
+                happens="nothing is restarted; what crashes afterwards is restarted at once",
+                sees="/healthz stays 200",
                 bound="0 engine restarts, 0 bytes lost",
             ),
         ),
     ],
 )
-def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
-    timed: Timed, jump_s: int, figure: Figure
-) -> None:
+def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(timed: Timed, jump_s: int, figure: Figure) -> None:
     system, clock = timed.system, timed.clock
     engine = system.ready()
     stream = system.stream()
@@ -148,9 +156,11 @@ def test_a_clock_that_is_set_restarts_nothing_and_hides_nothing(
 
 
 @fault(
-    "W22", "the clock is set eight hours ahead and then back while models on demand are used through the gateway",
+    "W22",
+    "the clock is set eight hours ahead and then back while models on demand are used through the gateway",
     happens="an engine that answers is not unloaded; limits per minute hold; an idle model makes room at once",
-    sees="nothing", bound="the stream is whole; every request answered",
+    sees="nothing",
+    bound="the stream is whole; every request answered",
 )
 def test_the_gateway_does_not_care_what_time_it_is(timed: Timed) -> None:
     """There is room for one of the two beside what is always there."""

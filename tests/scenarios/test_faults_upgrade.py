@@ -54,9 +54,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """One whose settings are in a file, and whose engine says slowly what it knows while `slow` is there."""
     base = tmp_path_factory.mktemp("upgrade")
     engine = base / "llama-server"
-    engine.write_text(
-        f'#!/bin/sh\n[ ! -e {base}/slow ] || [ "$1" != --help ] || sleep 3\nexec {engine_path()} "$@"\n'
-    )
+    engine.write_text(f'#!/bin/sh\n[ ! -e {base}/slow ] || [ "$1" != --help ] || sleep 3\nexec {engine_path()} "$@"\n')
     engine.chmod(0o755)
     (base / "settings.toml").write_text("log_files = 3\n")
     with running(base, "--config", str(base / "settings.toml"), engine=engine) as up:
@@ -69,7 +67,9 @@ def take_over(system: System, python: str | Path) -> None:
     """What a user types after an upgrade."""
     done = subprocess.run(
         [str(python), "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(system.state)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -79,13 +79,17 @@ def version(system: System) -> str:
 
 
 @fault(
-    "U145", "a release with another path, section and engine arguments takes over",
+    "U145",
+    "a release with another path, section and engine arguments takes over",
     happens="its controller and sidecar start; the engines go on as they were started",
-    sees="the new version in /status", bound="same pids, 0 bytes lost",
+    sees="the new version in /status",
+    bound="same pids, 0 bytes lost",
 )
 @fault(
-    "U146", "the release before is put back, and supervisord is then killed with -9",
-    happens="the survivors are stood in for", sees="the old version",
+    "U146",
+    "the release before is put back, and supervisord is then killed with -9",
+    happens="the survivors are stood in for",
+    sees="the old version",
     bound="same pids, 0 bytes lost",
 )
 def test_an_upgrade_and_the_downgrade_after_it_restart_no_engine(
@@ -140,7 +144,9 @@ def test_a_state_directory_of_another_format_is_refused_in_a_sentence(system: Sy
     kept.write_text("9")
     done = subprocess.run(
         [sys.executable, "-I", "-m", "metal_supervisor", "upgrade", "--state-dir", str(system.state)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (1, "") and said in done.stderr
     assert system.pid() == engine
@@ -152,8 +158,10 @@ def command_of(pid: int) -> list[str]:
 
 
 @fault(
-    "U145b", "a setting that changes an engine's arguments is changed, and the controller restarted",
-    happens="the engine goes on; what it would be started with waits for its next start", sees="nothing",
+    "U145b",
+    "a setting that changes an engine's arguments is changed, and the controller restarted",
+    happens="the engine goes on; what it would be started with waits for its next start",
+    sees="nothing",
     bound="same pid; supervisorctl update changes nothing either",
 )
 def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(system: System, figure: Figure) -> None:
@@ -173,8 +181,10 @@ def test_a_setting_waits_for_the_next_start_and_update_by_hand_is_harmless(syste
 
 
 @fault(
-    "U149", "the settings file is broken, and the controller is restarted",
-    happens="the last settings that were in order stay", sees="the line of the mistake in the log and /status",
+    "U149",
+    "the settings file is broken, and the controller is restarted",
+    happens="the last settings that were in order stay",
+    sees="the line of the mistake in the log and /status",
     bound="0 engine restarts",
 )
 def test_a_broken_settings_file_keeps_the_settings_that_were_in_order(system: System, figure: Figure) -> None:
@@ -207,9 +217,11 @@ def restart(system: System, program: str) -> None:
 
 
 @fault(
-    "U151", "a record is gone when the controller starts, and the engine's program takes long to say what it knows",
+    "U151",
+    "a record is gone when the controller starts, and the engine's program takes long to say what it knows",
     happens="the engine is left alone until that is known; then its record is made anew",
-    sees="nothing", bound="same pid, 0 bytes lost",
+    sees="nothing",
+    bound="same pid, 0 bytes lost",
 )
 def test_an_engine_without_a_record_is_left_alone_until_it_is_known_what_it_should_run(system: System) -> None:
     pid, record, slow = system.ready(), system.files.record_path("default.tiny"), system.base / "slow"

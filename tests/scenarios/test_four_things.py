@@ -156,8 +156,10 @@ def test_no_byte_of_a_chat_passes_through_our_processes(system: System) -> None:
     ours = [system.own_pid(name) for name in ("controller", "sidecar", "apiserver")] + [system.supervisord_pid()]
 
     def moved() -> int:
-        return sum(counters.read_chars + counters.write_chars for counters in
-                   (psutil.Process(pid).io_counters() for pid in ours))
+        return sum(
+            counters.read_chars + counters.write_chars
+            for counters in (psutil.Process(pid).io_counters() for pid in ours)
+        )
 
     stream = system.stream(slow=False)
     before, chunks = moved(), stream.chunks

@@ -69,9 +69,12 @@ def test_a_gateway_without_keys_opens_no_engine_that_has_one(gateway: Gateway) -
 
 def test_openai_streams(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=20, stream=True,
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=20,
+        stream=True,
         extra_body={"ignore_eos": True},
-    ) as stream:  # fmt: skip
+    ) as stream:
         chunks = [chunk for chunk in stream if chunk.choices]
     assert len(chunks) >= 20 and chunks[-1].choices[0].finish_reason == "length"
 
@@ -129,10 +132,18 @@ def test_a_path_names_the_service(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v1/models"), ("POST", "/slots/0?action=erase"), ("POST", "/props"), ("GET", "/metrics"), ("GET", "/"),
-     ("DELETE", "/v1/models/tiny"), ("POST", "/services/default/tiny/../../lora-adapters"),
-     ("POST", "/v1/chat/completions/"), ("POST", "//v1/chat/completions")],
-)  # fmt: skip
+    [
+        ("POST", "/v1/models"),
+        ("POST", "/slots/0?action=erase"),
+        ("POST", "/props"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("DELETE", "/v1/models/tiny"),
+        ("POST", "/services/default/tiny/../../lora-adapters"),
+        ("POST", "/v1/chat/completions/"),
+        ("POST", "//v1/chat/completions"),
+    ],
+)
 def test_no_other_path_of_an_engine_is_reached(gateway: Gateway, method: str, path: str) -> None:
     status, _, told = gateway.ask(method, path, {"model": "tiny"} if method == "POST" else None)
     assert status == 404 and told["error"]["code"] == "not_found"
@@ -140,9 +151,14 @@ def test_no_other_path_of_an_engine_is_reached(gateway: Gateway, method: str, pa
 
 @pytest.mark.parametrize(
     ("body", "told"),
-    [(b"{", "not valid JSON"), (b"[1]", "must be a JSON object"), (b"{}", "model is missing"),
-     (b'{"model": 7}', "must be the name"), (b"[" * 100_000, "not valid JSON")],
-)  # fmt: skip
+    [
+        (b"{", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"{}", "model is missing"),
+        (b'{"model": 7}', "must be the name"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
 def test_a_bad_body_is_named(gateway: Gateway, body: bytes, told: str) -> None:
     status, _, answer = gateway.ask("POST", "/v1/chat/completions", body)
     assert status == 400 and told in answer["error"]["message"] and answer["error"]["code"] == "invalid_request"

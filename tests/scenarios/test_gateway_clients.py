@@ -127,9 +127,12 @@ def test_open_webui_lists_and_chats(gateway: Gateway) -> None:
                 rows = {row["id"]: row for row in (await listed.json())["data"]}
                 assert rows["tiny"]["status"]["value"] == "loaded", "it marks what is loaded by that"
             body = {
-                "model": "tiny", "messages": [{"role": "system", "content": "short"}, *QUESTION], "max_tokens": 8,
-                "stream": True, "stream_options": {"include_usage": True},
-            }  # fmt: skip
+                "model": "tiny",
+                "messages": [{"role": "system", "content": "short"}, *QUESTION],
+                "max_tokens": 8,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
             sent = json.dumps(body)
             async with session.post(f"{gateway.url}/v1/chat/completions", data=sent, headers=headers) as streamed:
                 assert "text/event-stream" in streamed.headers["Content-Type"]

@@ -81,9 +81,15 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     base = tmp_path_factory.mktemp("secured")
     (port,) = free_ports(1)
     flags = [
-        "--gateway", f"127.0.0.1:{port}", "--gateway-keys", str(base / "gateway.keys"),
-        "--gateway-tls-cert", str(base / "live.crt"), "--gateway-tls-key", str(base / "live.key"),
-    ]  # fmt: skip
+        "--gateway",
+        f"127.0.0.1:{port}",
+        "--gateway-keys",
+        str(base / "gateway.keys"),
+        "--gateway-tls-cert",
+        str(base / "live.crt"),
+        "--gateway-tls-key",
+        str(base / "live.key"),
+    ]
     pair = certificate(base, "first")
     for source, name in zip(pair, ("live.crt", "live.key"), strict=True):
         (base / name).write_bytes(source.read_bytes())
@@ -194,8 +200,10 @@ def test_beyond_loopback_without_keys_it_does_not_listen(tmp_path: Path) -> None
         eventually(lambda: "--gateway-insecure" in problem(), 30, "/status to tell it")
         out = subprocess.run(
             [sys.executable, "-I", "-m", "metal_supervisor", "status", "--state-dir", str(system.state)],
-            capture_output=True, text=True, timeout=60,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
         assert "--gateway-insecure" in " ".join(out.split())
 
 
@@ -232,7 +240,7 @@ def test_the_commands_that_are_printed_work_as_typed(tmp_path: Path) -> None:
         settings = Settings(state_dir=str(system.state), gateway=f"127.0.0.1:{gateway.port}", gateway_keys=str(file))
         tool = shlex.quote(str(Path(sys.executable).parent / "metal-supervisor"))
         export, at_gateway, chat = commands_for(settings, "tiny", settings.gateway_url, "chat", tool)
-        exported = shell(f"{export}; printf %s \"$METAL_SUPERVISOR_KEY\"", "")
+        exported = shell(f'{export}; printf %s "$METAL_SUPERVISOR_KEY"', "")
         assert exported.startswith(PREFIX)
         assert "hello world" in shell(at_engine, "")
         eventually(lambda: "hello world" in shell(at_gateway, exported), what="the new key to be accepted")

@@ -87,24 +87,30 @@ LEFT_OUT = {("says-lines", "format"), ("says-names", "format"), ("says-ours", "n
 HELD = ("markup", "json", "formats")
 """The texts that a model which is fetched may have in its address: nothing in them that cannot be printed."""
 QUOTED = {
-    "dies-labels": f"{hostile.FORGED} 1", "dies-lines": hostile.FORGED, "dies-long": "m" * 80, "url-nul": "a NUL byte",
+    "dies-labels": f"{hostile.FORGED} 1",
+    "dies-lines": hostile.FORGED,
+    "dies-long": "m" * 80,
+    "url-nul": "a NUL byte",
     "url-long": "100024 characters",
-}  # fmt: skip
+}
 """What `explain` has of a text where it has not its beginning: the last of several lines, or the end of one."""
 
 G137 = fault(
-    "G137", "names, fields, addresses and what engines tell of themselves are made to break a label, a line or a value "
+    "G137",
+    "names, fields, addresses and what engines tell of themselves are made to break a label, a line or a value "
     "of /metrics",
     happens="such names of Macs and objects are refused; the rest stays in its label, or is not there at all",
     sees="what promtool and a parser of OpenMetrics find nothing wrong with",
     bound="0 foreign metrics, 0 control characters",
 )
 G138 = fault(
-    "G138", "every field of a user, and an engine's last line, holds markup, escapes of terminals, ends of lines, "
+    "G138",
+    "every field of a user, and an engine's last line, holds markup, escapes of terminals, ends of lines, "
     "writing turned round, NUL, halves of characters, or 100 000 letters",
-    happens="each is shown as words, cut where it is long", sees="the field by name; the words, escaped",
+    happens="each is shown as words, cut where it is long",
+    sees="the field by name; the words, escaped",
     bound="0 control characters, 0 elements, 0 lines of others in page, JSON, terminals, conditions, Events and logs",
-)  # fmt: skip
+)
 
 
 @contextlib.contextmanager

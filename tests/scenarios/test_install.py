@@ -67,9 +67,12 @@ class Home:
     def supervisorctl(self, *arguments: str) -> str:
         """As a user types it, with nothing but the usual PATH."""
         done = subprocess.run(
-            ["supervisorctl", *arguments], capture_output=True, text=True, timeout=60,
+            ["supervisorctl", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
             env={"PATH": f"{self.root}/usr/local/bin:{os.environ['PATH']}", "HOME": str(self.home)},
-        )  # fmt: skip
+        )
         return done.stdout + done.stderr
 
 
@@ -83,8 +86,10 @@ def mac(tmp_path: Path) -> Iterator[Home]:
 
 
 @fault(
-    "H5", "the job of launchd is exchanged under a streaming chat, for a setting, an edit by hand, and back",
-    happens="a new supervisord stands in for the engine, which goes on", sees="what was done, line by line",
+    "H5",
+    "the job of launchd is exchanged under a streaming chat, for a setting, an edit by hand, and back",
+    happens="a new supervisord stands in for the engine, which goes on",
+    sees="what was done, line by line",
     bound="0 bytes lost, the same pid",
 )
 def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(mac: Home, figure: Figure) -> None:
@@ -156,8 +161,13 @@ def test_a_mac_is_installed_changed_in_every_way_and_left_while_a_model_answers(
     assert mac.mac.jobs == {} and not plist.exists() and not list((mac.root / "usr/local/bin").iterdir())
     assert system.processes() == []
     assert sorted(path.name for path in mac.state.iterdir()) == [
-        "apiserver.db", "hub", "log", "metal-supervisor.toml", "models", "node",
-    ]  # fmt: skip
+        "apiserver.db",
+        "hub",
+        "log",
+        "metal-supervisor.toml",
+        "models",
+        "node",
+    ]
     weights = "left      3 MiB of models in ~/.metal-supervisor/models; remove them with: rm -r "
     assert any(line.startswith(weights) for line in mac.said), mac.said
 

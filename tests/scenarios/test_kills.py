@@ -84,12 +84,17 @@ class Chats:
 
 
 @fault(
-    "U143", "the controller is killed with -9, 50 times (10 in `make test`), under 4 streaming chats",
-    happens="supervisord starts it again; it adopts what runs", sees="nothing", bound="0 bytes lost, 0 engine restarts",
+    "U143",
+    "the controller is killed with -9, 50 times (10 in `make test`), under 4 streaming chats",
+    happens="supervisord starts it again; it adopts what runs",
+    sees="nothing",
+    bound="0 bytes lost, 0 engine restarts",
 )
 @fault(
-    "U144", "the sidecar is killed with -9, as often, under the same chats",
-    happens="supervisord starts it again; what was ready stays ready", sees="endpoints unchanged",
+    "U144",
+    "the sidecar is killed with -9, as often, under the same chats",
+    happens="supervisord starts it again; what was ready stays ready",
+    sees="endpoints unchanged",
     bound="0 bytes lost, 0 writes of ready: false",
 )
 def test_kills_of_controller_and_sidecar_under_four_chats_interrupt_nothing(system: System, figure: Figure) -> None:
@@ -114,8 +119,10 @@ def test_kills_of_controller_and_sidecar_under_four_chats_interrupt_nothing(syst
 
 
 @fault(
-    "U143b", "the Kubernetes API is away 10 times (killed, or stopped for a second) under 4 streaming chats",
-    happens="everything goes on from the last known state", sees="/healthz: 200, cluster unreachable meanwhile",
+    "U143b",
+    "the Kubernetes API is away 10 times (killed, or stopped for a second) under 4 streaming chats",
+    happens="everything goes on from the last known state",
+    sees="/healthz: 200, cluster unreachable meanwhile",
     bound="0 bytes lost, 0 engine restarts",
 )
 def test_ten_outages_of_the_api_under_four_chats_interrupt_nothing(system: System, figure: Figure) -> None:
@@ -145,8 +152,12 @@ def test_an_api_that_is_down_for_30_seconds_stops_nothing_and_is_caught_up_with(
     eventually(lambda: system.health()[1].get("cluster") == "unreachable", what="healthz to say so")
     # A change made meanwhile, through another server on the same data.
     _, prefix = own_processes.saved_access(system.files)
-    meanwhile = Options(data_file=system.state / "apiserver.db", prefix=prefix, port=free_ports(1)[0],
-                        crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")))
+    meanwhile = Options(
+        data_file=system.state / "apiserver.db",
+        prefix=prefix,
+        port=free_ports(1)[0],
+        crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")),
+    )
     with ApiServer(meanwhile) as other:
         kubeconfig = system.base / "other-kubeconfig"
         kubeconfig.write_text(system.kubeconfig.read_text().replace(system.kube.server, other.url))

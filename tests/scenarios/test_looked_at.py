@@ -48,9 +48,12 @@ def crowd(mac: Mac) -> Iterator[dict[str, dict[str, int]]]:
     """Clients that misbehave; afterwards, what they were answered."""
     found: dict[str, dict[str, int]] = {}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.crowd", str(mac.http)], cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.support.crowd", str(mac.http)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
@@ -109,23 +112,32 @@ def lived(mac: Mac, names: tuple[str, ...]) -> tuple[float, list[float]]:
 
 
 @fault(
-    "G133", "headers of 64 KiB, paths of 64 KiB and what is no HTTP come as fast as they are answered, all at once "
-    "with G134 to G136", happens="each is refused; Lease, slices and passes go on",
+    "G133",
+    "headers of 64 KiB, paths of 64 KiB and what is no HTTP come as fast as they are answered, all at once "
+    "with G134 to G136",
+    happens="each is refused; Lease, slices and passes go on",
     sees="431, 400, or the end of a connection that was sent more than is read",
     bound="no heartbeat later than its Lease holds; no answer but a refusal; none waits 20 s or is not let in",
-)  # fmt: skip
-@fault(
-    "G134", "200 connections say nothing, send a header that never ends, or never read what they asked for",
-    happens="they are closed in time; a crash is withdrawn meanwhile as without them",
-    sees="the page, /metrics, /status and /healthz as ever", bound="withdrawn within 20 s; heartbeats as above",
 )
 @fault(
-    "G135", "DELETE comes as fast as it is answered", happens="it is refused", sees="405, Allow: GET, HEAD",
+    "G134",
+    "200 connections say nothing, send a header that never ends, or never read what they asked for",
+    happens="they are closed in time; a crash is withdrawn meanwhile as without them",
+    sees="the page, /metrics, /status and /healthz as ever",
+    bound="withdrawn within 20 s; heartbeats as above",
+)
+@fault(
+    "G135",
+    "DELETE comes as fast as it is answered",
+    happens="it is refused",
+    sees="405, Allow: GET, HEAD",
     bound="0 answers but refusals",
 )
 @fault(
-    "G136", "requests come in the name of another host, as a page of a browser can make them by rebinding its name",
-    happens="they are refused", sees="421 Misdirected Request, and by which names it may be asked",
+    "G136",
+    "requests come in the name of another host, as a page of a browser can make them by rebinding its name",
+    happens="they are refused",
+    sees="421 Misdirected Request, and by which names it may be asked",
     bound="0 answers but refusals",
 )
 def test_many_idle_slow_and_wrong_clients_delay_neither_a_heartbeat_nor_a_withdrawal(mac: Mac, figure: Figure) -> None:

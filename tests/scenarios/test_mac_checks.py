@@ -90,8 +90,14 @@ def test_the_check_of_launchd_finds_its_way_through_an_installation_and_leaves_n
     found = mac_acceptance.perform(check_of(mac), kit_of(tmp_path, mac))
     assert found.outcome == PASS, (found.why, found.sheet.evidence)
     claims = " | ".join(text for _, text in found.sheet.claims)
-    for said in ("0 tokens lost through the exchange", "0 tokens lost through kill -9", "a second install does nothing",
-                 "ExitTimeOut is honoured", "nothing is left", "no second one: after the exchange"):  # fmt: skip
+    for said in (
+        "0 tokens lost through the exchange",
+        "0 tokens lost through kill -9",
+        "a second install does nothing",
+        "ExitTimeOut is honoured",
+        "nothing is left",
+        "no second one: after the exchange",
+    ):
         assert said in claims, claims
     assert {each.unit for each in found.sheet.figures} == {"s", "ms", "tokens"}
     assert list(tmp_path.iterdir()) == [] and mac.jobs == {}

@@ -183,7 +183,8 @@ def test_a_node_selector_pins_a_service_to_the_mac_it_names(macs: Fleet) -> None
 
 
 @fault(
-    "H2", "the lid of a laptop that serves is closed: macOS sleeps at once, and every process stops where it is",
+    "H2",
+    "the lid of a laptop that serves is closed: macOS sleeps at once, and every process stops where it is",
     happens="its endpoint stays in the Service until its Lease has expired; then another Mac takes the service over",
     sees="requests that reach it until then hang; once awake it lets go of the service",
     bound="taken over within 20 s of the Lease's expiry, of 4 s here, 40 s by default",

@@ -57,8 +57,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     tiny = System(base).tiny.read_bytes()
     page = b"<!DOCTYPE html><html><body>Please log in</body></html>"
     files: dict[str, dict[str, bytes | Path]] = {
-        "o/r": {"m-Q4_K_M.gguf": tiny, "m-Q8_0.gguf": tiny}, "d/r": {"m.gguf": page}
-    }  # fmt: skip
+        "o/r": {"m-Q4_K_M.gguf": tiny, "m-Q8_0.gguf": tiny},
+        "d/r": {"m.gguf": page},
+    }
     flags = "--memory-fraction", f"{share(300 * MIB):.9f}"
     with Hub(files) as hub, running(base, "--hf-endpoint", hub.url, *flags) as up, socket.socket() as other:
         ports = up.flags[up.flags.index("--ports") + 1].split("-")
@@ -66,10 +67,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         other.listen()
         up.apply(up.tiny_model("fine"), service("holder", "fine", containerPort=int(ports[1]) - 1))
         up.ready("holder")
-        yield Place(up, {
-            "DIRECTORY": str(base / "directory"), "TEXT": str(base / "text.gguf"), "TAKEN": int(ports[1]),
-            "HELD": int(ports[1]) - 1, "PAGE": f"{hub.url}/d/r/resolve/main/m.gguf",
-        })  # fmt: skip
+        yield Place(
+            up,
+            {
+                "DIRECTORY": str(base / "directory"),
+                "TEXT": str(base / "text.gguf"),
+                "TAKEN": int(ports[1]),
+                "HELD": int(ports[1]) - 1,
+                "PAGE": f"{hub.url}/d/r/resolve/main/m.gguf",
+            },
+        )
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -77,9 +84,10 @@ def test_a_mistake_is_answered_with_the_field_and_the_next_step(place: Place, na
     system, mistake = place.system, TOLD[name]
     system.apply(*place.manifests(name))
     eventually(
-        lambda: system.condition(mistake.condition, name).get("reason") == mistake.reason, 20,
+        lambda: system.condition(mistake.condition, name).get("reason") == mistake.reason,
+        20,
         f"{mistake.reason}; {system.status(name)}",
-    )  # fmt: skip
+    )
     message = system.condition(mistake.condition, name)["message"]
     assert all(word in message for word in mistake.words), message
     if mistake.condition == "MetalReady":

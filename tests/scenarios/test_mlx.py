@@ -106,7 +106,9 @@ def test_what_is_no_mlx_model_is_a_condition_of_that_service(system: System, tmp
     (broken / "model.safetensors").write_bytes(b"\xff" * 1000)
     (tmp_path / "empty").mkdir()
     for name, source, spec in (
-        ("empty", tmp_path / "empty", {}), ("file", system.tiny, {}), ("broken", broken, {}),
+        ("empty", tmp_path / "empty", {}),
+        ("file", system.tiny, {}),
+        ("broken", broken, {}),
         ("directory", system.base / "real", {"format": "gguf"}),
     ):
         system.apply(mlx_model(name, source, **spec), mlx_service(f"on-{name}", name))

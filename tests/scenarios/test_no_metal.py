@@ -45,7 +45,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @fault(
-    "H1", "this Mac's processes see no Metal device, as in a virtual machine; later there is one",
+    "H1",
+    "this Mac's processes see no Metal device, as in a virtual machine; later there is one",
     happens="nothing starts on the processor; what runs and its answer go on; what waited starts by itself",
     sees="Failed, MetalUnavailable, and `metal-supervisor doctor`; what runs is Degraded with the same word",
     bound="0 bytes lost; 30 s from Metal to Ready",
@@ -59,8 +60,10 @@ def test_nothing_starts_without_metal_what_runs_is_kept_and_it_begins_when_metal
         stream = system.stream("kept")
         watch = Stopwatch(figure)
         system.apply(service("late"))
-        word = watch.when("apply to verdict", lambda: eventually(
-            lambda: REASON in system.told("late") and system.told("late"), what="the refusal"))
+        word = watch.when(
+            "apply to verdict",
+            lambda: eventually(lambda: REASON in system.told("late") and system.told("late"), what="the refusal"),
+        )
         assert "metal-supervisor doctor" in word and system.status("late")["phase"] == "Failed"
         assert "default.late" not in system.rpc.table()
         eventually(lambda: system.condition("Degraded", "kept").get("reason") == REASON, what="a word on what runs")

@@ -181,8 +181,11 @@ def test_only_inference_is_for_everybody_and_the_rest_needs_the_key(system: Syst
         assert system.ask(ONE, path)[0] in (401, 404, 405), path
     connection = http.client.HTTPConnection("127.0.0.1", system.port(ONE), timeout=20)
     asked = {"Content-Type": "application/json"}
-    for method, path in (("POST", "/v1/models/one/unload"), ("DELETE", "/metal-supervisor/models/one"),
-                         ("POST", "/admin/api/setup-api-key")):  # fmt: skip
+    for method, path in (
+        ("POST", "/v1/models/one/unload"),
+        ("DELETE", "/metal-supervisor/models/one"),
+        ("POST", "/admin/api/setup-api-key"),
+    ):
         connection.request(method, path, json.dumps({"api_key": "mine", "api_key_confirm": "mine"}), asked)
         answer = connection.getresponse()
         answer.read()

@@ -176,8 +176,10 @@ def test_a_mode_that_was_set_is_not_guessed(tmp_path: Path) -> None:
 
 
 @fault(
-    "U148", "LLMKube's own agent serves a service, falls silent, and later takes it back",
-    happens="left to it; taken once it is silent; given back when we are stopped", sees="who serves it, in /status",
+    "U148",
+    "LLMKube's own agent serves a service, falls silent, and later takes it back",
+    happens="left to it; taken once it is silent; given back when we are stopped",
+    sees="who serves it, in /status",
     bound="never two Macs' endpoints at a time that anybody left ready",
 )
 def test_what_another_agent_serves_is_left_to_it_and_taken_once_it_is_silent(tmp_path: Path, figure: Figure) -> None:
@@ -186,18 +188,28 @@ def test_what_another_agent_serves_is_left_to_it_and_taken_once_it_is_silent(tmp
         path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/tiny"
 
         def beat(stamp: str) -> None:
-            macs.kube.apply(path, {
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {
-                    "name": "tiny", "namespace": "default",
-                    "labels": {"kubernetes.io/service-name": "tiny", "llmkube.ai/managed-by": "metal-agent",
-                               "llmkube.ai/inference-service": "tiny"},
-                    "annotations": {"llmkube.ai/agent-heartbeat": stamp},
+            macs.kube.apply(
+                path,
+                {
+                    "apiVersion": "discovery.k8s.io/v1",
+                    "kind": "EndpointSlice",
+                    "metadata": {
+                        "name": "tiny",
+                        "namespace": "default",
+                        "labels": {
+                            "kubernetes.io/service-name": "tiny",
+                            "llmkube.ai/managed-by": "metal-agent",
+                            "llmkube.ai/inference-service": "tiny",
+                        },
+                        "annotations": {"llmkube.ai/agent-heartbeat": stamp},
+                    },
+                    "addressType": "IPv4",
+                    "endpoints": [{"addresses": ["192.0.2.77"], "conditions": {"ready": True}}],
+                    "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
                 },
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": ["192.0.2.77"], "conditions": {"ready": True}}],
-                "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-            }, "metal-agent", force=True)
+                "metal-agent",
+                force=True,
+            )
 
         beat(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         mac = macs.add("mac-a")

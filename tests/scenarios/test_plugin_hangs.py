@@ -74,9 +74,11 @@ def renewed(mac: Mac) -> str:
 
 
 @fault(
-    "G139", "the credential plugin of the kubeconfig hangs, ignores SIGTERM and has a child, when it is to be renewed",
+    "G139",
+    "the credential plugin of the kubeconfig hangs, ignores SIGTERM and has a child, when it is to be renewed",
     happens="the old credential is used; the plugin is ended with its child, and run again later",
-    sees="one warning in the log, with the plugin's name", bound="no heartbeat later than its Lease holds; 0 left over",
+    sees="one warning in the log, with the plugin's name",
+    bound="no heartbeat later than its Lease holds; 0 left over",
 )
 def test_a_plugin_that_hangs_costs_no_heartbeat_and_leaves_nothing(tmp_path: Path, figure: Figure) -> None:
     with embedded_cluster(tmp_path) as kubeconfig:

@@ -47,8 +47,10 @@ def open_to_others(top: Path) -> list[str]:
 
 
 @fault(
-    "G127", "the system is started with a umask of 0, serves, and loses an engine",
-    happens="state directory, sockets, logs and records are its user's alone", sees="nothing",
+    "G127",
+    "the system is started with a umask of 0, serves, and loses an engine",
+    happens="state directory, sockets, logs and records are its user's alone",
+    sees="nothing",
     bound="0 files, directories or sockets that group or others may use",
 )
 def test_nothing_is_open_to_other_users(system: System, figure: Figure) -> None:
@@ -79,15 +81,19 @@ def keeping(system: System, word: str) -> list[str]:
 
 
 @fault(
-    "G129", "an engine needs values that nobody else may see: one in spec.env, one in a Secret",
+    "G129",
+    "an engine needs values that nobody else may see: one in spec.env, one in a Secret",
     happens="they go through a file that is the user's alone and the engine's environment, and go with the service",
-    sees="nothing", bound="1 file, 0600; 0 inis, argvs, logs, pages, answers; 0 files once it is deleted",
+    sees="nothing",
+    bound="1 file, 0600; 0 inis, argvs, logs, pages, answers; 0 files once it is deleted",
 )
 def test_values_for_an_engine_stand_in_one_file_and_in_no_ini(system: System, figure: Figure) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": KEPT}}
     system.kube.request("POST", SECRETS, None, secret)
-    env = [{"name": "OWN_KEY", "value": WRITTEN},
-           {"name": "OTHER_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]  # fmt: skip
+    env = [
+        {"name": "OWN_KEY", "value": WRITTEN},
+        {"name": "OTHER_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
+    ]
     system.apply(service("keyed", env=env))
     engine = psutil.Process(system.ready("keyed"))
     assert (engine.environ()["OWN_KEY"], engine.environ()["OTHER_KEY"]) == (WRITTEN, KEPT)

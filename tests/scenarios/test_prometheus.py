@@ -87,8 +87,11 @@ def expressions() -> dict[str, str]:
 def filled(expression: str, instance: str = ".*") -> str:
     """An expression as Grafana would send it."""
     values: Mapping[str, str] = {
-        "$instance": instance, "$namespace": ".*", "$__rate_interval": "1m", "$__range": "1h",
-    }  # fmt: skip
+        "$instance": instance,
+        "$namespace": ".*",
+        "$__rate_interval": "1m",
+        "$__range": "1h",
+    }
     for name, value in values.items():
         expression = expression.replace(name, value)
     assert "$" not in expression, expression

@@ -22,9 +22,10 @@ def settings() -> Iterator[Mapping[str, str]]:
     http, gateway = free_ports(2)
     engines = ports.Range()
     yield {
-        "METAL_SUPERVISOR_PORT": str(http), "METAL_SUPERVISOR_GATEWAY": f"127.0.0.1:{gateway}",
+        "METAL_SUPERVISOR_PORT": str(http),
+        "METAL_SUPERVISOR_GATEWAY": f"127.0.0.1:{gateway}",
         "METAL_SUPERVISOR_PORTS": f"{engines.first}-{engines.last}",
-    }  # fmt: skip
+    }
     engines.release()
 
 

@@ -66,8 +66,11 @@ def moves(mac: System) -> list[dict[str, Any]]:
 
 
 @fault(
-    "M109", "this Mac gets another address, by DHCP or a VPN", happens="every slice follows; no engine is touched",
-    sees="an Event AddressChanged with both, /status", bound="15 s, 0 engine restarts",
+    "M109",
+    "this Mac gets another address, by DHCP or a VPN",
+    happens="every slice follows; no engine is touched",
+    sees="an Event AddressChanged with both, /status",
+    bound="15 s, 0 engine restarts",
 )
 def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(
     mac: System, tmp_path: Path, figure: Figure
@@ -81,9 +84,12 @@ def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(
 
         watch = Stopwatch(figure)
         say(tmp_path, "address", "198.51.100.7")
-        watch.when("address to all slices", lambda: eventually(
-            lambda: addresses(mac) == dict.fromkeys(NAMES, ("198.51.100.7", True)), WITHIN_S, "all slices to follow"
-        ))
+        watch.when(
+            "address to all slices",
+            lambda: eventually(
+                lambda: addresses(mac) == dict.fromkeys(NAMES, ("198.51.100.7", True)), WITHIN_S, "all slices to follow"
+            ),
+        )
         (told,) = eventually(
             lambda: [each for each in moves(mac) if each["metadata"]["name"] not in before], what="an Event"
         )
@@ -96,9 +102,11 @@ def test_every_endpoint_follows_to_another_address_within_fifteen_seconds(
 
 
 @fault(
-    "M110", "this Mac has no address that anybody could reach, but a link-local one; later it gets one",
+    "M110",
+    "this Mac has no address that anybody could reach, but a link-local one; later it gets one",
     happens="engines start, and none is advertised; all are once there is an address, and no engine is touched",
-    sees="NoRoutableAddress, which address, and --host-ip", bound="0 slices; 15 s from the address to Ready",
+    sees="NoRoutableAddress, which address, and --host-ip",
+    bound="0 slices; 15 s from the address to Ready",
 )
 def test_without_a_routable_address_nothing_is_advertised_until_there_is_one(
     mac: System, tmp_path: Path, figure: Figure
@@ -114,8 +122,12 @@ def test_without_a_routable_address_nothing_is_advertised_until_there_is_one(
         figure.add("slices", len(addresses(mac)), "")
         watch = Stopwatch(figure)
         say(tmp_path, "address", "192.0.2.10")
-        watch.when("address to all slices", lambda: eventually(
-            lambda: addresses(mac) == dict.fromkeys(NAMES, ("192.0.2.10", True)), WITHIN_S, "all slices"))
+        watch.when(
+            "address to all slices",
+            lambda: eventually(
+                lambda: addresses(mac) == dict.fromkeys(NAMES, ("192.0.2.10", True)), WITHIN_S, "all slices"
+            ),
+        )
         assert {name: mac.pid(name) for name in NAMES} == pids
 
 
@@ -132,9 +144,11 @@ def dropped(mac: System, part: str) -> bool:
 
 
 @fault(
-    "H4", "this Mac sleeps for eight hours in the middle of two answers, of which one is the last before an edit",
+    "H4",
+    "this Mac sleeps for eight hours in the middle of two answers, of which one is the last before an edit",
     happens="Lease and slices are written and connections made anew, at once; the answers go on, the drain too",
-    sees="nothing", bound="15 s, 0 bytes lost, 0 engine restarts",
+    sees="nothing",
+    bound="15 s, 0 bytes lost, 0 engine restarts",
 )
 def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_was_touched(
     mac: System, tmp_path: Path, figure: Figure
@@ -150,10 +164,14 @@ def test_after_a_night_asleep_this_mac_is_back_at_once_and_no_engine_or_answer_w
         lease, slices, requests = renewed(mac), versions(mac), json.loads(mac.fetch("/status")[1])["cluster"]
         watch = Stopwatch(figure)
         say(tmp_path, "slept", NIGHT_S)
-        watch.when("wake to Lease", lambda: eventually(
-            lambda: renewed(mac) != lease, WITHIN_S, "the Lease, which was not due for long"))
-        watch.when("wake to all slices", lambda: eventually(
-            lambda: not versions(mac) & slices, WITHIN_S, "every slice written anew"))
+        watch.when(
+            "wake to Lease",
+            lambda: eventually(lambda: renewed(mac) != lease, WITHIN_S, "the Lease, which was not due for long"),
+        )
+        watch.when(
+            "wake to all slices",
+            lambda: eventually(lambda: not versions(mac) & slices, WITHIN_S, "every slice written anew"),
+        )
         for part in ("controller", "sidecar"):
             eventually(lambda part=part: dropped(mac, part), WITHIN_S, f"the connections of the {part} to be dropped")
         eventually(

@@ -71,8 +71,10 @@ def test_it_works_in_odd_directories_and_leaves_nothing_outside(tmp_path: Path) 
 
 
 @fault(
-    "U150", "the whole system is stopped, by Ctrl-C or SIGTERM",
-    happens="all of it ends, and the next run resumes with the same ports", sees="`nothing is left running`",
+    "U150",
+    "the whole system is stopped, by Ctrl-C or SIGTERM",
+    happens="all of it ends, and the next run resumes with the same ports",
+    sees="`nothing is left running`",
     bound="0 processes left",
 )
 def test_a_signal_stops_everything_the_next_run_resumes_and_often_is_no_crash_loop(
@@ -104,8 +106,11 @@ def test_a_run_under_nohup_outlives_its_terminal(system: System) -> None:
 
 
 @fault(
-    "L7", "the whole system is stopped under an answer that would take minutes",
-    happens="it is cut when the time is over", sees="what was cut is said in the log", bound="--stop-timeout and 40 s",
+    "L7",
+    "the whole system is stopped under an answer that would take minutes",
+    happens="it is cut when the time is over",
+    sees="what was cut is said in the log",
+    bound="--stop-timeout and 40 s",
 )
 def test_a_stop_with_a_stream_under_way_ends_within_its_bound(system: System, figure: Figure) -> None:
     stream, log = system.stream(tokens=30000).last(), system.files.log_path("sidecar")
@@ -118,9 +123,11 @@ def test_a_stop_with_a_stream_under_way_ends_within_its_bound(system: System, fi
 
 
 @fault(
-    "U147", "the Mac boots, and the cluster cannot be reached",
+    "U147",
+    "the Mac boots, and the cluster cannot be reached",
     happens="the models of the last known spec come up from the state directory",
-    sees="/healthz: 200, cluster unreachable", bound="serving within 30 s",
+    sees="/healthz: 200, cluster unreachable",
+    bound="serving within 30 s",
 )
 def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(stopped: System, figure: Figure) -> None:
     system = stopped
@@ -131,8 +138,11 @@ def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(stop
     try:
         with system.log.open("ab") as log:
             system.process = subprocess.Popen(
-                [sys.executable, "-m", "metal_supervisor", "run", *system.flags], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-m", "metal_supervisor", "run", *system.flags],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         with figure.timed("boot to serving"):
             eventually(lambda: system.observe().get("ready"), 30, "the engine to serve")
@@ -144,8 +154,10 @@ def test_a_service_comes_up_from_this_macs_memory_while_the_cluster_is_away(stop
 
 
 @fault(
-    "M106", "after a reboot, a note's pid belongs to another program",
-    happens="the stranger is neither adopted nor ended; the engine is started", sees="nothing",
+    "M106",
+    "after a reboot, a note's pid belongs to another program",
+    happens="the stranger is neither adopted nor ended; the engine is started",
+    sees="nothing",
     bound="the stranger lives",
 )
 def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(stopped: System, figure: Figure) -> None:
@@ -340,7 +352,7 @@ def test_wrong_flags_of_make_run_are_refused_before_anything_is_installed(
     def refused(*command: str) -> tuple[list[str], int]:
         done = subprocess.run(
             command, cwd=tmp_path, env={**environ, **given}, capture_output=True, text=True, timeout=60
-        )  # fmt: skip
+        )
         return [line for line in done.stderr.splitlines() if not line.startswith(("make:", "make["))], done.returncode
 
     words, code = refused("make", "run", python, *(f"{name}={value}" for name, value in given.items()))

@@ -35,9 +35,13 @@ def on_a_terminal(system: System) -> Iterator[System]:
     main, theirs = pty.openpty()
     fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     system.process = subprocess.Popen(
-        [sys.executable, "-m", "metal_supervisor", "run", *system.flags], stdout=theirs, stderr=theirs, stdin=theirs,
-        start_new_session=True, env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
+        [sys.executable, "-m", "metal_supervisor", "run", *system.flags],
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
     os.close(theirs)
 
     def copy() -> None:

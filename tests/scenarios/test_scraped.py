@@ -60,8 +60,10 @@ def test_a_life_of_an_engine_is_counted_and_outlives_the_sidecar(system: System)
     # Its phase may still be that of before the crash, and a start so soon after another has a pause before it.
     eventually(lambda: metric(system, restarts) == 1, what="the next start to be counted")
     system.ready()
-    eventually(lambda: (metric(system, "metal_supervisor_endpoint_withdraw_seconds_count") or 0) >= 1,
-               what="the withdrawal to be counted")  # fmt: skip
+    eventually(
+        lambda: (metric(system, "metal_supervisor_endpoint_withdraw_seconds_count") or 0) >= 1,
+        what="the withdrawal to be counted",
+    )
     before = system.own_pid("sidecar")
     kill(before)
     eventually(lambda: system.own_pid("sidecar") not in (0, before), what="another sidecar")

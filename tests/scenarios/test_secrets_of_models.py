@@ -115,9 +115,11 @@ def test_the_token_of_the_macs_user_opens_the_hub_and_reaches_no_engine(place: P
 
 
 @fault(
-    "G128", "a token is in the Secret of spec.sourceSecretRef; it is missing first, then wrong, then right",
+    "G128",
+    "a token is in the Secret of spec.sourceSecretRef; it is missing first, then wrong, then right",
     happens="the Hub gets it and nobody else, the CDN neither; the model comes without another edit",
-    sees="SecretNotFound, SourceUnauthorized with the field; never the token", bound="10 s after the Secret is right",
+    sees="SecretNotFound, SourceUnauthorized with the field; never the token",
+    bound="10 s after the Secret is right",
 )
 def test_a_token_of_a_secret_goes_to_the_hub_alone(place: Place, figure: Figure) -> None:
     system, hub = place.system, place.hub
@@ -133,8 +135,10 @@ def test_a_token_of_a_secret_goes_to_the_hub_alone(place: Place, figure: Figure)
     generation = system.get("/apis/inference.llmkube.dev/v1alpha1/namespaces/default/models/keyed")["metadata"]
     watch = Stopwatch(figure)
     keep(system, "hub", HF_TOKEN=RIGHT)
-    watch.when("Secret put right to Ready", lambda: eventually(
-        lambda: system.status("keyed").get("phase") == "Ready", SOON_S, "it to come by itself"))
+    watch.when(
+        "Secret put right to Ready",
+        lambda: eventually(lambda: system.status("keyed").get("phase") == "Ready", SOON_S, "it to come by itself"),
+    )
     served(system, "keyed")
     now = system.get("/apis/inference.llmkube.dev/v1alpha1/namespaces/default/models/keyed")["metadata"]
     assert now["generation"] == generation["generation"]

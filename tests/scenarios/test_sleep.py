@@ -17,9 +17,11 @@ WITHIN_S = 1.0
 
 
 @fault(
-    "W21", "the Mac sleeps while a request waits for a model on demand",
+    "W21",
+    "the Mac sleeps while a request waits for a model on demand",
     happens="once the Mac is awake its engine continues to load",
-    sees="an answer, later, if its connection outlasts the sleep", bound="200",
+    sees="an answer, later, if its connection outlasts the sleep",
+    bound="200",
 )
 def test_a_wake_goes_on_after_a_sleep(tmp_path: Path) -> None:
     demanded = service("tiny")

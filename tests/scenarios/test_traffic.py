@@ -38,7 +38,8 @@ def versions(kube: Kube) -> dict[str, tuple[str, str]]:
     """Every object that we may write -> (its version, its heartbeat)."""
     return {
         f"{path}/{item['metadata']['name']}": (
-            item["metadata"]["resourceVersion"], (item["metadata"].get("annotations") or {}).get(HEARTBEAT, "")
+            item["metadata"]["resourceVersion"],
+            (item["metadata"].get("annotations") or {}).get(HEARTBEAT, ""),
         )
         for path in (ISVC, MODELS, SERVICES, SLICES, LEASES, EVENTS)
         for item in kube.request("GET", path)["items"]

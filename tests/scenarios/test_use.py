@@ -48,8 +48,11 @@ def test_serve_is_the_system_if_none_runs(tmp_path: Path) -> None:
     with made.log.open("wb") as log:
         made.process = subprocess.Popen(
             [*COMMAND, "serve", str(made.tiny), "--name", "mine", "--ctx", "2048", *made.flags],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     try:
         eventually(lambda: "default.mine             Ready" in made.said(), 60, "the model to be Ready")
         code, answer, _ = typed(made, "chat", "mine", "hi")

@@ -25,9 +25,14 @@ KEY = "a-key-that-nobody-may-see"
 LONG = 1500
 """Tokens of an answer that takes some seconds."""
 CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32768,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 32768,
+}
 
 
 def program(path: Path, exec_: str = "exec") -> Path:

@@ -23,7 +23,13 @@ TOLD: dict[str, Any] = {
     "passes": histogram.empty(histogram.PASS_S).with_value(0.03).as_json(),
     "watches": {"inferenceservices": {"reconnects": 4, "failures": 0}, "models": {"reconnects": 2, "failures": 3}},
     "memory": {
-        "budget": 48, "available": 30, "wired": 7, "charged": 20, "waiting": 1, "evictions": 2, "pressure": "Warning",
+        "budget": 48,
+        "available": 30,
+        "wired": 7,
+        "charged": 20,
+        "waiting": 1,
+        "evictions": 2,
+        "pressure": "Warning",
         "skipped": {"floor": 1},
     },
     "models": {
@@ -38,8 +44,13 @@ def row(name: str = "tiny", **observed: Any) -> Row:
     program = "default.tiny"
     seen = replace(Observed(program, 7, True, 1.0, "RUNNING", memory_bytes=9, confined=False), **observed)
     record = a_record(
-        name, program=program, port=18100, host=f"{program}.a.json", reserved_bytes=11, retry_at=5.0,
-    )  # fmt: skip
+        name,
+        program=program,
+        port=18100,
+        host=f"{program}.a.json",
+        reserved_bytes=11,
+        retry_at=5.0,
+    )
     return Row(record, seen, report(record, seen), "127.0.0.1:18100", 8)
 
 
@@ -70,8 +81,15 @@ def full_board() -> Board:
     counters.refused("endpoints", "409")
     power = PowerReading("powermetrics", watts=dict.fromkeys(("combined", "gpu", "cpu", "ane"), 1.5), every_s=1e12)
     return Board(
-        at=1000.0, rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),), controller=TOLD, node="mac-a",
-        requests=5, power=power, counted=counters.counted(), told=told(), gateway=gateway_note(),
+        at=1000.0,
+        rows=(row(restarts=2, exits={"SIGKILL": 2, "stopped": 1}),),
+        controller=TOLD,
+        node="mac-a",
+        requests=5,
+        power=power,
+        counted=counters.counted(),
+        told=told(),
+        gateway=gateway_note(),
     )
 
 

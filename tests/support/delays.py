@@ -24,12 +24,17 @@ SHARE, LONGEST_S = 0.05, 0.04
 AFTER = (
     *((socket.socket, name) for name in ("send", "sendall", "sendto", "connect", "shutdown")),
     *((os, name) for name in ("kill", "rename", "replace", "unlink")),
-    (threading.Event, "set"), (threading.Thread, "start"), (queue.Queue, "put"), (subprocess.Popen, "__init__"),
-)  # fmt: skip
+    (threading.Event, "set"),
+    (threading.Thread, "start"),
+    (queue.Queue, "put"),
+    (subprocess.Popen, "__init__"),
+)
 BEFORE = (
     *((socket.socket, name) for name in ("recv", "recv_into")),
-    (threading.Event, "wait"), (threading.Thread, "run"), (queue.Queue, "get"),
-)  # fmt: skip
+    (threading.Event, "wait"),
+    (threading.Thread, "run"),
+    (queue.Queue, "get"),
+)
 HOOK = Path(sysconfig.get_path("purelib")) / "zz-delays.pth"
 """Python carries its line out whenever it starts in this environment."""
 

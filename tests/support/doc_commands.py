@@ -92,11 +92,14 @@ def blocks(path: Path) -> list[Block]:
 def _block(path: Path, line: int, kind: str, inside: list[str], marks: list[tuple[str, str]]) -> Block:
     shown = _lines(inside) if kind == "sh" else _transcript(inside) if kind == "console" else ()
     return Block(
-        str(path.relative_to(ROOT)), line, kind, shown,
+        str(path.relative_to(ROOT)),
+        line,
+        kind,
+        shown,
         frozenset(value for name, value in marks if name == "needs"),
         tuple(value for name, value in marks if name == "run by"),
         next((int(value) for name, value in marks if name == "exits"), 0),
-    )  # fmt: skip
+    )
 
 
 def _lines(inside: list[str]) -> tuple[Shown, ...]:
@@ -156,8 +159,14 @@ def run(found: list[Block], place: Path, environ: Mapping[str, str], typed: Call
     mark = "=== ended with"
     script = "".join(f"{typed(each.command)}\nended=$?; echo; echo {mark} $ended\n" for _, each in orders)
     done = subprocess.run(
-        ["bash", "-c", script], cwd=place, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=300,
+        ["bash", "-c", script],
+        cwd=place,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
     )
     parts = re.split(rf"\n{mark} (\d+)\n", done.stdout)
     assert len(parts) == 2 * len(orders) + 1, f"the shell ended early: {done.stdout}"

@@ -161,15 +161,18 @@ class Timeline:
         self._seen: dict[str, list[Moment]] = {}
         self._noting = threading.Lock()
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._repeat, args=(each,), name=f"timeline {each.__name__}",
-                                          daemon=True) for each in (self._watch, self._look)]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(each,), name=f"timeline {each.__name__}", daemon=True)
+            for each in (self._watch, self._look)
+        ]
         for each in self._threads:
             each.start()
 
     def _repeat(self, observe: Callable[[], None]) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            with contextlib.suppress(KubeError, OSError, http.client.HTTPException, urllib3.exceptions.HTTPError,
-                                     ValueError):
+            with contextlib.suppress(
+                KubeError, OSError, http.client.HTTPException, urllib3.exceptions.HTTPError, ValueError
+            ):
                 observe()
 
     def _watch(self) -> None:
@@ -218,7 +221,8 @@ class Timeline:
         """Seconds until another process than `before` took requests."""
         gone = 0, before
         return self.after_s(
-            name, since, lambda seen: seen.ready is True and seen.pid not in gone, within_s, "to be back")
+            name, since, lambda seen: seen.ready is True and seen.pid not in gone, within_s, "to be back"
+        )
 
     def back_s(self, name: str, since: float, within_s: float) -> float:
         """Seconds until the endpoint took requests."""

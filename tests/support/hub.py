@@ -288,9 +288,15 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         names = [*files, *hub.extra_names]
         if what == "revision":
             said: object = {
-                "_id": "1", "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "downloads": 0,
+                "_id": "1",
+                "id": repo,
+                "modelId": repo,
+                "sha": commit,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
                 "siblings": [{"rfilename": name} for name in names],
-            }  # fmt: skip
+            }
             return self._json(said, {})
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
         start = int(query.get("cursor", ["0"])[0])
@@ -366,15 +372,27 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self._send(status, {**said, "X-Error-Message": message, **(more or {})})
 
     def _send(
-        self, status: int, headers: Mapping[str, str], content: Content = b"", start: int = 0, end: int = 0,
-        size_off: int = 0, wrong_at: int = -1, steady: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        content: Content = b"",
+        start: int = 0,
+        end: int = 0,
+        size_off: int = 0,
+        wrong_at: int = -1,
+        steady: bool = False,
+    ) -> None:
         """Headers and a part of a content; `steady`: with none of the troubles of files."""
         hub = self.server.hub
         asked = Asked(
-            self.command, self.path, self.headers.get("Range", ""), self.headers.get("Authorization", ""),
-            self.headers.get("Host", "").partition(":")[0], status, 0,
-        )  # fmt: skip
+            self.command,
+            self.path,
+            self.headers.get("Range", ""),
+            self.headers.get("Authorization", ""),
+            self.headers.get("Host", "").partition(":")[0],
+            status,
+            0,
+        )
         hub.note(asked)
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(end - start + size_off)}.items():

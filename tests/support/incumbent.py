@@ -28,34 +28,41 @@ def own_address() -> str:
 def service_of_theirs() -> dict[str, Any]:
     """No owner, no selector, the engine's port as a number."""
     return {
-        "apiVersion": "v1", "kind": "Service",
+        "apiVersion": "v1",
+        "kind": "Service",
         "metadata": {
-            "name": "tiny", "labels": LABELS,
+            "name": "tiny",
+            "labels": LABELS,
             "annotations": {"llmkube.ai/metal-accelerated": "true", "llmkube.ai/native-process": "true"},
         },
         "spec": {
             "type": "ClusterIP",
             "ports": [{"name": "http", "port": 8080, "targetPort": PORT, "protocol": "TCP"}],
         },
-    }  # fmt: skip
+    }
 
 
 def slice_of_theirs(address: str) -> dict[str, Any]:
     """Named as the Service, and beating a moment ago."""
     beat = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
         "metadata": {
-            "name": "tiny", "labels": {"kubernetes.io/service-name": "tiny", **LABELS},
+            "name": "tiny",
+            "labels": {"kubernetes.io/service-name": "tiny", **LABELS},
             "annotations": {"llmkube.ai/agent-heartbeat": beat, "llmkube.ai/agent-version": "0.9.19"},
         },
         "addressType": "IPv4",
-        "endpoints": [{
-            "addresses": [address], "conditions": {"ready": True},
-            "targetRef": {"kind": "Pod", "name": "tiny-metal", "namespace": "default"},
-        }],
+        "endpoints": [
+            {
+                "addresses": [address],
+                "conditions": {"ready": True},
+                "targetRef": {"kind": "Pod", "name": "tiny-metal", "namespace": "default"},
+            }
+        ],
         "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}],
-    }  # fmt: skip
+    }
 
 
 def ingress_of_theirs(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,9 +73,10 @@ def ingress_of_theirs(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     made["spec"]["ports"] = [{**port, "port": 8443, "targetPort": 9443}]
     found["metadata"]["labels"]["kubernetes.io/service-name"] = name
     found["metadata"]["annotations"] |= {
-        "llmkube.ai/agent-version": "0.10.1", "llmkube.ai/agent-ingress-spki": "a" * 64,
+        "llmkube.ai/agent-version": "0.10.1",
+        "llmkube.ai/agent-ingress-spki": "a" * 64,
         "llmkube.ai/agent-engine-port": str(PORT),
-    }  # fmt: skip
+    }
     found["ports"] = [port]
     return made, found
 

@@ -184,7 +184,7 @@ KINDS: Mapping[str, Kind] = {
     "falcon-h1": Kind("falcon-h1", "cache and state in every block", kv_states.falcon_h1),
     "bert": Kind("bert", "encoder", bert, Sizes(context=2048)),
     "gemma-embedding": Kind("gemma-embedding", "encoder with windows", gemma_embedding, Sizes(layers=6)),
-}  # fmt: skip
+}
 
 
 def _tokens(writer: Any, kind: Kind) -> None:

@@ -25,11 +25,24 @@ from metal_supervisor.host.commands import Done
 FINE = Done(0, "", "")
 THROTTLE_S = 0.3
 KEYS: dict[str, type | tuple[type, ...]] = {
-    "Label": str, "UserName": str, "GroupName": str, "InitGroups": bool, "ProgramArguments": list,
-    "WorkingDirectory": str, "EnvironmentVariables": dict, "RunAtLoad": bool, "KeepAlive": bool,
-    "ThrottleInterval": int, "ExitTimeOut": int, "ProcessType": str, "SoftResourceLimits": dict,
-    "HardResourceLimits": dict, "Umask": int, "StandardOutPath": str, "StandardErrorPath": str,
-}  # fmt: skip
+    "Label": str,
+    "UserName": str,
+    "GroupName": str,
+    "InitGroups": bool,
+    "ProgramArguments": list,
+    "WorkingDirectory": str,
+    "EnvironmentVariables": dict,
+    "RunAtLoad": bool,
+    "KeepAlive": bool,
+    "ThrottleInterval": int,
+    "ExitTimeOut": int,
+    "ProcessType": str,
+    "SoftResourceLimits": dict,
+    "HardResourceLimits": dict,
+    "Umask": int,
+    "StandardOutPath": str,
+    "StandardErrorPath": str,
+}
 """The keys of launchd.plist(5) that we use, and their types."""
 
 
@@ -79,10 +92,16 @@ class Job:
     def _run_once(self) -> None:
         with Path(self.content["StandardOutPath"]).open("ab") as log:
             self.process = subprocess.Popen(
-                self.content["ProgramArguments"], env=self.content["EnvironmentVariables"], stdout=log, stderr=log,
-                cwd=self.content["WorkingDirectory"], stdin=subprocess.DEVNULL, start_new_session=True,
-                umask=self.content["Umask"], preexec_fn=_heed_signals,  # noqa: PLW1509 - a test's
-            )  # fmt: skip
+                self.content["ProgramArguments"],
+                env=self.content["EnvironmentVariables"],
+                stdout=log,
+                stderr=log,
+                cwd=self.content["WorkingDirectory"],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                umask=self.content["Umask"],
+                preexec_fn=_heed_signals,  # noqa: PLW1509 - a test's
+            )
         self.runs += 1
         code = self.process.wait()
         self.last = f"{signal.Signals(-code).name}: {-code}" if code < 0 else str(code)

@@ -35,8 +35,17 @@ class Mac(System):
         base.mkdir(parents=True, exist_ok=True)
         self.name, self._kubeconfig, self.address = name, kubeconfig, f"192.0.2.{number}"
         super().__init__(
-            base, "--kubeconfig", str(kubeconfig), "--node-name", name, "--host-ip", self.address,
-            "--bind", "127.0.0.1", *flags, **more,
+            base,
+            "--kubeconfig",
+            str(kubeconfig),
+            "--node-name",
+            name,
+            "--host-ip",
+            self.address,
+            "--bind",
+            "127.0.0.1",
+            *flags,
+            **more,
         )
 
     @property
@@ -82,8 +91,9 @@ class Fleet:
         """Node -> whether its slice says ready."""
         query = {"labelSelector": f"kubernetes.io/service-name={service}"}
         return {
-            each["metadata"]["labels"].get("metal-supervisor.io/node", each["metadata"]["name"]):
-                each["endpoints"][0]["conditions"]["ready"]
+            each["metadata"]["labels"].get("metal-supervisor.io/node", each["metadata"]["name"]): each["endpoints"][0][
+                "conditions"
+            ]["ready"]
             for each in self.kube.request("GET", SLICES, query)["items"]
         }
 

@@ -77,14 +77,35 @@ class Case:
 
 
 LARGE: Mapping[str, Kind] = {
-    "dense, large": Kind("llama", "every head has keys, F16", kv_models.llama, Sizes(
-        layers=4, width=1024, forward=2048, heads=8, heads_kv=8, head=128, vocabulary=96_000)),
-    "experts, large": Kind("qwen3moe", "experts, GQA, F16", kv_models.qwen3moe, Sizes(
-        layers=4, width=1024, heads=8, heads_kv=4, head=128, vocabulary=32_000,
-        experts=32, used=2, expert_forward=640)),
-    "windows, large": Kind("gemma3", "5 of 6 blocks keep a window, F16", kv_models.gemma3, Sizes(
-        layers=12, width=768, forward=1024, heads=8, heads_kv=4, head=128, vocabulary=96_000, window=512)),
-}  # fmt: skip
+    "dense, large": Kind(
+        "llama",
+        "every head has keys, F16",
+        kv_models.llama,
+        Sizes(layers=4, width=1024, forward=2048, heads=8, heads_kv=8, head=128, vocabulary=96_000),
+    ),
+    "experts, large": Kind(
+        "qwen3moe",
+        "experts, GQA, F16",
+        kv_models.qwen3moe,
+        Sizes(
+            layers=4,
+            width=1024,
+            heads=8,
+            heads_kv=4,
+            head=128,
+            vocabulary=32_000,
+            experts=32,
+            used=2,
+            expert_forward=640,
+        ),
+    ),
+    "windows, large": Kind(
+        "gemma3",
+        "5 of 6 blocks keep a window, F16",
+        kv_models.gemma3,
+        Sizes(layers=12, width=768, forward=1024, heads=8, heads_kv=4, head=128, vocabulary=96_000, window=512),
+    ),
+}
 
 
 def _started(kind: str, *settings: CacheSettings, prompt: int = 600) -> tuple[Case, ...]:
@@ -145,9 +166,13 @@ CASES: tuple[Case, ...] = (
 def parts(found: Estimate) -> dict[str, float]:
     """What an estimate says of each column, in MiB; of checkpoints, the one that a slot of each case keeps."""
     sizes = (
-        found.weights_bytes, found.kv_bytes, found.state_bytes, found.checkpoint_bytes // found.slots,
-        found.compute_bytes, found.total_bytes,
-    )  # fmt: skip
+        found.weights_bytes,
+        found.kv_bytes,
+        found.state_bytes,
+        found.checkpoint_bytes // found.slots,
+        found.compute_bytes,
+        found.total_bytes,
+    )
     return {column: size / MIB for column, size in zip(COLUMNS, sizes, strict=True)}
 
 

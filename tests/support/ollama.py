@@ -115,10 +115,14 @@ class Ollama:
         (base / "home").mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
         self.environment = {
-            "PATH": os.environ["PATH"], "HOME": str(base / "home"), "OLLAMA_MODELS": str(self.models),
-            "OLLAMA_HOST": f"127.0.0.1:{self.port}", "OLLAMA_NO_CLOUD": "1", "OLLAMA_CONTEXT_LENGTH": "512",
+            "PATH": os.environ["PATH"],
+            "HOME": str(base / "home"),
+            "OLLAMA_MODELS": str(self.models),
+            "OLLAMA_HOST": f"127.0.0.1:{self.port}",
+            "OLLAMA_NO_CLOUD": "1",
+            "OLLAMA_CONTEXT_LENGTH": "512",
             **environment,
-        }  # fmt: skip
+        }
         self.log = base / "log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -126,9 +130,13 @@ class Ollama:
         """Starts it and waits until it answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(program()), "serve"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment,
+                [str(program()), "serve"],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         eventually(lambda: self.ask("GET", "/")[0] == 200, 30, f"ollama to answer; {self.said()[-500:]}")
         return self
 

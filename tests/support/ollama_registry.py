@@ -110,17 +110,25 @@ class Registry:
     def publish(self, name: str, gguf: Path, *, tag: str = "latest", **parameters: Any) -> str:
         """Offers a GGUF file with parameters; returns the name to pull it by. One thread, as in `Ollama.create`."""
         content = gguf.read_bytes()
-        config = {"model_format": "gguf", "model_family": "llama", "model_families": ["llama"], "os": "linux",
-                  "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": [digest_of(content)]}}  # fmt: skip
+        config = {
+            "model_format": "gguf",
+            "model_family": "llama",
+            "model_families": ["llama"],
+            "os": "linux",
+            "architecture": "amd64",
+            "rootfs": {"type": "layers", "diff_ids": [digest_of(content)]},
+        }
         layers = [self._layer("model", content)]
         layers.append(self._layer("params", json.dumps({"num_thread": 1, **parameters}).encode()))
         manifest = {
             "schemaVersion": 2,
             "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-            "config": {**self._layer("", json.dumps(config).encode()),
-                       "mediaType": "application/vnd.docker.container.image.v1+json"},
+            "config": {
+                **self._layer("", json.dumps(config).encode()),
+                "mediaType": "application/vnd.docker.container.image.v1+json",
+            },
             "layers": layers,
-        }  # fmt: skip
+        }
         self.manifests[f"/v2/library/{name}/manifests/{tag}"] = json.dumps(manifest).encode()
         return f"127.0.0.1:{self.port}/library/{name}:{tag}"
 

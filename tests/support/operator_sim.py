@@ -36,10 +36,17 @@ SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 
 
-KEPT = frozenset({
-    "InsufficientMemory", "MemoryCheckFailed", "EndpointNameConflict", "ModelSourceNotAllowed", "ExtraArgsRejected",
-    "ServiceNameTooLong", "ModelDigestMismatch",
-})  # fmt: skip
+KEPT = frozenset(
+    {
+        "InsufficientMemory",
+        "MemoryCheckFailed",
+        "EndpointNameConflict",
+        "ModelSourceNotAllowed",
+        "ExtraArgsRejected",
+        "ServiceNameTooLong",
+        "ModelDigestMismatch",
+    }
+)
 """Words of an agent in schedulingStatus that the operator leaves alone."""
 SERVICES = "/api/v1/namespaces/default/services"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
@@ -78,9 +85,7 @@ def snapshot(slices: list[dict[str, Any]]) -> tuple[int, tuple[str, str] | None]
     return ready, None
 
 
-def phase_of(
-    spec: dict[str, Any], ready: int, stale: tuple[str, str] | None
-) -> tuple[str, tuple[str, str] | None]:
+def phase_of(spec: dict[str, Any], ready: int, stale: tuple[str, str] | None) -> tuple[str, tuple[str, str] | None]:
     """(phase, scheduling info or None for "leave what is there")."""
     desired = 0 if spec.get("suspend") else spec.get("replicas", 1)
     if spec.get("suspend"):
@@ -135,9 +140,10 @@ class Operator(threading.Thread):
             of = [each for each in slices if each["metadata"]["labels"].get("kubernetes.io/service-name") == service]
             return any(
                 each["metadata"]["labels"].get("llmkube.ai/managed-by") == "metal-agent"
-                and set(annotations) <= each["metadata"]["annotations"].keys() and not snapshot([each])[1]
+                and set(annotations) <= each["metadata"]["annotations"].keys()
+                and not snapshot([each])[1]
                 for each in of
-            )  # fmt: skip
+            )
 
         deployment = f"{DEPLOYMENTS}/{name}-relay"
         there = find(self._kube, deployment)
@@ -162,7 +168,7 @@ class Operator(threading.Thread):
         owner = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "name": name, "uid": uid}
         body["metadata"].update(
             labels=labels, ownerReferences=[{**owner, "controller": True, "blockOwnerDeletion": True}]
-        )  # fmt: skip
+        )
         port = (item["spec"].get("endpoint") or {}).get("port", 8080)
         body["spec"] |= {
             "selector": {"app": f"{name}-relay", "inference.llmkube.dev/metal-relay": "true"},
@@ -179,13 +185,17 @@ class Operator(threading.Thread):
             return  # kube-controller-manager leaves what it has made
         conditions = {"ready": name in self.alive}
         body: dict[str, Any] = {
-            "metadata": {"name": f"{name}-relay0", "labels": {
-                "kubernetes.io/service-name": name,
-                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
-            }},
-            "addressType": "IPv4", "ports": [{"name": "http", "port": RELAY_PORT, "protocol": "TCP"}],
+            "metadata": {
+                "name": f"{name}-relay0",
+                "labels": {
+                    "kubernetes.io/service-name": name,
+                    "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                },
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": RELAY_PORT, "protocol": "TCP"}],
             "endpoints": [{"addresses": [RELAY_ADDRESS], "conditions": conditions}] if pods else [],
-        }  # fmt: skip
+        }
         found = find(self._kube, path)
         if found is None:
             self._kube.request("POST", SLICES, None, body)
@@ -223,8 +233,14 @@ class Operator(threading.Thread):
         def condition(kind: str, value: str, reason: str, message: str) -> None:
             old = conditions.get(kind, {})
             since = old["lastTransitionTime"] if old.get("status") == value else _stamp()
-            conditions[kind] = {"type": kind, "status": value, "reason": reason, "message": message,
-                                "observedGeneration": item["metadata"]["generation"], "lastTransitionTime": since}
+            conditions[kind] = {
+                "type": kind,
+                "status": value,
+                "reason": reason,
+                "message": message,
+                "observedGeneration": item["metadata"]["generation"],
+                "lastTransitionTime": since,
+            }
 
         desired = 0 if item["spec"].get("suspend") else item["spec"].get("replicas", 1)
         suspended = bool(item["spec"].get("suspend"))
@@ -247,9 +263,14 @@ class Operator(threading.Thread):
                 condition("Available", "False", "NoReadyReplicas", f"{text}; service is not serving (phase {phase})")
         port = (item["spec"].get("endpoint") or {}).get("port", 8080)
         status.update(
-            phase=phase, readyReplicas=ready, replicas=desired, desiredReplicas=desired, modelReady=True,
+            phase=phase,
+            readyReplicas=ready,
+            replicas=desired,
+            desiredReplicas=desired,
+            modelReady=True,
             endpoint=f"http://{service}.default.svc.cluster.local:{port}/v1/chat/completions",
-            lastUpdated=_stamp(), conditions=sorted(conditions.values(), key=lambda each: each["type"]),
+            lastUpdated=_stamp(),
+            conditions=sorted(conditions.values(), key=lambda each: each["type"]),
         )
         if info is not None and not (info[0] == "WaitingForMetalAgent" and status.get("schedulingStatus") in KEPT):
             status["schedulingStatus"], status["schedulingMessage"] = info

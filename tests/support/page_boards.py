@@ -27,7 +27,7 @@ from tests.support.records import a_record
 GIB = 1 << 30
 NOW = 1_790_000_000.0
 HOSTILE = (
-    '<script>alert(1)</script>"\'><img src=x onerror=alert(2)>\n[+]forged ok\r\n# HELP x y\u202egnp.exe\u2066'
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n[+]forged ok\r\n# HELP x y\u202egnp.exe\u2066"
     "\x1b[31m\x00</style></main><!--{{7*7}}{% raw %}\u2028\udcff"
 )
 
@@ -39,15 +39,23 @@ def row(number: int = 0, name: str = "", message: str = "", **changes: Any) -> R
     standing = Standing.WAIT if kind == 3 else Standing.RUN
     waits = "needs 61.2 GiB, 10.3 GiB of 48.0 GiB left; try a smaller quantization"
     record = a_record(
-        name, uid=f"uid-{number}",
+        name,
+        uid=f"uid-{number}",
         verdict=Verdict(standing, "InsufficientMemory" if kind == 3 else "Admitted", message or waits, NOW),
-        port=18100 + number, host=None if kind == 3 else f"default.{name}.a.json", reserved_bytes=GIB // 3,
-    )  # fmt: skip
+        port=18100 + number,
+        host=None if kind == 3 else f"default.{name}.a.json",
+        reserved_bytes=GIB // 3,
+    )
     observed = Observed(
-        f"default.{name}", 0 if kind > 1 else 4000 + number, kind == 0, NOW,
-        ("RUNNING", "RUNNING", "FATAL", "")[kind], message or ("", "loading the model", "exit status 1", "")[kind],
-        memory_bytes=GIB // 4 if kind < 2 else 0, last_exit="exit status 1",
-    )  # fmt: skip
+        f"default.{name}",
+        0 if kind > 1 else 4000 + number,
+        kind == 0,
+        NOW,
+        ("RUNNING", "RUNNING", "FATAL", "")[kind],
+        message or ("", "loading the model", "exit status 1", "")[kind],
+        memory_bytes=GIB // 4 if kind < 2 else 0,
+        last_exit="exit status 1",
+    )
     record = replace(record, **changes)
     return Row(record, observed, report(record, observed), f"10.0.0.5:{18100 + number}", GIB // 4)
 
@@ -60,13 +68,23 @@ def board(count: int = 4, text: str = "", **changes: Any) -> Board:
         "did": text or "start default.model-000: new",
         "cluster": {"server": text or "https://api.example:6443", "synced": True, "operator": False},
         "memory": {
-            "total": 64 * GIB, "budget": 48 * GIB, "because": text or "75 % of 64.0 GiB", "charged": 10 * GIB,
-            "left": 38 * GIB, "waiting": 1, "pressure": "Normal", "why": text, "available": 40 * GIB, "swap": 0,
-            "problems": [], "evictions": 0, "skipped": {},
+            "total": 64 * GIB,
+            "budget": 48 * GIB,
+            "because": text or "75 % of 64.0 GiB",
+            "charged": 10 * GIB,
+            "left": 38 * GIB,
+            "waiting": 1,
+            "pressure": "Normal",
+            "why": text,
+            "available": 40 * GIB,
+            "swap": 0,
+            "problems": [],
+            "evictions": 0,
+            "skipped": {},
         },
         "models": {f"default/{text or 'phi'}": {"uid": "u", "generation": 1, "source": "hf://a", "file": asdict(file)}},
         "notices": [{"name": text or "default.x.conf", "reason": text or "put aside: no section"}],
-    }  # fmt: skip
+    }
     rows = tuple(row(number, f"{text}{number}" if text else "", text) for number in range(count))
     programs = [each.record.program for each in rows]
     plain = Board(

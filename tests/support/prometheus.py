@@ -66,19 +66,24 @@ def prometheus(base: Path, jobs: Mapping[str, Sequence[int]], rules: Path) -> It
     (own,) = free_ports(1)
     conf = base / "prometheus.yml"
     conf.write_text(
-        yaml.safe_dump({
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(rules)],
-            "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
-                for job, ports in jobs.items()
-            ],
-        })
+        yaml.safe_dump(
+            {
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(rules)],
+                "scrape_configs": [
+                    {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+                    for job, ports in jobs.items()
+                ],
+            }
+        )
     )
     command = [
-        program("prometheus"), f"--config.file={conf}", f"--storage.tsdb.path={base / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{own}", "--log.level=warn",
-    ]  # fmt: skip
+        program("prometheus"),
+        f"--config.file={conf}",
+        f"--storage.tsdb.path={base / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{own}",
+        "--log.level=warn",
+    ]
     with (base / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:

@@ -24,9 +24,13 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
-            arguments, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"},
+            arguments,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm"},
             start_new_session=True,
-        )  # fmt: skip
+        )
         os.close(slave)
         self.seen = ""
         self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a character may come in two parts

@@ -31,40 +31,93 @@ def attention(heads: int, kv: int | tuple[int, ...], size: int, **more: Any) -> 
 
 
 LLAMA_8B = header(
-    "llama", 128_256, block_count=32, embedding_length=4096, feed_forward_length=14_336, context_length=131_072,
+    "llama",
+    128_256,
+    block_count=32,
+    embedding_length=4096,
+    feed_forward_length=14_336,
+    context_length=131_072,
     **attention(32, 8, 128),
-)  # fmt: skip
+)
 GEMMA_270M = header(
-    "gemma3", 262_144, block_count=18, embedding_length=640, feed_forward_length=2048, context_length=32_768,
+    "gemma3",
+    262_144,
+    block_count=18,
+    embedding_length=640,
+    feed_forward_length=2048,
+    context_length=32_768,
     **attention(4, 1, 256, attention__sliding_window=512),
-)  # fmt: skip
+)
 GEMMA_27B = header(
-    "gemma3", 262_208, block_count=62, embedding_length=5376, feed_forward_length=21_504, context_length=131_072,
+    "gemma3",
+    262_208,
+    block_count=62,
+    embedding_length=5376,
+    feed_forward_length=21_504,
+    context_length=131_072,
     **attention(32, 16, 128, attention__sliding_window=1024),
-)  # fmt: skip
+)
 QWEN3_30B = header(
-    "qwen3moe", 151_936, block_count=48, embedding_length=2048, feed_forward_length=6144, context_length=40_960,
-    expert_count=128, expert_used_count=8, expert_feed_forward_length=768, **attention(32, 4, 128),
-)  # fmt: skip
+    "qwen3moe",
+    151_936,
+    block_count=48,
+    embedding_length=2048,
+    feed_forward_length=6144,
+    context_length=40_960,
+    expert_count=128,
+    expert_used_count=8,
+    expert_feed_forward_length=768,
+    **attention(32, 4, 128),
+)
 DEEPSEEK_V3 = header(
-    "deepseek2", 129_280, block_count=61, embedding_length=7168, feed_forward_length=18_432, context_length=163_840,
-    attention__head_count=128, attention__head_count_kv=1, attention__kv_lora_rank=512,
-    attention__key_length=576, attention__value_length=512,
-    attention__key_length_mla=192, attention__value_length_mla=128,
-)  # fmt: skip
+    "deepseek2",
+    129_280,
+    block_count=61,
+    embedding_length=7168,
+    feed_forward_length=18_432,
+    context_length=163_840,
+    attention__head_count=128,
+    attention__head_count_kv=1,
+    attention__kv_lora_rank=512,
+    attention__key_length=576,
+    attention__value_length=512,
+    attention__key_length_mla=192,
+    attention__value_length_mla=128,
+)
 MISTRAL_SMALL = header(
-    "llama", 131_072, block_count=40, embedding_length=5120, feed_forward_length=32_768, context_length=131_072,
+    "llama",
+    131_072,
+    block_count=40,
+    embedding_length=5120,
+    feed_forward_length=32_768,
+    context_length=131_072,
     **attention(32, 8, 128),
-)  # fmt: skip
+)
 GPT_OSS_20B = header(
-    "gpt-oss", 201_088, block_count=24, embedding_length=2880, feed_forward_length=2880, context_length=131_072,
-    expert_count=32, expert_used_count=4, expert_feed_forward_length=2880,
+    "gpt-oss",
+    201_088,
+    block_count=24,
+    embedding_length=2880,
+    feed_forward_length=2880,
+    context_length=131_072,
+    expert_count=32,
+    expert_used_count=4,
+    expert_feed_forward_length=2880,
     **attention(64, 8, 64, attention__sliding_window=128),
-)  # fmt: skip
+)
 QWEN3_NEXT = header(
-    "qwen3next", 151_936, block_count=48, embedding_length=2048, feed_forward_length=5120, context_length=262_144,
-    ssm__conv_kernel=4, ssm__inner_size=4096, ssm__state_size=128, ssm__group_count=16, **attention(16, 2, 256),
-)  # fmt: skip
+    "qwen3next",
+    151_936,
+    block_count=48,
+    embedding_length=2048,
+    feed_forward_length=5120,
+    context_length=262_144,
+    ssm__conv_kernel=4,
+    ssm__inner_size=4096,
+    ssm__state_size=128,
+    ssm__group_count=16,
+    **attention(16, 2, 256),
+)
 
 
 @dataclass(frozen=True)

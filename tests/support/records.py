@@ -15,10 +15,17 @@ ADMITTED = Verdict(Standing.RUN, "Admitted", "", 1.0)
 def a_record(name: str = "tiny", namespace: str = "default", **fields: Any) -> Record:
     """A record of a service of that name."""
     ordinary: dict[str, Any] = {
-        "uid": "u", "generation": 1, "program": f"{namespace}.{name}", "model": "phi", "runtime": "llama-server",
-        "replicas": 1, "mode": "chat", "priority": "normal", "verdict": ADMITTED,
+        "uid": "u",
+        "generation": 1,
+        "program": f"{namespace}.{name}",
+        "model": "phi",
+        "runtime": "llama-server",
+        "replicas": 1,
+        "mode": "chat",
+        "priority": "normal",
+        "verdict": ADMITTED,
         "endpoint": Endpoint(name, 8080, "/v1/chat/completions", "ClusterIP", None),
-    }  # fmt: skip
+    }
     return Record(namespace=namespace, name=name, **{**ordinary, **fields})
 
 

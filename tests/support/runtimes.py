@@ -74,9 +74,14 @@ KINDS = (
     Kind("mlx-server", "--mlx-lm-server", mlx.server, MLX, "pipx install mlx-lm", script=True),
     Kind("omlx", "--omlx", omlx, MLX, "brew install jundot/omlx/omlx", "omlx", script=True),
     Kind("ollama", "--ollama", ollama.program, GGUF, "brew install ollama", "ollama"),
-    Kind("vllm-swift", "--vllm-swift", lambda: ROOT / "tests/support/standin_vllm_swift.py", MLX,
-         "brew install TheTom/tap/vllm-swift"),
-)  # fmt: skip
+    Kind(
+        "vllm-swift",
+        "--vllm-swift",
+        lambda: ROOT / "tests/support/standin_vllm_swift.py",
+        MLX,
+        "brew install TheTom/tap/vllm-swift",
+    ),
+)
 
 
 @cache
@@ -183,8 +188,13 @@ class Stream:
 
     def __init__(self, system: System, name: str, tokens: int = CONTEXT - 1000) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", system.port(name), timeout=60)
-        body = {"model": name, "stream": True, "max_tokens": tokens, "ignore_eos": True,
-                "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
+        body = {
+            "model": name,
+            "stream": True,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "messages": [{"role": "user", "content": "hi"}],
+        }
         self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         self._answer = self._connection.getresponse()
         self.flows()

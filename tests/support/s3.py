@@ -41,9 +41,12 @@ class Server:
         with (base / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [str(program()), "--quiet", *place],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 env={"HOME": str(base), "ROOT_ACCESS_KEY_ID": ID, "ROOT_SECRET_ACCESS_KEY": SECRET},
-            )  # fmt: skip
+            )
         eventually(lambda: self.put("ready", "", b""), 30, "the S3 server to make a bucket")
 
     def get(self, method: str, url: str, headers: Mapping[str, str]) -> WholeAnswer:

@@ -68,10 +68,14 @@ class Room:
             self._copy(path, str(path))
         accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in USERS.items())
         for name, text in (
-            ("passwd", accounts), ("group", ""), ("hosts", f"127.0.0.1 localhost {socket.gethostname()}\n"),
-            ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"), ("pam.d/sudo", PAM), ("pam.d/other", PAM),
+            ("passwd", accounts),
+            ("group", ""),
+            ("hosts", f"127.0.0.1 localhost {socket.gethostname()}\n"),
+            ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+            ("pam.d/sudo", PAM),
+            ("pam.d/other", PAM),
             ("sudoers", rules),
-        ):  # fmt: skip
+        ):
             self.write(f"etc/{name}", text, 0o440 if name == "sudoers" else 0o644)
         for name in ("run", "tmp", "var/lib"):
             (root / name).mkdir(parents=True, exist_ok=True)

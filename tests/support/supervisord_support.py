@@ -25,9 +25,10 @@ def streaming(system: System, figure: Figure) -> Iterator[None]:
 def engines_of(system: System, name: str) -> list[int]:
     """Every engine process of one service."""
     return [
-        pid for pid, command in system.commands().items()
+        pid
+        for pid, command in system.commands().items()
         if "--alias" in command and command[command.index("--alias") + 1].split(",")[0] == name
-    ]  # fmt: skip
+    ]
 
 
 def taken(system: System, name: str) -> bool:

@@ -226,8 +226,14 @@ def system_environment() -> dict[str, str]:
 class System:
     """One running metal-supervisor."""
 
-    def __init__(self, base: Path, *flags: str, engine: Path | None = None, state: Path | None = None,
-                 python: Path | str = sys.executable) -> None:  # fmt: skip
+    def __init__(
+        self,
+        base: Path,
+        *flags: str,
+        engine: Path | None = None,
+        state: Path | None = None,
+        python: Path | str = sys.executable,
+    ) -> None:
         """`python`: of the installation that starts it."""
         self.base, self.python = base, str(python)
         self.state = state or base / "run"
@@ -237,8 +243,17 @@ class System:
         known = (*(OPENED if engine else ()), "--gateway", "off", "--parallel-starts", "1000")
         opened = known if self.python == sys.executable else ()  # an older release does not know all of them
         self.flags = [
-            "--state-dir", str(self.state), "--port", str(self.http), "--ports", f"{self._ports.first}-{self.http - 1}",
-            "--llama-server", str(engine or engine_path()), *LOOPBACK, *opened, *flags,
+            "--state-dir",
+            str(self.state),
+            "--port",
+            str(self.http),
+            "--ports",
+            f"{self._ports.first}-{self.http - 1}",
+            "--llama-server",
+            str(engine or engine_path()),
+            *LOOPBACK,
+            *opened,
+            *flags,
         ]
         self.ports = range(self._ports.first, self.http)
         """Its --ports."""
@@ -267,7 +282,10 @@ class System:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [self.python, "-I", "-m", "metal_supervisor", "run", *self.flags],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 env=system_environment(),
             )
         eventually(lambda: self.get("/version"), what=f"the API to answer; {self.said()}")
@@ -370,7 +388,10 @@ class System:
         """Runs the real kubectl; returns what it printed."""
         done = subprocess.run(
             ["kubectl", "--kubeconfig", str(self.kubeconfig), "--cache-dir", str(self.base / "cache"), *arguments],
-            capture_output=True, text=True, timeout=60, input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            input=stdin,
         )
         assert not check or done.returncode == 0, f"kubectl {arguments}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -413,7 +434,9 @@ class System:
         """The same of the real program, as a user types it."""
         done = subprocess.run(
             [str(Path(sys.executable).parent / "supervisorctl"), "-c", f"{self.state}/supervisord.conf", *arguments],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         return done.stdout + done.stderr
 
@@ -452,9 +475,10 @@ class System:
     def engines(self) -> list[int]:
         """Pids of all engine processes of this system."""
         return sorted(
-            pid for pid, command in self.commands().items()
+            pid
+            for pid, command in self.commands().items()
             if "--alias" in command and not any("launch.py" in part for part in command)
-        )  # fmt: skip
+        )
 
     def stream(self, name: str = "tiny", tokens: int = 400, slow: bool = True) -> Stream:
         """Answers of an engine under way. `slow`: it is `slowed` until they end."""

@@ -57,11 +57,18 @@ def tokenizer(words: dict[str, int]) -> dict[str, Any]:
             ],
         },
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-            "vocab": words, "merges": [],
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": words,
+            "merges": [],
         },
-    }  # fmt: skip
+    }
 
 
 def weights(words: dict[str, int], endless: bool) -> dict[str, Any]:
@@ -110,20 +117,38 @@ def write_tiny_mlx(directory: Path, context: int = 4096, endless: bool = False) 
     words = vocabulary()
     ends = {"bos_token_id": words["<s>"], "eos_token_id": words["</s>"]}
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH,
-        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY,
-        "max_position_embeddings": context, "rope_theta": 10000.0, "tie_word_embeddings": False,
-        "hidden_act": "silu", "torch_dtype": "float32", **ends,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": context,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+        **ends,
+    }
     words_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-        "chat_template": TEMPLATE, "model_max_length": context, "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "chat_template": TEMPLATE,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
     files = {
-        "config.json": config, "generation_config.json": ends, "tokenizer.json": tokenizer(words),
+        "config.json": config,
+        "generation_config.json": ends,
+        "tokenizer.json": tokenizer(words),
         "tokenizer_config.json": words_config,
-    }  # fmt: skip
+    }
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content, indent=1), "utf-8")
     save_file(weights(words, endless), directory / "model.safetensors", metadata={"format": "mlx"})

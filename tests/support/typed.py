@@ -38,9 +38,12 @@ def _written(stream: io.TextIOWrapper) -> str:
 def typed(*words: str, stdin: str = "", environ: Mapping[str, str] = os.environ) -> CompletedProcess[str]:
     """One command, as it ends without a terminal."""
     with (
-        _stream(stdin) as given, _stream() as out, _stream() as err, pytest.MonkeyPatch.context() as patch,
+        _stream(stdin) as given,
+        _stream() as out,
+        _stream() as err,
+        pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(os.environ, dict(environ), clear=True),
-    ):  # fmt: skip
+    ):
         for name, stream in (("stdin", given), ("stdout", out), ("stderr", err)):
             patch.setattr(sys, name, stream)
         try:

@@ -25,8 +25,15 @@ def projector(path: Path) -> Path:
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", "mlp")
     writer.add_bool("clip.use_gelu", True)
-    numbers = {"image_size": SIZE, "patch_size": PATCH, "embedding_length": WIDTH, "feed_forward_length": FEED,
-               "block_count": LAYERS, "projection_dim": TEXT, "attention.head_count": 2}  # fmt: skip
+    numbers = {
+        "image_size": SIZE,
+        "patch_size": PATCH,
+        "embedding_length": WIDTH,
+        "feed_forward_length": FEED,
+        "block_count": LAYERS,
+        "projection_dim": TEXT,
+        "attention.head_count": 2,
+    }
     for name, value in numbers.items():
         writer.add_uint32(f"clip.vision.{name}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)

@@ -417,10 +417,20 @@ class Files:
 def composed(name: str, edition: int, release: int = 0) -> tuple[Service, Engine, Program]:
     """The InferenceService of that name in one of its editions, and what a release of this Mac's makes of it."""
     service = Service(
-        "default", name, f"u-{name}", edition + 1, Model("default", name, "m", 1, "/m", "gguf", None, None),
-        "llama-server", 1, False, Endpoint(name, 8080, "/v1", "ClusterIP", None), "chat", "normal", None,
+        "default",
+        name,
+        f"u-{name}",
+        edition + 1,
+        Model("default", name, "m", 1, "/m", "gguf", None, None),
+        "llama-server",
+        1,
+        False,
+        Endpoint(name, 8080, "/v1", "ClusterIP", None),
+        "chat",
+        "normal",
+        None,
         {"contextSize": edition},
-    )  # fmt: skip
+    )
     engine = Engine(("/bin/engine", str(edition), str(release)), (), "/", Probe())
     made = programs.compose(program(name), engine, PORTS[name], "::", HOME, service.asked, SIZES[edition])
     return service, engine, made
@@ -441,13 +451,25 @@ PORTS = {name: 18100 + at for at, name in enumerate(NAMES)}
 AT_PORT = {port: program(name) for name, port in PORTS.items()}
 EDITION = {
     composed(name, edition, release)[2].spec_file: edition
-    for name in NAMES for edition in range(EDITIONS) for release in range(RELEASES)
-}  # fmt: skip
+    for name in NAMES
+    for edition in range(EDITIONS)
+    for release in range(RELEASES)
+}
 SETTINGS: Any = SimpleNamespace(
-    limits=Limits(), confinement="off", uses_claims=False,
-    log_size=20, log_files=3, drain_timeout=DRAIN_S, bind_address="::", ollama_url="off",
-    memory_check_mode="enforce", preemption=False, eviction_enabled=False, parallel_starts=0, ollama_registry="",
-)  # fmt: skip
+    limits=Limits(),
+    confinement="off",
+    uses_claims=False,
+    log_size=20,
+    log_files=3,
+    drain_timeout=DRAIN_S,
+    bind_address="::",
+    ollama_url="off",
+    memory_check_mode="enforce",
+    preemption=False,
+    eviction_enabled=False,
+    parallel_starts=0,
+    ollama_registry="",
+)
 
 
 class Lookout(prerequisites.Prerequisites):
@@ -478,9 +500,12 @@ class Purse(Memory):
         self._reserved = {}
         self._exited_at = self._returned_at = None
         self.watchdog: Any = SimpleNamespace(
-            level=lambda _: None, seen=MemoryState(), ask_about=lambda _: None, pace=Pace(),
+            level=lambda _: None,
+            seen=MemoryState(),
+            ask_about=lambda _: None,
+            pace=Pace(),
             budget=Budget(mac.budget_bytes, mac.budget_bytes, "all of it", {}),
-        )  # fmt: skip
+        )
 
     def ups(self, *world: Any) -> dict[Any, Up]:
         """The engines that are up, and what each holds: as looked up anew, or what its process was given before."""
@@ -878,10 +903,14 @@ class Mac:
             note, record = self.files.read_notes.get(name), self.files.kept.get(name)
             wanted = self.wanted.get(record.name, (0, True)) if record else (0, True)
             clean = (
-                note is not None and record is not None and not record.withdraw
-                and self.state(name) is State.RUNNING and not wanted[1]
-                and note.spec_file == record.spec_file and EDITION[note.spec_file] == wanted[0]
-            )  # fmt: skip
+                note is not None
+                and record is not None
+                and not record.withdraw
+                and self.state(name) is State.RUNNING
+                and not wanted[1]
+                and note.spec_file == record.spec_file
+                and EDITION[note.spec_file] == wanted[0]
+            )
             if method == "stopProcess":
                 self.stop_by_hand[name] = clean
                 self.stopped_asked[name] = record.asked if record else None
@@ -1020,9 +1049,13 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         return dict(json.loads(text))
 
     own = SimpleNamespace(
-        getpid=lambda: RUNNING[-1][1].pid, getsid=lambda _: 0, chdir=lambda _: None, execve=replaced, path=os.path,
+        getpid=lambda: RUNNING[-1][1].pid,
+        getsid=lambda _: 0,
+        chdir=lambda _: None,
+        execve=replaced,
+        path=os.path,
         environ={},
-    )  # fmt: skip
+    )
     patch.setattr(launch, "os", own)
     patch.setattr(launch, "start_time", start_time)
     patch.setattr(launch, "read_spec", read_spec)

@@ -10,9 +10,7 @@ from metal_supervisor.spec.types import Json
 LOAD = "0.00.006.766 I srv    load_model: loading model '/models/m.gguf'"
 INFO = "0.00.005.054 I cmn  common_param: device_info:"
 LISTED = "0.00.005.305 I   - MTL0    : Apple M4 Max (110100 MiB, 110100 MiB free)"
-USED = (
-    "0.00.020.008 I llama_model_load_from_file_impl: using device MTL0 (Apple M4 Max) (unknown id) - 110100 MiB free"
-)
+USED = "0.00.020.008 I llama_model_load_from_file_impl: using device MTL0 (Apple M4 Max) (unknown id) - 110100 MiB free"
 OFFLOADED = "0.00.023.245 I load_tensors: offloaded 33/33 layers to GPU"
 ON_GPU = "0.00.023.246 I load_tensors:  MTL0_Mapped model buffer size =  4076.43 MiB"
 ON_CPU = "0.00.023.247 I load_tensors:   CPU_Mapped model buffer size =     0.53 MiB"
@@ -40,6 +38,6 @@ COUNTS = {"layersOffloaded": 33, "layersTotal": 33}
         ([LOAD, USED.replace("MTL0", "SOMETHING"), OFFLOADED], COUNTS),
         ([], {}),
     ],
-)  # fmt: skip
+)
 def test_layers_and_device_are_what_the_latest_load_says(lines: list[str], expected: Json) -> None:
     assert acceleration(lines) == expected

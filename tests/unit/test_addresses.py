@@ -64,9 +64,20 @@ def test_an_address_that_this_mac_does_not_have_is_advertised_and_noted() -> Non
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "::1", "169.254.7.8", "fe80::1%en0", "0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255",
-     "::ffff:127.0.0.1", "mac.local"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "::1",
+        "169.254.7.8",
+        "fe80::1%en0",
+        "0.0.0.0",
+        "::",
+        "224.0.0.1",
+        "ff02::1",
+        "255.255.255.255",
+        "::ffff:127.0.0.1",
+        "mac.local",
+    ],
+)
 def test_an_unusable_address_is_refused_by_reason_even_if_asked_for(address: str) -> None:
     choice = choose(address, around("10.8.0.1", "10.8.0.6", WIFI))
     assert choice.address == ""

@@ -29,10 +29,16 @@ BUDGET = 48 * GIB
 def wants(name: str, gib: float | None, priority: str = "normal", digest: str = "a", **other: Any) -> Record:
     """A service as it is decided on while nobody has looked at the memory."""
     record = a_record(
-        name, uid="uid", model="model", priority=priority, verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
-        endpoint=None, spec_file=f"default.{name}.{digest}.json", reserved_bytes=round(gib * GIB) if gib else 0,
+        name,
+        uid="uid",
+        model="model",
+        priority=priority,
+        verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
+        endpoint=None,
+        spec_file=f"default.{name}.{digest}.json",
+        reserved_bytes=round(gib * GIB) if gib else 0,
         memory="weights 1 GiB",
-    )  # fmt: skip
+    )
     return replace(record, **other)
 
 
@@ -205,8 +211,9 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
     taken, _ = settle({**first, high.key: high}, first, held, rules, 2.0)
     low = taken["default", "low"]
     assert (low.verdict.standing, low.verdict.message) == (
-        Standing.WAIT, "it was stopped for default/high (priority high)"
-    )  # fmt: skip
+        Standing.WAIT,
+        "it was stopped for default/high (priority high)",
+    )
     assert taken["default", "normal"].spec_file and taken[high.key].spec_file is None
     # While it drains it is not taken for somebody who may have his own room back.
     decided = {

@@ -76,9 +76,17 @@ def running(ordinal: int) -> Record:
     namespace, name = ITEM.key
     program = program_name(replace(ITEM, ordinal=ordinal).key)
     return replace(
-        a_record(), namespace=namespace, name=name, ordinal=ordinal, slot=ordinal, program=program,
-        spec_file=f"{program}.0.json", asked=ITEM.asked, port=18101 + ordinal, claimed=True,
-    )  # fmt: skip
+        a_record(),
+        namespace=namespace,
+        name=name,
+        ordinal=ordinal,
+        slot=ordinal,
+        program=program,
+        spec_file=f"{program}.0.json",
+        asked=ITEM.asked,
+        port=18101 + ordinal,
+        claimed=True,
+    )
 
 
 @pytest.mark.parametrize("ordinal", [0, 1])
@@ -162,9 +170,12 @@ class Reading(Assignment):
 
     def __init__(self, **found: Any) -> None:
         nothing: Any = SimpleNamespace(
-            prepare=lambda *_: None, named=lambda item: item, keys=lambda *_: frozenset(), place=lambda *_: Placed({}),
+            prepare=lambda *_: None,
+            named=lambda item: item,
+            keys=lambda *_: frozenset(),
+            place=lambda *_: Placed({}),
             read=lambda *_: {("default", name): item for name, item in self.found.items()},
-        )  # fmt: skip
+        )
         self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
         self._resource_filter = self._placement = self._leaving = nothing
         self._store: Any = SimpleNamespace(look_again=lambda _: None)
@@ -236,7 +247,7 @@ def test_a_service_that_a_restored_api_lacks_keeps_its_engine_for_ten_minutes() 
 
 
 def test_a_service_at_which_a_decision_fails_keeps_its_engine_and_costs_no_other(
-    caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whatever a manifest or a model makes of our code: it was every decision of the Mac, as long as it was there."""
     up = replace(running(0), namespace="default", name="one")

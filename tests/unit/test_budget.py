@@ -20,10 +20,18 @@ from metal_supervisor.spec.types import ModelLimit
 # Memory in GiB -> what Metal was measured to wire on recent versions of macOS and up to 15, in MiB
 # (reference/macos.md section 2); None where nobody measured.
 MEASURED: dict[int, tuple[int | None, int | None]] = {
-    8: (None, 5461), 16: (12_124, 10_923), 24: (18_186, 16_384), 32: (25_559, 21_845), 36: (28_754, 27_648),
-    48: (38_338, 36_864), 64: (53_084, 49_152), 96: (79_626, 73_728), 128: (110_100, 98_304),
-    256: (228_000, None), 512: (475_136, None),
-}  # fmt: skip
+    8: (None, 5461),
+    16: (12_124, 10_923),
+    24: (18_186, 16_384),
+    32: (25_559, 21_845),
+    36: (28_754, 27_648),
+    48: (38_338, 36_864),
+    64: (53_084, 49_152),
+    96: (79_626, 73_728),
+    128: (110_100, 98_304),
+    256: (228_000, None),
+    512: (475_136, None),
+}
 
 
 # ── the least of three ───────────────────────────────────────────────────────────────────────────
@@ -127,11 +135,23 @@ def test_a_model_may_limit_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("16Gi", 16 * GIB), ("16G", 16 * 10**9), ("1.5Gi", 3 * GIB // 2), ("0.5Ti", 512 * GIB), (" 4Mi ", 4 * MIB),
-        ("1e9", 10**9), ("2E9", 2 * 10**9), ("+3k", 3000), ("1500m", 2), (".5Ki", 512), ("7.", 7),
-        (17179869184, 16 * GIB), ("1Pi", 1 << 50), ("100M", 10**8), ("1n", 1),
+        ("16Gi", 16 * GIB),
+        ("16G", 16 * 10**9),
+        ("1.5Gi", 3 * GIB // 2),
+        ("0.5Ti", 512 * GIB),
+        (" 4Mi ", 4 * MIB),
+        ("1e9", 10**9),
+        ("2E9", 2 * 10**9),
+        ("+3k", 3000),
+        ("1500m", 2),
+        (".5Ki", 512),
+        ("7.", 7),
+        (17179869184, 16 * GIB),
+        ("1Pi", 1 << 50),
+        ("100M", 10**8),
+        ("1n", 1),
     ],
-)  # fmt: skip
+)
 def test_quantities_are_read_as_kubernetes_reads_them(text: Any, expected: int) -> None:
     assert quantity(text, "spec.hardware.memoryBudget") == expected
 

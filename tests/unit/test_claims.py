@@ -26,13 +26,27 @@ def ask(**changes: Any) -> Ask:
 
 def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
     slot = (*KEY, index)
-    return Claim(**{"slot": slot, "holder": holder, "version": "7", "owner_uid": "u1", "acquired": "t", "ready": False,
-                    **changes})
+    return Claim(
+        **{
+            "slot": slot,
+            "holder": holder,
+            "version": "7",
+            "owner_uid": "u1",
+            "acquired": "t",
+            "ready": False,
+            **changes,
+        }
+    )
 
 
 def decide(
-    *held: Claim, asked: Ask | None = None, lives: dict[tuple[str, str], Life] | None = None, accepting: bool = True,
-    waiting: dict[leases.SlotId, float] | None = None, not_ours: tuple[tuple[str, str], ...] = (), now: float = NOW,
+    *held: Claim,
+    asked: Ask | None = None,
+    lives: dict[tuple[str, str], Life] | None = None,
+    accepting: bool = True,
+    waiting: dict[leases.SlotId, float] | None = None,
+    not_ours: tuple[tuple[str, str], ...] = (),
+    now: float = NOW,
 ) -> claims.ClaimDecision:
     asks = {} if not_ours else {KEY: asked or ask()}
     found = {each.slot: each for each in held}
@@ -241,8 +255,17 @@ def test_peers_that_live_and_serve_are_counted() -> None:
 
 
 def lease(node: str, **changes: Any) -> NodeLease:
-    return NodeLease(**{"namespace": NS, "node": node, "released": False, "duration_s": 40.0,
-                        "unschedulable": "", "session": "s", **changes})
+    return NodeLease(
+        **{
+            "namespace": NS,
+            "node": node,
+            "released": False,
+            "duration_s": 40.0,
+            "unschedulable": "",
+            "session": "s",
+            **changes,
+        }
+    )
 
 
 def judge(peer_at: float, own_at: float | None, connected_at: float = 0.0, **changes: Any) -> Life:
@@ -289,9 +312,13 @@ def test_who_says_so_is_gone_at_once_or_draining() -> None:
 
 
 def test_a_peer_is_looked_at_again_when_it_may_be_silent_and_every_second_once_it_is_overdue() -> None:
-    nodes, seen = {(NS, ME): lease(ME), (NS, PEER): lease(PEER)}, {
-        (NS, leases.node_lease_name(ME)): Sighting("9", 100.0), (NS, leases.node_lease_name(PEER)): Sighting("1", 90.0)
-    }
+    nodes, seen = (
+        {(NS, ME): lease(ME), (NS, PEER): lease(PEER)},
+        {
+            (NS, leases.node_lease_name(ME)): Sighting("9", 100.0),
+            (NS, leases.node_lease_name(PEER)): Sighting("1", 90.0),
+        },
+    )
     assert peers.next_silence_s(nodes, ALIVE, seen, ME, 0.0, 110.0) == 20.0
     assert peers.next_silence_s(nodes, ALIVE, seen, ME, 105.0, 110.0) == 35.0, "a new connection gives a whole term"
     assert peers.next_silence_s(nodes, ALIVE, seen, ME, 0.0, 135.0) == peers.OVERDUE_AGAIN_S
@@ -386,7 +413,10 @@ def test_a_node_lease_is_read_back_and_a_release_says_so() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"labels": None}, {"ownerReferences": []}, {"name": "isvc-other-0"}, {"name": "isvc-tiny-x"},
+        {"labels": None},
+        {"ownerReferences": []},
+        {"name": "isvc-other-0"},
+        {"name": "isvc-tiny-x"},
         {"annotations": None},
     ],
 )
@@ -449,9 +479,13 @@ def test_a_sighting_lasts_as_long_as_the_version() -> None:
 @pytest.mark.parametrize(
     ("selector", "missing"),
     [
-        (None, ""), ({}, ""), ({"kubernetes.io/os": "darwin"}, ""),
-        ({"zone": "attic", "kubernetes.io/os": "darwin"}, "zone=attic"), ({"kubernetes.io/os": "linux"}, "os=linux"),
-        (["x"], "must be an object"), ("x", "must be an object"),
+        (None, ""),
+        ({}, ""),
+        ({"kubernetes.io/os": "darwin"}, ""),
+        ({"zone": "attic", "kubernetes.io/os": "darwin"}, "zone=attic"),
+        ({"kubernetes.io/os": "linux"}, "os=linux"),
+        (["x"], "must be an object"),
+        ("x", "must be an object"),
     ],
 )
 def test_a_node_selector_is_held_against_the_labels(selector: object, missing: str) -> None:

@@ -38,15 +38,17 @@ def test_no_speculation_leaves_no_trace(said: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("draft", "draft-simple"), ("draft-simple", "draft-simple"), ("draft-eagle3", "draft-eagle3"),
-        ("draft-dflash", "draft-dflash"), ("draft-dspark", "draft-dspark"), ("draft-mtp", "draft-mtp"),
+        ("draft", "draft-simple"),
+        ("draft-simple", "draft-simple"),
+        ("draft-eagle3", "draft-eagle3"),
+        ("draft-dflash", "draft-dflash"),
+        ("draft-dspark", "draft-dspark"),
+        ("draft-mtp", "draft-mtp"),
     ],
 )
 def test_a_draft_model_is_another_model_of_the_namespace(said: str, kind: str) -> None:
     found = accepted(speculates(said, draftModelRef="small", nDraftMax=5, pMin=0.5), model(), DRAFT)
-    assert found.options["speculativeDecoding"] == {
-        "type": kind, "nDraftMax": 5, "pMin": 0.5, "draftModelRef": "small"
-    }
+    assert found.options["speculativeDecoding"] == {"type": kind, "nDraftMax": 5, "pMin": 0.5, "draftModelRef": "small"}
     assert found.companions == (Companion(Role.DRAFT, REF, Artifact("/models/small.gguf"), "d-1/4"),)
 
 
@@ -97,7 +99,7 @@ def test_what_is_wrong_with_the_draft_model_is_said_of_the_field_that_names_it()
     for spec in ({"source": "s3://x"}, {"source": ""}, {"format": "mlx"}, {"files": ["other.gguf"]}):
         odd = model("small", **{"source": "/models/small.gguf", **spec})
         found = refused(speculates("draft", draftModelRef="small"), model(), odd)
-        assert found.message.startswith(f"{REF}: Model \"small\"") , found.message
+        assert found.message.startswith(f'{REF}: Model "small"'), found.message
 
 
 def test_a_draft_model_may_be_a_file_beside_the_model() -> None:
@@ -131,7 +133,8 @@ def test_no_speculation_of_any_shape_raises(said: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "name", "found"),
     [
-        ("/models/m.gguf", "p.gguf", "/models/p.gguf"), ("file:///a%20b/m.gguf", "p q.gguf", "/a b/p q.gguf"),
+        ("/models/m.gguf", "p.gguf", "/models/p.gguf"),
+        ("file:///a%20b/m.gguf", "p q.gguf", "/a b/p q.gguf"),
         ("/models/m.gguf", "vision/./p.gguf", "/models/vision/p.gguf"),
     ],
 )
@@ -150,7 +153,12 @@ def test_a_projector_elsewhere_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "files", "model_file", "projector"),
     [
-        ("https://example.com/a/m.gguf?sig=1", [], "https://example.com/a/m.gguf?sig=1", "https://example.com/a/p.gguf"),
+        (
+            "https://example.com/a/m.gguf?sig=1",
+            [],
+            "https://example.com/a/m.gguf?sig=1",
+            "https://example.com/a/p.gguf",
+        ),
         ("hf://o/r", ["sub/m.gguf", "p.gguf"], "hf://o/r@main/sub/m.gguf", "hf://o/r@main/p.gguf"),
         ("hf://o/r@v1/m.gguf", [], "hf://o/r@v1/m.gguf", "hf://o/r@v1/p.gguf"),
         ("o/r", ["m.gguf"], "hf://o/r@main/m.gguf", "hf://o/r@main/p.gguf"),
@@ -179,7 +187,8 @@ def test_an_adapter_that_is_elsewhere_is_fetched_with_the_models_secret() -> Non
     found = accepted(service(extraArgs=args), asked)
     secret = "default", "keys"
     assert [each.artifact for each in found.companions] == [
-        Artifact("hf://o/r@main/a.gguf", secret=secret), Artifact("https://example.com/b.gguf?sig=1"),
+        Artifact("hf://o/r@main/a.gguf", secret=secret),
+        Artifact("https://example.com/b.gguf?sig=1"),
         Artifact("/c.gguf"),
     ], "a token of the Hub is not for other servers"
     kept = {each.key: f"/store/{index}.gguf" for index, each in enumerate(found.companions)}

@@ -31,24 +31,92 @@ TOLD = {reason.name for group in GROUPS for reason in group.reasons}
 ELSEWHERE = ("apiserver", "doctor")
 """Packages that put nothing into a condition of ours; the embedded API has a server's own reasons."""
 WORD = re.compile(r"([A-Z][a-z]+[A-Za-z]*)(?:: .*)?", re.DOTALL)
-OTHER_WORDS = frozenset({
-    "ConfinementFailed", "Cellar", "Klear",
-    "Available", "Degraded", "MetalReady", "Progressing",
-    "Ready", "Downloading", "Stopped", "Started", "Ended", "Gone", "Waiting", "Draining", "Unknown", "True", "False",
-    "Skipped",
-    "ClusterIP", "NodePort", "LoadBalancer", "StartBarred", "InvalidFileSet", "Connection",
-    "ConfigMap", "Secret", "Service", "Event", "EndpointSlice", "InferenceService", "Model", "Lease",
-    "FleetNode", "TokenRequest",
-    "ExecCredential", "Config",
-    "Authorization", "Origin", "MemAvailable", "MemTotal", "SwapFree", "SwapTotal", "GiB", "KiB", "MiB", "TiB", "NaN",
-    "Error", "ListBucketResult", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
-    "TokenRefreshRequired",
-    "BadAnswer", "MethodNotAllowed", "TooLarge", "Unreachable", "Untrusted", "All",
-    "BadKubeconfig", "BadSpec", "Binary", "Executable", "Kube", "KubeError", "Place", "Pool",
-    "Settings", "Ollama", "WithdrawalToken",
-    "GroupName", "InitGroups", "UserName",
-    "Desktop", "Documents", "Downloads", "LaunchAgents", "LaunchDaemons", "Library", "Logs",
-})  # fmt: skip
+OTHER_WORDS = frozenset(
+    {
+        "ConfinementFailed",
+        "Cellar",
+        "Klear",
+        "Available",
+        "Degraded",
+        "MetalReady",
+        "Progressing",
+        "Ready",
+        "Downloading",
+        "Stopped",
+        "Started",
+        "Ended",
+        "Gone",
+        "Waiting",
+        "Draining",
+        "Unknown",
+        "True",
+        "False",
+        "Skipped",
+        "ClusterIP",
+        "NodePort",
+        "LoadBalancer",
+        "StartBarred",
+        "InvalidFileSet",
+        "Connection",
+        "ConfigMap",
+        "Secret",
+        "Service",
+        "Event",
+        "EndpointSlice",
+        "InferenceService",
+        "Model",
+        "Lease",
+        "FleetNode",
+        "TokenRequest",
+        "ExecCredential",
+        "Config",
+        "Authorization",
+        "Origin",
+        "MemAvailable",
+        "MemTotal",
+        "SwapFree",
+        "SwapTotal",
+        "GiB",
+        "KiB",
+        "MiB",
+        "TiB",
+        "NaN",
+        "Error",
+        "ListBucketResult",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "BadAnswer",
+        "MethodNotAllowed",
+        "TooLarge",
+        "Unreachable",
+        "Untrusted",
+        "All",
+        "BadKubeconfig",
+        "BadSpec",
+        "Binary",
+        "Executable",
+        "Kube",
+        "KubeError",
+        "Place",
+        "Pool",
+        "Settings",
+        "Ollama",
+        "WithdrawalToken",
+        "GroupName",
+        "InitGroups",
+        "UserName",
+        "Desktop",
+        "Documents",
+        "Downloads",
+        "LaunchAgents",
+        "LaunchDaemons",
+        "Library",
+        "Logs",
+    }
+)
 """Types of conditions; phases and the words of `make run`; Kubernetes' kinds; headers, fields and units; S3's words;
 what a request to the API failed by; names that modules export, of classes, of engines; launchd's keys; directories."""
 
@@ -133,12 +201,21 @@ RECORD = a_record(port=18100, host="default.tiny.a.json")
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 DOWN = replace(UP, pid=0, ready=False, state="FATAL")
 OBSERVED = (
-    None, UP, replace(UP, confined=True), replace(UP, confined=False),
-    DOWN, replace(DOWN, state="BACKOFF"), replace(UP, ready=False), replace(UP, ready=False, served=True),
-    replace(UP, ready=False, hung="no answer"), replace(UP, ready=False, state="STOPPING"),
-    replace(UP, published="the API said no"), replace(UP, published="NoRoutableAddress: x"),
-    replace(UP, published="EndpointNameConflict: x"), replace(UP, published="DaemonUnreachable: x"),
-)  # fmt: skip
+    None,
+    UP,
+    replace(UP, confined=True),
+    replace(UP, confined=False),
+    DOWN,
+    replace(DOWN, state="BACKOFF"),
+    replace(UP, ready=False),
+    replace(UP, ready=False, served=True),
+    replace(UP, ready=False, hung="no answer"),
+    replace(UP, ready=False, state="STOPPING"),
+    replace(UP, published="the API said no"),
+    replace(UP, published="NoRoutableAddress: x"),
+    replace(UP, published="EndpointNameConflict: x"),
+    replace(UP, published="DaemonUnreachable: x"),
+)
 
 
 def refused_by(group: Group) -> Iterator[Record]:
@@ -151,9 +228,14 @@ def refused_by(group: Group) -> Iterator[Record]:
 
 WARNINGS = "PortInUse", "MetalUnavailable", "DaemonSettingsWait", "PortIgnored", "MissingAfterRestore"
 IGNORED = (
-    "NameTaken", "FieldIgnored", "ServiceTypeIgnored", "PriorityCapped", "ProtectionIgnored", "OnDemandIgnored",
+    "NameTaken",
+    "FieldIgnored",
+    "ServiceTypeIgnored",
+    "PriorityCapped",
+    "ProtectionIgnored",
+    "OnDemandIgnored",
     "ModelFailedInCluster",
-)  # fmt: skip
+)
 ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 
 
@@ -185,8 +267,13 @@ def test_conditions_have_the_reasons_of_their_types() -> None:
         (shown,) = manifests.model_status(file, "x", 1, {}, "now")["conditions"]
         seen.add((MODEL + shown["type"], shown["reason"]))
     types = {METAL, "Available", "Progressing", "Degraded", "MemoryPressure", "Suspended", "Confined"}
-    told = {(kind, reason.name) for group in GROUPS for reason in group.reasons for kind in group.types
-            if kind in types or kind.startswith(MODEL)}  # fmt: skip
+    told = {
+        (kind, reason.name)
+        for group in GROUPS
+        for reason in group.reasons
+        for kind in group.types
+        if kind in types or kind.startswith(MODEL)
+    }
     assert seen == told
 
 

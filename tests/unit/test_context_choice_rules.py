@@ -29,25 +29,31 @@ EDITED = replace(SERVICE, generation=2, options={"parallelSlots": 2})
 RECORD = replace(a_record(), admitted_at=1.0, asked=SERVICE.asked)
 
 
-@pytest.mark.parametrize(("record", "service", "expected"), [
-    (None, SERVICE, OPEN),
-    (replace(RECORD, admitted_at=0.0, slot_context=4096), SERVICE, OPEN),  # it waits for room
-    (replace(RECORD, slot_context=4096), SERVICE, 4096),
-    (replace(RECORD, slot_context=4096), EDITED, 4096),
-    (RECORD, SERVICE, DEFAULT),  # of a release that chose none
-    (RECORD, EDITED, OPEN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("record", "service", "expected"),
+    [
+        (None, SERVICE, OPEN),
+        (replace(RECORD, admitted_at=0.0, slot_context=4096), SERVICE, OPEN),  # it waits for room
+        (replace(RECORD, slot_context=4096), SERVICE, 4096),
+        (replace(RECORD, slot_context=4096), EDITED, 4096),
+        (RECORD, SERVICE, DEFAULT),  # of a release that chose none
+        (RECORD, EDITED, OPEN),
+    ],
+)
 def test_it_is_chosen_once(record: Record | None, service: Service, expected: int) -> None:
     assert known(service, record) == expected
 
 
-@pytest.mark.parametrize(("before", "offered", "expected"), [
-    (OPEN, (8192, 4096), (8192, 4096)),
-    (OPEN, (), (DEFAULT,)),
-    (DEFAULT, (8192, 4096), (DEFAULT,)),
-    (4096, (8192, 4096), (4096,)),
-    (8192, (512,), (512,)),  # another model, trained for less
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "offered", "expected"),
+    [
+        (OPEN, (8192, 4096), (8192, 4096)),
+        (OPEN, (), (DEFAULT,)),
+        (DEFAULT, (8192, 4096), (DEFAULT,)),
+        (4096, (8192, 4096), (4096,)),
+        (8192, (512,), (512,)),  # another model, trained for less
+    ],
+)
 def test_contexts_to_try(before: int, offered: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert to_try(before, offered) == expected
 
@@ -58,11 +64,17 @@ def test_it_is_for_each_slot() -> None:
     assert with_context(service, DEFAULT) is service
 
 
-@pytest.mark.parametrize(("free", "budget", "expected"), [
-    (100, 100, 8192), (70, 100, 4096), (50, 100, 2048),
-    (10, 100, 8192),  # it waits for the most that could fit
-    (10, 60, 4096), (10, 20, 2048),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("free", "budget", "expected"),
+    [
+        (100, 100, 8192),
+        (70, 100, 4096),
+        (50, 100, 2048),
+        (10, 100, 8192),  # it waits for the most that could fit
+        (10, 60, 4096),
+        (10, 20, 2048),
+    ],
+)
 def test_the_most_that_fits(free: int, budget: int, expected: int) -> None:
     engine = Engine(argv=("x",), env={}, cwd="/", probe=Probe())
     sizes = {8192: 80, 4096: 60, 2048: 50}
@@ -77,9 +89,13 @@ def test_llama_server_offers_no_more_than_the_model_was_trained_for(trained: int
 
 def trained_for(tokens: int) -> Reading:
     keys = {
-        "general.architecture": "llama", "llama.block_count": 8, "llama.embedding_length": 2048,
-        "llama.attention.head_count": 16, "llama.context_length": tokens, "llama.feed_forward_length": 8192,
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "llama.block_count": 8,
+        "llama.embedding_length": 2048,
+        "llama.attention.head_count": 16,
+        "llama.context_length": tokens,
+        "llama.feed_forward_length": 8192,
+    }
     return Reading(1 << 30, Header(keys, 1 << 30, 4096, 1 << 30))
 
 

@@ -210,13 +210,20 @@ def differences(ours: Schema, field: Schema, path: str = "") -> Iterator[str]:
 
 
 CLEARER = {
-    ".spec.source", ".spec.sha256", ".spec.hardware.memoryBudget", ".spec.hotCacheMaxSize", ".spec.pagedSSDCacheMaxSize"
-}  # fmt: skip
+    ".spec.source",
+    ".spec.sha256",
+    ".spec.hardware.memoryBudget",
+    ".spec.hotCacheMaxSize",
+    ".spec.pagedSSDCacheMaxSize",
+}
 """Fields whose mistakes are answered with an example; the schema of the field has a regular expression, or nothing."""
 NEWER = {
-    ".spec x-kubernetes-validations", ".spec.fileSha256", ".spec.files maxItems", ".spec.files[] maxLength",
+    ".spec x-kubernetes-validations",
+    ".spec.fileSha256",
+    ".spec.files maxItems",
+    ".spec.files[] maxLength",
     ".spec.replicas maximum",
-}  # fmt: skip
+}
 """Differences that LLMKube's own schemas have by now, by 0.10; those next to this checkout are of 0.9.19."""
 CLEARER_BY = {"maxLength", "pattern", "x-kubernetes-validations"}
 

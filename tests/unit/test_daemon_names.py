@@ -18,9 +18,7 @@ from tests.unit.model_supervisord import asked_for
 def service(name: str, model: str = "phi", created: str = "1", **more: Any) -> Service:
     asked = asked_for("a", 0, False)
     found = replace(asked.model, name=model, source=more.pop("source", "/m"))
-    return replace(
-        asked, name=name, uid=f"uid-{name}", model=found, created=created, **{"runtime": "ollama", **more}
-    )  # fmt: skip
+    return replace(asked, name=name, uid=f"uid-{name}", model=found, created=created, **{"runtime": "ollama", **more})
 
 
 def wanted(service: Service) -> tuple[str, ...]:
@@ -41,7 +39,7 @@ class Mac:
         self._records = [
             a_record(each.name, each.namespace, uid=each.uid, daemon=each.runtime, daemon_names=each.daemon_names)
             for each in found.values()
-        ]  # fmt: skip
+        ]
         for each in found.values():
             lost = [name for name in wanted(each) if name not in (each.name, *each.daemon_names)]
             assert [reason for reason, _ in each.not_granted] == ["NameTaken"] * len(lost)
@@ -83,11 +81,16 @@ def test_another_daemon_is_no_rival(mac: Mac) -> None:
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("/models/Qwen3-8B", ("phi", "Qwen3-8B")), ("/models/Qwen3-8B/", ("phi", "Qwen3-8B")),
-        ("hf://mlx-community/Qwen3-8B", ("phi", "Qwen3-8B")), ("/models/phi", ("phi",)),
-        ("/models/a b", ("phi",)), ("/models/..", ("phi",)), ("/", ("phi",)), ("/m/" + "x" * 129, ("phi",)),
+        ("/models/Qwen3-8B", ("phi", "Qwen3-8B")),
+        ("/models/Qwen3-8B/", ("phi", "Qwen3-8B")),
+        ("hf://mlx-community/Qwen3-8B", ("phi", "Qwen3-8B")),
+        ("/models/phi", ("phi",)),
+        ("/models/a b", ("phi",)),
+        ("/models/..", ("phi",)),
+        ("/", ("phi",)),
+        ("/m/" + "x" * 129, ("phi",)),
     ],
-)  # fmt: skip
+)
 def test_omlx_serves_a_model_under_the_base_name_of_its_directory(source: str, names: tuple[str, ...]) -> None:
     assert omlx.names(service("tiny", source=source)) == names
 

@@ -42,9 +42,7 @@ from tests.support.records import accept, refuse
 TINY = "default", "tiny"
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 MODEL = Model("default", "phi", "m", 1, "/m.gguf", "gguf", None, None)
-SERVICE = Service(
-    "default", "tiny", "u", 2, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {}
-)
+SERVICE = Service("default", "tiny", "u", 2, MODEL, "llama-server", 1, False, ENDPOINT, "chat", "normal", None, {})
 READY = ModelFile("Ready", "/m.gguf", 10)
 SNAPSHOT = Snapshot(1.0, {}, True, {}, {}, {}, {})
 ENGINE = Engine(("/bin/llama-server",), (), "/", Probe(identity="tiny"))
@@ -202,16 +200,22 @@ def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_i
         ({"file": ModelFile("Checking")}, Standing.WAIT, "Checking", ""),
         (
             {"file": ModelFile("Failed", reason="ModelFileMissing", message="/m.gguf does not exist")},
-            Standing.FAILED, "ModelFileMissing", 'Model "phi": spec.source: /m.gguf does not exist',
+            Standing.FAILED,
+            "ModelFileMissing",
+            'Model "phi": spec.source: /m.gguf does not exist',
         ),
         (
             {"file": ModelFile("Failed", reason="SecretNotFound", message="spec.sourceSecretRef: create it")},
-            Standing.FAILED, "SecretNotFound", 'Model "phi": spec.sourceSecretRef: create it',
+            Standing.FAILED,
+            "SecretNotFound",
+            'Model "phi": spec.sourceSecretRef: create it',
         ),
         ({"problem": ("RuntimeBroken", "no llama-server")}, Standing.FAILED, "RuntimeBroken", "no llama-server"),
         (
             {"problem": ("NoPort", "none free"), "file": ModelFile("Downloading")},
-            Standing.FAILED, "NoPort", "none free",
+            Standing.FAILED,
+            "NoPort",
+            "none free",
         ),
     ],
 )
@@ -399,10 +403,15 @@ def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
     assert "--ports 18100-18101" in warning[1]
 
 
-@pytest.mark.parametrize(("held", "says"), [
-    ({"port": 18101}, "belongs to default.other already"), ({"namespace": "team", "port": 18101}, "is taken"),
-    ({"namespace": "team", "front_port": 18101}, "is taken"), ({"namespace": "", "port": 18101}, "is taken"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ({"port": 18101}, "belongs to default.other already"),
+        ({"namespace": "team", "port": 18101}, "is taken"),
+        ({"namespace": "team", "front_port": 18101}, "is taken"),
+        ({"namespace": "", "port": 18101}, "is taken"),
+    ],
+)
 def test_a_port_conflict_names_no_service_of_another_namespace(tmp_path: Path, held: Any, says: str) -> None:
     choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))
     ports = Ports([replace(running(), name="other", **held)])

@@ -36,7 +36,8 @@ def test_each_package_that_is_imported_is_declared() -> None:
     declared = {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in project["dependencies"]}
     owners = packages_distributions()
     found = {
-        name: file for name, file in imported().items()
+        name: file
+        for name, file in imported().items()
         if not {each.lower().replace("_", "-") for each in owners.get(name, [name])} & declared
-    }  # fmt: skip
+    }
     assert found == {}

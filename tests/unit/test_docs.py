@@ -42,17 +42,43 @@ AGENTS_FLAGS = re.findall(r"^\| `(--[a-z-]+)`[^|]*\|[^|]*\| (`\w+`|–) \|", AGE
 """(flag of LLMKube's own agent, setting that replaces it, in backticks)."""
 FOREIGN = {
     "--model-attestation",
-    "--cache-ram", "--ctx-checkpoints", "--kv-unified", "--swa-full", "--ubatch-size",  # llama-server
-    "--server-side", "--rm", "--restart", "--image", "--accelerator", "--network-address", "--api-key", "--context",
-    "--replicas", "--for", "--local-dir", "--strict", "--seed", "--prompt-cache-bytes", "--gpu-memory-utilization",
+    "--cache-ram",
+    "--ctx-checkpoints",
+    "--kv-unified",
+    "--swa-full",
+    "--ubatch-size",  # llama-server
+    "--server-side",
+    "--rm",
+    "--restart",
+    "--image",
+    "--accelerator",
+    "--network-address",
+    "--api-key",
+    "--context",
+    "--replicas",
+    "--for",
+    "--local-dir",
+    "--strict",
+    "--seed",
+    "--prompt-cache-bytes",
+    "--gpu-memory-utilization",
     "--samplers",  # powermetrics
     "--check",  # of the tools that write pages
-    "--no-index", "--find-links", "--dest", "--require-hashes", "--only-binary", "--no-deps",  # pip
+    "--no-index",
+    "--find-links",
+    "--dest",
+    "--require-hashes",
+    "--only-binary",
+    "--no-deps",  # pip
     "--force-reinstall",  # pip
-    "--from-file", "--hard",  # kubectl
+    "--from-file",
+    "--hard",  # kubectl
     "--upgrade",  # tests/support/finders/lock.py
-    "--flag", "--other-flag",  # an example in a check of ours
-    *GRAMMAR.flags, *MLX.grammar.flags, *LOADING,
+    "--flag",
+    "--other-flag",  # an example in a check of ours
+    *GRAMMAR.flags,
+    *MLX.grammar.flags,
+    *LOADING,
     *(flag for flag, _ in AGENTS_FLAGS),  # LLMKube's own agent
 }
 """Flags of kubectl, llmkube, colima, powermetrics, tools, engines. docs/fields.md's are read from command lines."""
@@ -155,8 +181,9 @@ def test_every_flag_and_command_is_ours_or_known_to_be_anothers(path: Path) -> N
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.stem)
 def test_every_flag_beside_a_command_is_one_of_that_command(path: Path) -> None:
-    takes = {name: {flag for action in each._actions for flag in action.option_strings}
-             for name, each in commands().items()}  # fmt: skip
+    takes = {
+        name: {flag for action in each._actions for flag in action.option_strings} for name, each in commands().items()
+    }
     assert [(name, flags - takes[name]) for name, flags in typed(path.read_text()) if flags - takes[name]] == []
 
 
@@ -170,9 +197,11 @@ metal-supervisor install --embedded \\
 ```
 """
     assert typed(page) == [
-        ("models.rm", {"--force"}), ("install", {"--embedded", "--user"}), ("logs", {"-f", "--previous"}),
+        ("models.rm", {"--force"}),
+        ("install", {"--embedded", "--user"}),
+        ("logs", {"-f", "--previous"}),
         ("status", {"--watch"}),
-    ]  # fmt: skip
+    ]
     assert sum(len(flags) for path in DOCS for _, flags in typed(path.read_text())) > 20, "or none is looked at"
 
 
@@ -190,10 +219,16 @@ def test_what_is_said_of_shared_daemons_is_what_the_code_does() -> None:
     section = page.partition("## Several models on one daemon")[2].partition("\n## ")[0]
     text = re.sub(r"\s+", " ", section)
     for said in (
-        f"{daemons.UNUSED_S:g} s after", f"`{omlx.KEY_FILE}`", f"written for {omlx_engine.KNOWN}", "DaemonUnreachable",
-        Settings().ollama_url, "`ServedNameConflict`", "`DaemonSettingsConflict`", *(f"`{each}`" for each in SHARED),
+        f"{daemons.UNUSED_S:g} s after",
+        f"`{omlx.KEY_FILE}`",
+        f"written for {omlx_engine.KNOWN}",
+        "DaemonUnreachable",
+        Settings().ollama_url,
+        "`ServedNameConflict`",
+        "`DaemonSettingsConflict`",
+        *(f"`{each}`" for each in SHARED),
         *(f"`{name}`" for name in omlx.DAEMON_OPTIONS),
-    ):  # fmt: skip
+    ):
         assert said in text, said
     assert {"/health", "/v1/models"} == omlx_engine.READING, "what is said of oMLX's list of models"
 
@@ -236,8 +271,11 @@ def test_the_phases_of_a_service_are_told_with_reasons_that_they_have() -> None:
 def test_what_is_said_of_a_cluster_is_what_the_code_does() -> None:
     text = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     for said in (
-        f"{manifests.ACCELERATOR_LABEL}=metal", f"{leases.KIND}=node", addresses.REASON,
-        leases.node_lease_name("<node>"), leases.claim_name("<name>", 0).replace("-0", "-<slot>"),
+        f"{manifests.ACCELERATOR_LABEL}=metal",
+        f"{leases.KIND}=node",
+        addresses.REASON,
+        leases.node_lease_name("<node>"),
+        leases.claim_name("<name>", 0).replace("-0", "-<slot>"),
         *addresses.HOST_NAMES,
-    ):  # fmt: skip
+    ):
         assert said in re.sub(r"\s+", " ", text), said

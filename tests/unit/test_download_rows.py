@@ -34,20 +34,23 @@ def scrape(report: dict[str, Any]) -> list[str]:
 def test_what_is_not_whole_is_told_by_name() -> None:
     found = downloads(told(default_b=COMING, default_a=ModelFile("Failed", message="no"), x_y=ModelFile("Ready", "/m")))
     assert [(each.key, each.phase, each.under_way) for each in found] == [
-        (("default", "a"), "Failed", False), (("default", "b"), "Downloading", True),
-    ]  # fmt: skip
-    assert found[1] == Download(
-        "default", "b", "https://h/m?token=x", "Downloading", 100, 400, "25 % of 400 B"
-    )
+        (("default", "a"), "Failed", False),
+        (("default", "b"), "Downloading", True),
+    ]
+    assert found[1] == Download("default", "b", "https://h/m?token=x", "Downloading", 100, 400, "25 % of 400 B")
 
 
 @pytest.mark.parametrize(
     "report",
     [
-        {}, {"models": None}, {"models": []}, {"models": {"a/b": None}}, {"models": {"a/b": {"file": "x"}}},
+        {},
+        {"models": None},
+        {"models": []},
+        {"models": {"a/b": None}},
+        {"models": {"a/b": {"file": "x"}}},
         {"models": {"a/b": {"file": {"phase": ["Downloading"]}}}},
     ],
-)  # fmt: skip
+)
 def test_a_report_of_another_version_says_nothing(report: dict[str, Any]) -> None:
     assert downloads(report) == ()
     assert board.status(board.Board(controller=report))["downloads"] == []
@@ -63,10 +66,14 @@ def test_status_has_downloads_without_their_source() -> None:
     body = board.status(board.Board(controller=told(default_tiny=COMING)))
     assert body["downloads"] == [
         {
-            "namespace": "default", "model": "tiny", "phase": "Downloading", "gotBytes": 100,
-            "totalBytes": 400, "message": "25 % of 400 B",
+            "namespace": "default",
+            "model": "tiny",
+            "phase": "Downloading",
+            "gotBytes": 100,
+            "totalBytes": 400,
+            "message": "25 % of 400 B",
         }
-    ]  # fmt: skip
+    ]
     assert "token" not in str(body["downloads"])
 
 

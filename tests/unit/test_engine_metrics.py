@@ -56,9 +56,7 @@ def told(*answers: tuple[Key, str]) -> tuple[Told, dict[Key, Counter[str]]]:
     """What is served of these answers, and what was left out of each."""
     found = {key: blocks(read(text), key) for key, text in answers}
     page, conflicts = merged((number, kept) for number, (kept, _) in enumerate(found.values()))
-    dropped = {
-        key: left + conflicts.get(number, Counter()) for number, (key, (_, left)) in enumerate(found.items())
-    }
+    dropped = {key: left + conflicts.get(number, Counter()) for number, (key, (_, left)) in enumerate(found.items())}
     return Told(page, frozenset(range(len(found)))), dropped
 
 
@@ -114,11 +112,20 @@ def test_labels_that_say_whose_a_series_is_are_ours() -> None:
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        ("a 1 1700000000000", "1"), ('a 2 # {trace="x"} 0.5', "2"), ("a +Inf", "+Inf"), ("a -inf", "-Inf"),
-        ("a nan", "NaN"), ("a 1e999", "+Inf"), ("a .5", "0.5"), ("a 5.", "5"), ("a\t-3e2\r", "-300"), ("a{} 7", "7"),
-        ("a { } 7", "7"), ("a 123456789012345678", "1.2345678901234568e+17"),
+        ("a 1 1700000000000", "1"),
+        ('a 2 # {trace="x"} 0.5', "2"),
+        ("a +Inf", "+Inf"),
+        ("a -inf", "-Inf"),
+        ("a nan", "NaN"),
+        ("a 1e999", "+Inf"),
+        ("a .5", "0.5"),
+        ("a 5.", "5"),
+        ("a\t-3e2\r", "-300"),
+        ("a{} 7", "7"),
+        ("a { } 7", "7"),
+        ("a 123456789012345678", "1.2345678901234568e+17"),
     ],
-)  # fmt: skip
+)
 def test_a_value_is_kept_and_its_time_and_exemplar_are_not(given: str, value: str) -> None:
     text = valid(told((TINY, given))[0])
     assert text.splitlines()[-1] == f'a{{namespace="default",name="tiny"}} {value}'
@@ -147,9 +154,16 @@ def test_a_histogram_and_a_summary_are_served_whole() -> None:
 
 
 def test_parts_of_histograms_that_are_mixed_up_are_put_together() -> None:
-    lines = [line for part in ("a", "b") for line in (
-        f'h_bucket{{le="1",x="{part}"}} 1', f'h_bucket{{le="+Inf",x="{part}"}} 1', f'h_sum{{x="{part}"}} 1',
-        f'h_count{{x="{part}"}} 1')]  # fmt: skip
+    lines = [
+        line
+        for part in ("a", "b")
+        for line in (
+            f'h_bucket{{le="1",x="{part}"}} 1',
+            f'h_bucket{{le="+Inf",x="{part}"}} 1',
+            f'h_sum{{x="{part}"}} 1',
+            f'h_count{{x="{part}"}} 1',
+        )
+    ]
     mixed = "\n".join(["# TYPE h histogram", *lines[::2], "other 1", *lines[1::2]])
     said, dropped = told((TINY, mixed))
     text = valid(said)
@@ -160,28 +174,44 @@ def test_parts_of_histograms_that_are_mixed_up_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("metal_supervisor_service_phase 1", "name"), ("llmkube_metal_agent_x 1", "name"), ("up 0", "name"),
-        ("# TYPE target_info gauge\ntarget_info 1", "name"), ("process_start_time_seconds 1", "name"),
-        ("python_info 1", "name"), ("scrape_samples_scraped 1", "name"), ("ALERTS 1", "name"),
-        ("a 1\na 1", "duplicate"), ('a{x="1",y="2"} 1\na{y="2",x="1"} 2', "duplicate"),
-        ("# TYPE a_total counter\na_total -1", "value"), ("# TYPE a_total counter\na_total NaN", "value"),
-        (HISTOGRAM.replace('"+Inf"', '"2"'), "format"), (HISTOGRAM.replace('"1"} 1', '"1"} 5'), "format"),
-        (HISTOGRAM.replace("count 2", "count 3"), "format"), (HISTOGRAM.replace('"1"', '"x"'), "format"),
-        (HISTOGRAM.replace('"1"', '"NaN"'), "format"), (HISTOGRAM + "wait_seconds 3", "format"),
+        ("metal_supervisor_service_phase 1", "name"),
+        ("llmkube_metal_agent_x 1", "name"),
+        ("up 0", "name"),
+        ("# TYPE target_info gauge\ntarget_info 1", "name"),
+        ("process_start_time_seconds 1", "name"),
+        ("python_info 1", "name"),
+        ("scrape_samples_scraped 1", "name"),
+        ("ALERTS 1", "name"),
+        ("a 1\na 1", "duplicate"),
+        ('a{x="1",y="2"} 1\na{y="2",x="1"} 2', "duplicate"),
+        ("# TYPE a_total counter\na_total -1", "value"),
+        ("# TYPE a_total counter\na_total NaN", "value"),
+        (HISTOGRAM.replace('"+Inf"', '"2"'), "format"),
+        (HISTOGRAM.replace('"1"} 1', '"1"} 5'), "format"),
+        (HISTOGRAM.replace("count 2", "count 3"), "format"),
+        (HISTOGRAM.replace('"1"', '"x"'), "format"),
+        (HISTOGRAM.replace('"1"', '"NaN"'), "format"),
+        (HISTOGRAM + "wait_seconds 3", "format"),
         *((HISTOGRAM.replace('"1"', f'"{bound}"'), "format") for bound in ("1_0", " 1", "1 ", "\u0663", "-1")),
-        (HISTOGRAM.replace("sum 3.5", "sum NaN"), "value"), (HISTOGRAM.replace("sum 3.5", "sum -3.5"), "value"),
+        (HISTOGRAM.replace("sum 3.5", "sum NaN"), "value"),
+        (HISTOGRAM.replace("sum 3.5", "sum -3.5"), "value"),
         (HISTOGRAM.replace('"+Inf"} 2', '"+Inf"} 2.5').replace("count 2", "count 2.5"), "value"),
-        ('# TYPE s summary\ns{quantile="0_1"} 1', "format"), ('# TYPE s summary\ns{quantile="0.5"} -1', "value"),
-        ("# TYPE s summary\ns_sum NaN", "value"), ("# TYPE s summary\ns_count 1.5", "value"),
-        (HISTOGRAM.replace("wait_seconds_sum 3.5", ""), "format"), (HISTOGRAM.replace("count 2", "count -2"), "value"),
+        ('# TYPE s summary\ns{quantile="0_1"} 1', "format"),
+        ('# TYPE s summary\ns{quantile="0.5"} -1', "value"),
+        ("# TYPE s summary\ns_sum NaN", "value"),
+        ("# TYPE s summary\ns_count 1.5", "value"),
+        (HISTOGRAM.replace("wait_seconds_sum 3.5", ""), "format"),
+        (HISTOGRAM.replace("count 2", "count -2"), "value"),
         (HISTOGRAM.replace("sum 3.5", 'sum{le="1"} 3.5'), "format"),
         (HISTOGRAM + 'wait_seconds_bucket{le="1.0"} 1', "duplicate"),
-        ('# TYPE s summary\ns{quantile="2"} 1', "format"), ("# TYPE s summary\ns 1", "format"),
-        ('# TYPE s summary\ns_sum{quantile="0.5"} 1', "format"), ("# TYPE s summary\ns_count NaN", "value"),
+        ('# TYPE s summary\ns{quantile="2"} 1', "format"),
+        ("# TYPE s summary\ns 1", "format"),
+        ('# TYPE s summary\ns_sum{quantile="0.5"} 1', "format"),
+        ("# TYPE s summary\ns_count NaN", "value"),
         ("# TYPE x gauge\nx 1\n# TYPE x_total counter\nx_total 1", "type"),
-        (HISTOGRAM + "# TYPE wait_seconds_count gauge\nwait_seconds_count{x=\"1\"} 1\n", "format"),
+        (HISTOGRAM + '# TYPE wait_seconds_count gauge\nwait_seconds_count{x="1"} 1\n', "format"),
     ],
-)  # fmt: skip
+)
 def test_a_family_that_would_spoil_the_page_is_left_out_with_a_reason(given: str, reason: str) -> None:
     said, dropped = told((TINY, f"good 1\n{given}"))
     assert 'good{namespace="default",name="tiny"} 1\n' in valid(said)
@@ -208,16 +238,50 @@ def test_an_answer_in_openmetrics_is_understood_too() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "\n\n", "# EOF", "<!doctype html><html></html>", '{"error": {"code": 501}}', "\x00\x01\x02\ufffd", "a",
+        "",
+        "\n\n",
+        "# EOF",
+        "<!doctype html><html></html>",
+        '{"error": {"code": 501}}',
+        "\x00\x01\x02\ufffd",
+        "a",
         "a b",
-        "a{", "a{b}", 'a{b="c} 1', 'a{b="c"', 'a{b="c"d="e"} 1', 'a{b="1",b="2"} 1', 'a 1{b="c"} 2',
-        'a{__name__="x"} 1', "a 0x10", "a 1_000", "1a 1", "a-b 1", "é 1", 'a{é="1"} 1', "a 1e", f"a {'1' * 400}",
-        "a" * 201 + " 1", f'a{{{"b" * 201}="1"}} 1', "ok 1\nnot ok\n", "# TYPE a gauge\n# TYPE a counter\na 1",
-        'a{' + ",".join(f'l{number}="1"' for number in range(MOST_LABELS + 1)) + "} 1", "a 1 x", "١ 1", "nan",
-        '{"a"} 1', '{__name__="a"} 1', "a\u2028 1", 'a{"é"="1"} 1', 'a{"x y"="1"} 1', 'a{b:c="1"} 1',
-        'a{"__b"="1"} 1', '{"é","b"="c"} 1', "# TYPE a nonsense\na 1", "# HELP é words\na 1",
+        "a{",
+        "a{b}",
+        'a{b="c} 1',
+        'a{b="c"',
+        'a{b="c"d="e"} 1',
+        'a{b="1",b="2"} 1',
+        'a 1{b="c"} 2',
+        'a{__name__="x"} 1',
+        "a 0x10",
+        "a 1_000",
+        "1a 1",
+        "a-b 1",
+        "é 1",
+        'a{é="1"} 1',
+        "a 1e",
+        f"a {'1' * 400}",
+        "a" * 201 + " 1",
+        f'a{{{"b" * 201}="1"}} 1',
+        "ok 1\nnot ok\n",
+        "# TYPE a gauge\n# TYPE a counter\na 1",
+        "a{" + ",".join(f'l{number}="1"' for number in range(MOST_LABELS + 1)) + "} 1",
+        "a 1 x",
+        "١ 1",
+        "nan",
+        '{"a"} 1',
+        '{__name__="a"} 1',
+        "a\u2028 1",
+        'a{"é"="1"} 1',
+        'a{"x y"="1"} 1',
+        'a{b:c="1"} 1',
+        'a{"__b"="1"} 1',
+        '{"é","b"="c"} 1',
+        "# TYPE a nonsense\na 1",
+        "# HELP é words\na 1",
     ],
-)  # fmt: skip
+)
 def test_what_is_not_the_format_is_refused_as_a_whole(text: str) -> None:
     with pytest.raises(Unreadable, match="format"):
         read(text)
@@ -225,9 +289,16 @@ def test_what_is_not_the_format_is_refused_as_a_whole(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "value"),
-    [("a 1 2 3", "1"), ("a{,} 2", "2"), ("a{b=} 3", "3"), ("a ٤", "4"), (f"a {'5' * 20}", "5.555555555555556e+19"),
-     ("a infinity", "+Inf"), ("a 6 x 7", "6")],
-)  # fmt: skip
+    [
+        ("a 1 2 3", "1"),
+        ("a{,} 2", "2"),
+        ("a{b=} 3", "3"),
+        ("a ٤", "4"),
+        (f"a {'5' * 20}", "5.555555555555556e+19"),
+        ("a infinity", "+Inf"),
+        ("a 6 x 7", "6"),
+    ],
+)
 def test_what_the_library_takes_beyond_the_format_is_a_plain_sample(given: str, value: str) -> None:
     assert valid(told((TINY, given))[0]).splitlines()[-1] == f'a{{namespace="default",name="tiny"}} {value}'
 
@@ -252,11 +323,19 @@ def test_as_many_series_as_are_allowed_are_taken() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['a{b="' + "\\" * (1 << 20), 'a{b="' + '\\"' * (1 << 19), "a{" + 'b="",' * 200_000, "a" + " \t" * (1 << 19),
-     "a " + "9" * (1 << 20), "# HELP a " + "\\n" * (1 << 19), "a{" + " " * (1 << 20), "a 1 " + "1" * (1 << 20) + "x",
-     'a{b="c' * 150_000],
+    [
+        'a{b="' + "\\" * (1 << 20),
+        'a{b="' + '\\"' * (1 << 19),
+        "a{" + 'b="",' * 200_000,
+        "a" + " \t" * (1 << 19),
+        "a " + "9" * (1 << 20),
+        "# HELP a " + "\\n" * (1 << 19),
+        "a{" + " " * (1 << 20),
+        "a 1 " + "1" * (1 << 20) + "x",
+        'a{b="c' * 150_000,
+    ],
     ids=range(9),
-)  # fmt: skip
+)
 def test_no_line_takes_time_out_of_proportion(text: str) -> None:
     with pytest.raises(Unreadable, match="size"):
         read(text)  # the library looks at what it has seen already, and would be at it for minutes
@@ -264,10 +343,15 @@ def test_no_line_takes_time_out_of_proportion(text: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['a{x="N",b="' + '\\"' * 8000 + '"} 1', 'a{x="N"} 1' + " 1" * 8000, "# HELP b" + " " * 16_000 + 'x\na{x="N"} 1',
-     "a{" + " " * 16_000 + 'x="N"} 1', 'a{x="N"} ' + "0" * 16_000 + "1"],
+    [
+        'a{x="N",b="' + '\\"' * 8000 + '"} 1',
+        'a{x="N"} 1' + " 1" * 8000,
+        "# HELP b" + " " * 16_000 + 'x\na{x="N"} 1',
+        "a{" + " " * 16_000 + 'x="N"} 1',
+        'a{x="N"} ' + "0" * 16_000 + "1",
+    ],
     ids=["quotes", "times", "help", "spaces", "digits"],
-)  # fmt: skip
+)
 def test_a_page_of_the_longest_lines_is_read(line: str) -> None:
     (family,) = read("\n".join(line.replace("N", str(number)) for number in range(60)))
     assert len(family.samples) == 60
@@ -279,11 +363,13 @@ def test_a_page_of_the_longest_lines_is_read(line: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("# TYPE a gauge\na 1", "# TYPE a untyped\na 1"), ("# TYPE a gauge\na 1", "# TYPE a_total counter\na_total 1"),
-        (HISTOGRAM, "wait_seconds_count 1"), ("wait_seconds_bucket 1", HISTOGRAM),
+        ("# TYPE a gauge\na 1", "# TYPE a untyped\na 1"),
+        ("# TYPE a gauge\na 1", "# TYPE a_total counter\na_total 1"),
+        (HISTOGRAM, "wait_seconds_count 1"),
+        ("wait_seconds_bucket 1", HISTOGRAM),
         ("# TYPE a_total counter\na_total 1", "a_created 1"),
     ],
-)  # fmt: skip
+)
 def test_who_was_there_first_keeps_a_name(first: str, second: str) -> None:
     said, dropped = told((TINY, first), (OTHER, f"{second}\nb 1"))
     owners = {(name, dict(labels)["name"]) for name, labels in series(valid(said))}
@@ -315,17 +401,73 @@ def test_all_engines_together_have_a_bound() -> None:
 # ── anything at all ──────────────────────────────────────────────────────────────────────────────
 
 PIECES = (
-    "# TYPE ", "# HELP ", "a", "a_total", "a_bucket", "a_sum", "a_count", "a_created", "up", "x:y", " counter",
-    " gauge", " histogram", " summary", "{", "}", 'le="1"', 'le="+Inf"', 'quantile="0.5"', 'name="', '"', "\\", ",",
-    "=", " 1", " 2", " NaN", " -1", " 1e400", "\n", "\n", "\n", "#", "\x00", "\u2028", "\ud800", "é",
-)  # fmt: skip
+    "# TYPE ",
+    "# HELP ",
+    "a",
+    "a_total",
+    "a_bucket",
+    "a_sum",
+    "a_count",
+    "a_created",
+    "up",
+    "x:y",
+    " counter",
+    " gauge",
+    " histogram",
+    " summary",
+    "{",
+    "}",
+    'le="1"',
+    'le="+Inf"',
+    'quantile="0.5"',
+    'name="',
+    '"',
+    "\\",
+    ",",
+    "=",
+    " 1",
+    " 2",
+    " NaN",
+    " -1",
+    " 1e400",
+    "\n",
+    "\n",
+    "\n",
+    "#",
+    "\x00",
+    "\u2028",
+    "\ud800",
+    "é",
+)
 LINES = (
-    "# TYPE a counter", "# TYPE a_total counter", "# TYPE a histogram", "# TYPE a summary", "# TYPE a gauge",
-    '# HELP a "quoted\\', 'a{quantile="0.5"} 1', 'a_bucket{le="1"} 1', 'a_bucket{le="2"} 1', 'a_bucket{le="+Inf"} 2',
-    "a_sum 1", "a_count 2", "a_count NaN", "a_total 1", "a_total -1", "a_created 5", "a 1", "a 2", 'a{x="1"} 3',
-    'a_bucket{x="1",le="+Inf"} 2', 'a_count{x="1"} 2', 'a_sum{x="1"} 2', "# TYPE a_count gauge", "a_bucket 1",
-    "# TYPE a_created gauge", 'a_total{name="z"} 1 7', "# UNIT a seconds",
-)  # fmt: skip
+    "# TYPE a counter",
+    "# TYPE a_total counter",
+    "# TYPE a histogram",
+    "# TYPE a summary",
+    "# TYPE a gauge",
+    '# HELP a "quoted\\',
+    'a{quantile="0.5"} 1',
+    'a_bucket{le="1"} 1',
+    'a_bucket{le="2"} 1',
+    'a_bucket{le="+Inf"} 2',
+    "a_sum 1",
+    "a_count 2",
+    "a_count NaN",
+    "a_total 1",
+    "a_total -1",
+    "a_created 5",
+    "a 1",
+    "a 2",
+    'a{x="1"} 3',
+    'a_bucket{x="1",le="+Inf"} 2',
+    'a_count{x="1"} 2',
+    'a_sum{x="1"} 2',
+    "# TYPE a_count gauge",
+    "a_bucket 1",
+    "# TYPE a_created gauge",
+    'a_total{name="z"} 1 7',
+    "# UNIT a seconds",
+)
 
 
 @pytest.mark.parametrize("seed", range(300))

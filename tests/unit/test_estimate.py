@@ -263,10 +263,14 @@ def test_larger_batches_and_no_flash_attention_take_more_scratch() -> None:
 @pytest.mark.parametrize(
     ("width", "heads", "batch", "flash", "engine_mib"),
     [
-        (128, 4, 512, True, 1.88), (128, 4, 1024, False, 23.02), (768, 12, 512, True, 11.01),
-        (768, 12, 512, False, 22.01), (768, 12, 1024, True, 23.02), (768, 12, 1024, False, 70.02),
+        (128, 4, 512, True, 1.88),
+        (128, 4, 1024, False, 23.02),
+        (768, 12, 512, True, 11.01),
+        (768, 12, 512, False, 22.01),
+        (768, 12, 1024, True, 23.02),
+        (768, 12, 1024, False, 70.02),
     ],
-)  # fmt: skip
+)
 def test_the_scratch_of_bert_is_what_a_real_engine_said(
     width: int, heads: int, batch: int, flash: bool, engine_mib: float
 ) -> None:
@@ -330,10 +334,13 @@ def test_the_scratch_of_vision_encoders(
     kind: str, size: int, patch: int, embedding: int, heads: int, off_mib: int, on_mib: int
 ) -> None:
     metadata = {
-        "general.architecture": "clip", "clip.projector_type": kind, "clip.vision.image_size": size,
-        "clip.vision.patch_size": patch, "clip.vision.embedding_length": embedding,
+        "general.architecture": "clip",
+        "clip.projector_type": kind,
+        "clip.vision.image_size": size,
+        "clip.vision.patch_size": patch,
+        "clip.vision.embedding_length": embedding,
         "clip.vision.attention.head_count": heads,
-    }  # fmt: skip
+    }
     projector = Header(metadata, 800 * MIB, 0, 0)
     for flash, known_mib in ((False, off_mib), (True, on_mib)):
         found = projector_bytes(projector, CacheSettings(4096, flash_attention=flash))
@@ -407,14 +414,36 @@ def test_a_vocabulary_of_less_than_nothing_makes_no_engine_smaller() -> None:
 
 
 NAMES = (
-    "block_count", "embedding_length", "context_length", "feed_forward_length", "expert_used_count", "vocab_size",
-    "expert_feed_forward_length", "nextn_predict_layers", "full_attention_interval", "attention.head_count",
-    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window",
-    "attention.sliding_window_pattern", "attention.shared_kv_layers", "attention.recurrent_layers",
-    "attention.key_length_mla", "attention.value_length_mla", "attention.key_length_swa",
-    "attention.indexer.key_length", "ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.group_count",
-    "shortconv.l_cache", "kda.head_dim", "wkv.head_size", "token_shift_count",
-)  # fmt: skip
+    "block_count",
+    "embedding_length",
+    "context_length",
+    "feed_forward_length",
+    "expert_used_count",
+    "vocab_size",
+    "expert_feed_forward_length",
+    "nextn_predict_layers",
+    "full_attention_interval",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.shared_kv_layers",
+    "attention.recurrent_layers",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "attention.key_length_swa",
+    "attention.indexer.key_length",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "shortconv.l_cache",
+    "kda.head_dim",
+    "wkv.head_size",
+    "token_shift_count",
+)
 
 
 def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
@@ -431,9 +460,12 @@ def test_whatever_a_header_claims_it_is_estimated_or_refused() -> None:
                 plain = chance.random() > 0.04
                 metadata[f"{architecture}.{name}"] = chance.choice([0, 1, 2, 4, 16, 512] if plain else odd)
         settings = CacheSettings(
-            chance.choice([0, 1, 512, 1 << 21]), chance.choice([1, 64]), chance.random() < 0.5,
-            ubatch=chance.choice([1, 512, 1 << 31]), flash_attention=chance.random() < 0.5,
-        )  # fmt: skip
+            chance.choice([0, 1, 512, 1 << 21]),
+            chance.choice([1, 64]),
+            chance.random() < 0.5,
+            ubatch=chance.choice([1, 512, 1 << 31]),
+            flash_attention=chance.random() < 0.5,
+        )
         try:
             found = estimate(Header(metadata, 9, 0, 0, frozenset({1}), frozenset({0})), settings)
         except BadGguf as error:
@@ -454,9 +486,14 @@ def test_every_type_of_cache_is_at_most_f32() -> None:
 # ── MLX ──────────────────────────────────────────────────────────────────────────────────────────
 
 MLX: dict[str, Any] = {
-    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "model_type": "llama", "max_position_embeddings": 4096,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
 WEIGHTS = 2 * GIB
 
 
@@ -502,16 +539,20 @@ def test_mlx_caches_of_other_kinds() -> None:
 @pytest.mark.parametrize(
     "added",
     [
-        {"kv_lora_rank": 1}, {"full_attention_interval": 1000}, {"sliding_window": 1, "sliding_window_pattern": 1000},
-        {"layer_types": ["linear"] * 4}, {"layer_types": ["linear_attention"] * 4},
+        {"kv_lora_rank": 1},
+        {"full_attention_interval": 1000},
+        {"sliding_window": 1, "sliding_window_pattern": 1000},
+        {"layer_types": ["linear"] * 4},
+        {"layer_types": ["linear_attention"] * 4},
         {"model_type": "olmo_hybrid", "sliding_window": 1, "layer_types": ["sliding_attention"] * 4},
         {"text_config": {"num_hidden_layers": 1, "num_key_value_heads": 1}},
-        {"num_hidden_layers": 1, "layer_types": ["full_attention"] * 4}, {"head_dim": 0, "hidden_size": 128},
+        {"num_hidden_layers": 1, "layer_types": ["full_attention"] * 4},
+        {"head_dim": 0, "hidden_size": 128},
         {"model_type": "gpt_neox", "head_dim": 1, "num_key_value_heads": 1, "hidden_size": 128},
         {"model_type": "qwen3_moe", "sliding_window": 1, "layer_types": ["sliding_attention"] * 4},
         {"model_type": "qwen3_next", "full_attention_interval": 1, "layer_types": ["linear_attention"] * 4},
     ],
-)  # fmt: skip
+)
 def test_no_key_that_the_engine_does_not_read_for_that_type_lowers_an_mlx_estimate(added: dict[str, Any]) -> None:
     assert mlx(added, context=65_536).kv_bytes >= mlx(context=65_536).kv_bytes
 
@@ -547,9 +588,14 @@ def test_a_type_that_is_not_known_is_charged_in_full_and_says_so() -> None:
 
 def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
     config = {
-        "model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-        "linear_num_value_heads": 4, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
-    }  # fmt: skip
+        "model_type": "qwen3_next",
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    }
     found = mlx(config, slots=2, context=1024)
     assert found.kv_bytes == 2 * 1024 * 128 * 2
     assert found.state_bytes == 2 * 3 * 4 * (3 * (2 * 16 + 32) + 4 * 8 * 8)
@@ -566,8 +612,6 @@ def test_the_state_of_linear_layers_is_counted_for_each_conversation() -> None:
         (WEIGHTS, {"model_type": "llama", "layer_types": ["full_attention"] * 1025}, "layer_types has 1025 layers"),
     ],
 )
-def test_mlx_directories_that_say_too_little_are_refused(
-    weights: int, changes: dict[str, Any], message: str
-) -> None:
+def test_mlx_directories_that_say_too_little_are_refused(weights: int, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CannotEstimate, match=message):
         estimate_mlx(weights, {**MLX, **changes})

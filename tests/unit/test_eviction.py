@@ -64,10 +64,11 @@ def test_the_order_and_its_words(candidates: list[Entry], victim: str, because: 
 def test_the_choice_is_explained_with_numbers() -> None:
     found = choose([runs("a", 30), runs("b", 20, LOW)], 100 * GIB)
     assert found == EvictionChoice(
-        key("b"), "",
+        key("b"),
+        "",
         "default/b is stopped to free 20.0 GiB: its priority 1000 is below the 10000 of default/a; "
         "engines hold 50.0 GiB of 100.0 GiB used",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,13 @@ def test_the_choice_is_explained_with_numbers() -> None:
         ([runs("a", 90), runs("b", 90)], 2, "floor", "2 running, and 2 must stay"),
         ([runs("a", 90, protected=True)] * 2, 1, "all_protected", "all 2 that run are protected from eviction"),
         (
-            [runs("a", 20), runs("b", 9)], 1, "below_guard",
+            [runs("a", 20), runs("b", 9)],
+            1,
+            "below_guard",
             "engines hold 29.0 GiB of 100.0 GiB used, less than 30%: others are the cause",
         ),
     ],
-)  # fmt: skip
+)
 def test_why_nobody_is_chosen(candidates: list[Entry], floor: int, skipped: str, text: str) -> None:
     assert choose(candidates, 100 * GIB, floor) == EvictionChoice(None, skipped, text)
 
@@ -116,11 +119,15 @@ def test_every_choice_is_explained_by_the_order() -> None:
         chance = random.Random(seed)
         candidates = [
             entry(
-                key(f"m{index}"), chance.choice([LOW, NORMAL, HIGH]), chance.choice([0, 5, 5, 20]) * GIB,
-                chance.choice([1.0, 2.0, 3.0]), protected=chance.random() < 0.4, busy=chance.random() < 0.4,
+                key(f"m{index}"),
+                chance.choice([LOW, NORMAL, HIGH]),
+                chance.choice([0, 5, 5, 20]) * GIB,
+                chance.choice([1.0, 2.0, 3.0]),
+                protected=chance.random() < 0.4,
+                busy=chance.random() < 0.4,
             )
             for index in range(chance.randrange(6))
-        ]  # fmt: skip
+        ]
         chance.shuffle(candidates)
         used, floor = chance.randrange(128) * GIB, chance.randrange(3)
         found = choose(candidates, used, floor)
@@ -194,8 +201,10 @@ def calm(until: float, since: float = 0.0) -> Watch:
 
 def test_the_most_important_returns_first_then_who_left_first() -> None:
     evicted = [
-        gone("late", HIGH, -900), gone("low", LOW, -2000), gone("early", HIGH, -1000),
-    ]  # fmt: skip
+        gone("late", HIGH, -900),
+        gone("low", LOW, -2000),
+        gone("early", HIGH, -1000),
+    ]
     assert may_return(evicted, calm(300), 300, None) == key("early")
     assert may_return(evicted[:2], calm(300), 300, None) == key("late")
     assert may_return(evicted[1:2], calm(300), 300, None) == key("low")
@@ -271,9 +280,13 @@ class Machine:
             size = self.chance.randint(0, left)
             left -= size
             made = entry(
-                key(f"m{index}"), self.chance.choice([LOW, NORMAL, HIGH]), size, float(index),
-                protected=self.chance.random() < 0.2, busy=self.chance.random() < 0.3,
-            )  # fmt: skip
+                key(f"m{index}"),
+                self.chance.choice([LOW, NORMAL, HIGH]),
+                size,
+                float(index),
+                protected=self.chance.random() < 0.2,
+                busy=self.chance.random() < 0.3,
+            )
             self.running[made.key] = made
         self.everybody = dict(self.running)
 

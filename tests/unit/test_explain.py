@@ -24,10 +24,16 @@ MIB, GIB = 1 << 20, 1 << 30
 NOW = 1_800_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
 RECORD = a_record(
-    generation=3, priority="high", verdict=Verdict(Standing.RUN, "Admitted", "", NOW - 60),
-    endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100, host="127.0.0.1", spec_file=SPEC,
-    reserved_bytes=3 * GIB, memory="3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
-)  # fmt: skip
+    generation=3,
+    priority="high",
+    verdict=Verdict(Standing.RUN, "Admitted", "", NOW - 60),
+    endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None),
+    port=18100,
+    host="127.0.0.1",
+    spec_file=SPEC,
+    reserved_bytes=3 * GIB,
+    memory="3.0 GiB = weights 2.0 GiB + KV cache 1.0 GiB",
+)
 ENDED = "exit status 1"
 UP = Observed(
     "default.tiny", 41, True, NOW - 50, "RUNNING", memory_bytes=2 * GIB, restarts=2, last_exit=ENDED, confined=False
@@ -56,10 +62,11 @@ def waiting(**more: Any) -> Case:
 
 
 CRASHING = replace(
-    CASE, record=replace(RECORD, retry_at=NOW + 35),
+    CASE,
+    record=replace(RECORD, retry_at=NOW + 35),
     observed=Observed("default.tiny", 0, False, 1.0, "FATAL", message="exit status 1; boom", restarts=4),
     note=replace(NOTE, pid=0, starts=(NOW - 9, NOW - 6, NOW - 3)),
-)  # fmt: skip
+)
 REFUSED = replace(
     CASE, record=replace(RECORD, verdict=Verdict(Standing.FAILED, "InvalidSpec", "spec.x is bad", NOW), spec_file=None)
 )
@@ -76,9 +83,19 @@ def test_the_first_sentence_is_the_message_of_the_condition(case: Case) -> None:
 
 def test_one_that_serves_tells_of_every_stage() -> None:
     assert {each.topic for each in explain(CASE)[1]} == {
-        "now", "wanted", "model", "runtime", "memory", "port", "process", "confined", "probe", "published", "restarts",
+        "now",
+        "wanted",
+        "model",
+        "runtime",
+        "memory",
+        "port",
+        "process",
+        "confined",
+        "probe",
+        "published",
+        "restarts",
         "next",
-    }  # fmt: skip
+    }
     assert texts(CASE, "wanted")[1] == "generation 3 asks for 1 replica in mode chat, with priority high"
     assert texts(CASE, "model") == ["Model phi: its file is Ready at /m/phi.gguf, 2.0 GiB"]
     assert texts(CASE, "runtime")[0] == "llama-server, because spec.runtime names it"
@@ -88,8 +105,10 @@ def test_one_that_serves_tells_of_every_stage() -> None:
         "this Mac's budget is 8.0 GiB (75 % of 10.7 GiB)",
         "of that 7.0 GiB are reserved by all engines, and 1.0 GiB are left",
     ]
-    assert texts(CASE, "process") == ["pid 41, started at 2027-01-15T07:59:05Z; supervisord says RUNNING",
-                                      f"it runs {SPEC}, as wanted"]  # fmt: skip
+    assert texts(CASE, "process") == [
+        "pid 41, started at 2027-01-15T07:59:05Z; supervisord says RUNNING",
+        f"it runs {SPEC}, as wanted",
+    ]
     assert texts(CASE, "confined") == ["no; it was started without; its next start is confined"]
     assert texts(CASE, "restarts") == ["2 unplanned; it last ended with exit status 1"]
     assert texts(CASE, "next") == ["the controller's latest step: wait: held after crashes"]
@@ -111,9 +130,10 @@ def test_one_that_holds_more_than_was_estimated_is_charged_that() -> None:
 def test_a_crash_loop_says_how_often_how_it_ended_and_when_it_is_tried_again() -> None:
     assert explain(CRASHING)[0].reason == "CrashLoopBackOff"
     assert texts(CRASHING, "restarts") == [
-        "4 unplanned", "3 recent starts count towards a crash loop, the latest 3 s ago",
+        "4 unplanned",
+        "3 recent starts count towards a crash loop, the latest 3 s ago",
         "it is held; the next attempt is in 35 s, at 2027-01-15T08:00:35Z",
-    ]  # fmt: skip
+    ]
     assert numbers(CRASHING)["nextAttempt"] == NOW + 35
     due = replace(CRASHING, record=replace(RECORD, retry_at=NOW - 1))
     assert "the next attempt is due" in texts(due, "restarts")[-1]
@@ -149,12 +169,24 @@ ANY: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
     max_leaves=6,
 )
-REPORTS = st.fixed_dictionaries({}, optional={
-    "at": ANY, "reasons": st.one_of(ANY, st.fixed_dictionaries({"default.tiny": ANY})),
-    "memory": st.one_of(ANY, st.dictionaries(st.sampled_from(["budget", "charged", "left", "because"]), ANY)),
-    "models": st.one_of(ANY, st.fixed_dictionaries({"default/phi": st.fixed_dictionaries({"file": st.one_of(
-        ANY, st.dictionaries(st.sampled_from(sorted(FILE)), ANY))})})),
-})  # fmt: skip
+REPORTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "at": ANY,
+        "reasons": st.one_of(ANY, st.fixed_dictionaries({"default.tiny": ANY})),
+        "memory": st.one_of(ANY, st.dictionaries(st.sampled_from(["budget", "charged", "left", "because"]), ANY)),
+        "models": st.one_of(
+            ANY,
+            st.fixed_dictionaries(
+                {
+                    "default/phi": st.fixed_dictionaries(
+                        {"file": st.one_of(ANY, st.dictionaries(st.sampled_from(sorted(FILE)), ANY))}
+                    )
+                }
+            ),
+        ),
+    },
+)
 
 
 @given(WORDS, st.sampled_from(Standing), REPORTS, st.floats(), st.one_of(st.none(), st.integers(1, 200)))
@@ -162,11 +194,26 @@ def test_whatever_is_written_no_line_moves_the_cursor(
     word: str, standing: Standing, told: dict[str, Any], number: float, width: int | None
 ) -> None:
     record = replace(
-        RECORD, name=word, model=word if "models" not in told else "phi", runtime=word, mode=word, priority=word,
-        memory=word, guessed=word, warning=(word, word), verdict=Verdict(standing, word, word, number),
-        retry_at=number, queued_at=number, evicted_at=number, evicted_why=word, evictions=2, pressure=(word, word),
-        queue_position=1, displaced_by=word, edit_queued_at=number,
-    )  # fmt: skip
+        RECORD,
+        name=word,
+        model=word if "models" not in told else "phi",
+        runtime=word,
+        mode=word,
+        priority=word,
+        memory=word,
+        guessed=word,
+        warning=(word, word),
+        verdict=Verdict(standing, word, word, number),
+        retry_at=number,
+        queued_at=number,
+        evicted_at=number,
+        evicted_why=word,
+        evictions=2,
+        pressure=(word, word),
+        queue_position=1,
+        displaced_by=word,
+        edit_queued_at=number,
+    )
     observed = Observed("default.tiny", 41, False, number, word, word, last_exit=word, published=word, hung=word)
     note = replace(NOTE, starts=(number, number), not_before=number, refused=word, refused_message=word)
     found = lines(Case(record, observed, note, word, told, NOW, (word,)), width)

@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_is_what_the_scenarios_declare() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.pages.faults", "--check"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "tests.support.pages.faults", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -191,15 +191,21 @@ def router_address(service: Json) -> str:
 def test_the_router_finds_the_service_that_we_make(name: str, endpoint: Json | None) -> None:
     metadata = {"namespace": "llm", "name": name, "uid": "u", "generation": 1}
     spec: Json = {"modelRef": "m", **({"endpoint": endpoint} if endpoint is not None else {})}
-    model = {"metadata": {"namespace": "llm", "name": "m"}, "spec": {
-        "source": "/m.gguf", "hardware": {"accelerator": "metal"}
-    }}  # fmt: skip
+    model = {
+        "metadata": {"namespace": "llm", "name": "m"},
+        "spec": {"source": "/m.gguf", "hardware": {"accelerator": "metal"}},
+    }
     resource = {"metadata": metadata, "spec": spec}
     service = interpret({("llm", name): resource}, {("llm", "m"): model}, POLICY)["llm", name]
     assert isinstance(service, Service)
     record = a_record(
-        name, "llm", program=f"llm.{name}", model="m", endpoint=service.endpoint, port=18100,
-    )  # fmt: skip
+        name,
+        "llm",
+        program=f"llm.{name}",
+        model="m",
+        endpoint=service.endpoint,
+        port=18100,
+    )
     made = service_object(record, service.endpoint)
     (port,) = made["spec"]["ports"]
     where = f"http://{made['metadata']['name']}.{made['metadata']['namespace']}.svc.cluster.local:{port['port']}"

@@ -75,9 +75,10 @@ def field_crd(plural: str) -> Any:
 def missing(fields: set[str], rows: dict[str, int]) -> set[str]:
     """Fields that have no row, neither of their own nor together with others."""
     return {
-        path for path in fields
+        path
+        for path in fields
         if path not in rows and not any(path.startswith(f"{row}.") and count > 1 for row, count in rows.items())
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,20 +104,27 @@ def test_what_one_schema_tells_in_detail_and_the_other_keeps_as_it_is_counts_in_
     ours = [Leaf("spec.b", "string", ("x",)), Leaf("spec.a[].from", "object")]
     theirs = [Leaf("spec.c", "string"), Leaf("spec.a[].from.name", "string"), Leaf("spec.b", "string", ("x", "y"))]
     assert merged(ours, theirs) == [
-        Leaf("spec.b", "string", ("x", "y")), Leaf("spec.a[].from.name", "string"), Leaf("spec.c", "string")
-    ]  # fmt: skip
+        Leaf("spec.b", "string", ("x", "y")),
+        Leaf("spec.a[].from.name", "string"),
+        Leaf("spec.c", "string"),
+    ]
 
 
 def test_maps_lists_and_values_that_may_be_of_two_types_are_leaves() -> None:
-    schema = {"properties": {
-        "map": {"additionalProperties": {"type": "string"}},
-        "list": {"items": {"properties": {"a": {"type": "integer"}}}},
-        "port": {"x-kubernetes-int-or-string": True}, "word": {"type": "string", "enum": ["x"]},
-    }}  # fmt: skip
+    schema = {
+        "properties": {
+            "map": {"additionalProperties": {"type": "string"}},
+            "list": {"items": {"properties": {"a": {"type": "integer"}}}},
+            "port": {"x-kubernetes-int-or-string": True},
+            "word": {"type": "string", "enum": ["x"]},
+        }
+    }
     assert list(leaves(schema, "spec")) == [
-        Leaf("spec.map.*", "string"), Leaf("spec.list[].a", "integer"), Leaf("spec.port", "quantity"),
+        Leaf("spec.map.*", "string"),
+        Leaf("spec.list[].a", "integer"),
+        Leaf("spec.port", "quantity"),
         Leaf("spec.word", "string", ("x",)),
-    ]  # fmt: skip
+    ]
 
 
 def described(kind: str, path: str) -> str:

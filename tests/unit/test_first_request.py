@@ -54,9 +54,14 @@ def test_one_that_somebody_guards_is_not_judged_unless_we_know_the_key(status: i
     assert told == f"{CHAT} answered {status} (with the key in spec.env LLAMA_API_KEY): Invalid API Key"
 
 
-@pytest.mark.parametrize("quoted", [lambda key: json.dumps({"error": {"message": f"{key} is wrong"}}),
-                                    lambda key: json.dumps({"error": {"detail": key}}),
-                                    lambda key: f"<b>{key}</b>"])
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        lambda key: json.dumps({"error": {"message": f"{key} is wrong"}}),
+        lambda key: json.dumps({"error": {"detail": key}}),
+        lambda key: f"<b>{key}</b>",
+    ],
+)
 def test_a_key_is_never_told(quoted: object) -> None:
     told = fault(CHAT, 500, quoted(KEY[1]).encode(), KEY)  # type: ignore[operator]
     assert "s3cr" not in told and "…" in told

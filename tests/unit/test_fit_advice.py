@@ -86,9 +86,7 @@ def test_weights_are_not_asked_to_make_room_for_a_long_context() -> None:
     assert "at --ctx 1024" in left, "100 MiB of weights are no model of 4 GiB"
 
 
-@given(
-    st.integers(1, 1 << 20), st.integers(1, 16), st.sampled_from(sorted(CACHE_TYPES)), st.integers(-GIB, 16 * GIB)
-)
+@given(st.integers(1, 1 << 20), st.integers(1, 16), st.sampled_from(sorted(CACHE_TYPES)), st.integers(-GIB, 16 * GIB))
 def test_whatever_is_suggested_fits(context: int, slots: int, kind: str, free_bytes: int) -> None:
     plan = FitPlan(context, slots, kind)
     if charge(plan).total_bytes <= free_bytes:

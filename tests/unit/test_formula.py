@@ -33,10 +33,16 @@ def test_it_has_the_release_and_every_wheel_with_its_digest() -> None:
     assert all(f'sha256 "{each * 64}"' in made for each in "012") and 'homepage "https://github.com/o/r"' in made
 
 
-@pytest.mark.parametrize("changes", [
-    {"name": 'b"; system "x'}, {"name": "#{x}"}, {"url": "https://h/#{x}.whl"},
-    {"sha256": "1" * 63}, {"sha256": "g" * 64},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": 'b"; system "x'},
+        {"name": "#{x}"},
+        {"url": "https://h/#{x}.whl"},
+        {"sha256": "1" * 63},
+        {"sha256": "g" * 64},
+    ],
+)
 def test_what_ruby_would_run_is_refused(changes: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"formula|SHA-256"):
         formula(report(**changes), URL, DIGEST)

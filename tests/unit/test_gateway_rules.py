@@ -27,14 +27,29 @@ from metal_supervisor.spec.nearest import nearest
 ALL = ANYONE.allows
 
 
-def backend(name: str, namespace: str = "default", ready: bool = True, phase: str = "Ready", reason: str = "Serving",
-            ordinal: int = 0, **more: object) -> Backend:  # fmt: skip
+def backend(
+    name: str,
+    namespace: str = "default",
+    ready: bool = True,
+    phase: str = "Ready",
+    reason: str = "Serving",
+    ordinal: int = 0,
+    **more: object,
+) -> Backend:
     program = f"{namespace}.{name}{f'@{ordinal}' if ordinal else ''}"
     return Backend(program, namespace, name, "llama-server", ready, phase, reason, "words", "127.0.0.1", 1, **more)  # type: ignore[arg-type]
 
 
-SERVICES = ServiceTable((backend("a"), backend("b"), backend("b", "team"), backend("gemma-3-270m"),
-                     backend("gemma-3-270m", ordinal=1), backend("c", aliases=("gpt-4",))))  # fmt: skip
+SERVICES = ServiceTable(
+    (
+        backend("a"),
+        backend("b"),
+        backend("b", "team"),
+        backend("gemma-3-270m"),
+        backend("gemma-3-270m", ordinal=1),
+        backend("c", aliases=("gpt-4",)),
+    )
+)
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -42,9 +57,15 @@ SERVICES = ServiceTable((backend("a"), backend("b"), backend("b", "team"), backe
 
 @pytest.mark.parametrize(
     ("model", "programs"),
-    [("a", ["default.a"]), ("default/a", ["default.a"]), ("default.a", ["default.a"]), ("team/b", ["team.b"]),
-     ("gpt-4", ["default.c"]), ("gemma-3-270m", ["default.gemma-3-270m", "default.gemma-3-270m@1"])],
-)  # fmt: skip
+    [
+        ("a", ["default.a"]),
+        ("default/a", ["default.a"]),
+        ("default.a", ["default.a"]),
+        ("team/b", ["team.b"]),
+        ("gpt-4", ["default.c"]),
+        ("gemma-3-270m", ["default.gemma-3-270m", "default.gemma-3-270m@1"]),
+    ],
+)
 def test_a_name_means_a_service(model: str, programs: list[str]) -> None:
     assert [each.program for each in SERVICES.find(model, ALL)] == programs
 
@@ -91,10 +112,15 @@ def test_a_request_goes_to_the_ready_engine_with_the_fewest() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "reason", "code", "final"),
-    [("Stopped", "StoppedByHand", "model_stopped", True), ("Suspended", "Suspended", "model_stopped", True),
-     ("Creating", "Loading", "model_loading", False), ("Pending", "InsufficientMemory", "insufficient_memory", False),
-     ("Failed", "CrashLoopBackOff", "model_failed", False), ("Failed", "InvalidSpec", "model_failed", True)],
-)  # fmt: skip
+    [
+        ("Stopped", "StoppedByHand", "model_stopped", True),
+        ("Suspended", "Suspended", "model_stopped", True),
+        ("Creating", "Loading", "model_loading", False),
+        ("Pending", "InsufficientMemory", "insufficient_memory", False),
+        ("Failed", "CrashLoopBackOff", "model_failed", False),
+        ("Failed", "InvalidSpec", "model_failed", True),
+    ],
+)
 def test_a_service_that_is_not_ready_is_refused(phase: str, reason: str, code: str, final: bool) -> None:
     refused = routing.unavailable(backend("a", ready=False, phase=phase, reason=reason))
     assert (refused.status, refused.code, refused.final) == (503, code, final)
@@ -249,10 +275,17 @@ def test_a_line_of_the_file_says_what_was_written() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("laptop", "sha256:"), (f"lap/top {HASH}", "must be a name"), (f"a {HASH}\na {HASH}", "line 2: a second key"),
-     (f"a {HASH} rpm=3", "'rpm'"), (f"a {HASH} at-once=0", "at-once"), (f"a {HASH} services=", "services must"),
-     (f"a {HASH} per-minute=1 per-minute=2", "each once"), ("a secret-in-clear", "sha256:")],
-)  # fmt: skip
+    [
+        ("laptop", "sha256:"),
+        (f"lap/top {HASH}", "must be a name"),
+        (f"a {HASH}\na {HASH}", "line 2: a second key"),
+        (f"a {HASH} rpm=3", "'rpm'"),
+        (f"a {HASH} at-once=0", "at-once"),
+        (f"a {HASH} services=", "services must"),
+        (f"a {HASH} per-minute=1 per-minute=2", "each once"),
+        ("a secret-in-clear", "sha256:"),
+    ],
+)
 def test_a_mistake_in_the_file_is_named_by_its_line(text: str, told: str) -> None:
     with pytest.raises(BadKeys, match="line ") as bad:
         access.parse(text)
@@ -353,19 +386,47 @@ def test_beyond_loopback_it_wants_keys_or_to_be_told() -> None:
     assert "gateway_tls_key" in Settings(gateway_tls_cert="/c").gateway_problem
 
 
-@pytest.mark.parametrize("value", [
-    "", "http://localhost:3000", "https://chat.example.com", "https://a.example:80", "http://[::1]:8080",
-    "app://obsidian.md, http://10.0.0.5:3000", f"chrome-extension://{'a' * 32}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "http://localhost:3000",
+        "https://chat.example.com",
+        "https://a.example:80",
+        "http://[::1]:8080",
+        "app://obsidian.md, http://10.0.0.5:3000",
+        f"chrome-extension://{'a' * 32}",
+    ],
+)
 def test_an_exact_origin_may_be_let_in(value: str) -> None:
     assert checks.origins(value) is None
 
 
-@pytest.mark.parametrize("value", [
-    "*", "null", "http://*", "http://*.example.com", "*://localhost", "localhost:3000", "http://localhost:3000/",
-    "http://localhost:80", "https://a.example:443", "http://localhost:0", "http://localhost:65536", "http://Localhost",
-    "http://a@localhost", "file://", "app://evil", "app://obsidian.md.evil", "chrome-extension://*",
-    f"chrome-extension://{'z' * 32}", "http://localhost:3000,*", "http://a.example\n/", "^http://localhost$",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "*",
+        "null",
+        "http://*",
+        "http://*.example.com",
+        "*://localhost",
+        "localhost:3000",
+        "http://localhost:3000/",
+        "http://localhost:80",
+        "https://a.example:443",
+        "http://localhost:0",
+        "http://localhost:65536",
+        "http://Localhost",
+        "http://a@localhost",
+        "file://",
+        "app://evil",
+        "app://obsidian.md.evil",
+        "chrome-extension://*",
+        f"chrome-extension://{'z' * 32}",
+        "http://localhost:3000,*",
+        "http://a.example\n/",
+        "^http://localhost$",
+    ],
+)
 def test_what_is_no_exact_origin_is_refused_with_the_form_it_has(value: str) -> None:
     assert re.search(r"http://localhost:3000|port between 1 and 65535", str(checks.origins(value)))

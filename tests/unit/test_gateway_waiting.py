@@ -32,8 +32,9 @@ CLIENT = "192.0.2.7"
 
 def table(withdraw: str = "", on_demand: bool = True) -> ServiceTable:
     token = withdrawal_token(float(withdraw)) if withdraw else withdrawal_token(0.0)
-    made = Backend(NAME, "default", "tiny", "llama-server", True, "Ready", "Serving", "", "127.0.0.1", 1,
-                   on_demand=on_demand)  # fmt: skip
+    made = Backend(
+        NAME, "default", "tiny", "llama-server", True, "Ready", "Serving", "", "127.0.0.1", 1, on_demand=on_demand
+    )
     return ServiceTable((made if not withdraw else Backend(**{**vars(made), "withdraw": token}),))
 
 

@@ -154,24 +154,47 @@ def test_all_kinds_of_values_are_read(tmp_path: Path) -> None:
     header = read((tmp_path / "a.gguf").read_bytes())
     found = {key[2:]: value for key, value in header.metadata.items() if key.startswith("a.")}
     assert found == {
-        "u8": 200, "i8": -3, "u16": 60_000, "i16": -300, "i32": -70_000, "u64": 1 << 63, "i64": -(1 << 62),
-        "f32": 0.5, "f64": 0.1, "bool": True, "list": (8, 0, 8), "words": Omitted(2), "long": Omitted(1000),
-    }  # fmt: skip
+        "u8": 200,
+        "i8": -3,
+        "u16": 60_000,
+        "i16": -300,
+        "i32": -70_000,
+        "u64": 1 << 63,
+        "i64": -(1 << 62),
+        "f32": 0.5,
+        "f64": 0.1,
+        "bool": True,
+        "list": (8, 0, 8),
+        "words": Omitted(2),
+        "long": Omitted(1000),
+    }
     assert header.metadata["tokenizer.ggml.scores"] == Omitted(10), "nobody asks for it, however short it is"
 
 
 def test_of_a_header_the_status_of_a_model_gets_what_the_api_takes(tiny: Path) -> None:
     assert read_header(InMemory(tiny.read_bytes())).summary == {
-        "architecture": "llama", "modelName": "tiny-llama", "license": "cc0-1.0", "contextLength": 2048,
-        "embeddingSize": 64, "headCount": 4, "layerCount": 3,
-    }  # fmt: skip
+        "architecture": "llama",
+        "modelName": "tiny-llama",
+        "license": "cc0-1.0",
+        "contextLength": 2048,
+        "embeddingSize": 64,
+        "headCount": 4,
+        "layerCount": 3,
+    }
     odd = Header(
         {
-            "general.architecture": "x{}", "general.name": "a\nb" * 200, "general.license": 5,
-            "x{}.block_count": 1 << 63, "x{}.context_length": "long",
-            "x{}.embedding_length": True, "x{}.attention.head_count": (1, 2),
-        }, 0, 0, 0,
-    )  # fmt: skip
+            "general.architecture": "x{}",
+            "general.name": "a\nb" * 200,
+            "general.license": 5,
+            "x{}.block_count": 1 << 63,
+            "x{}.context_length": "long",
+            "x{}.embedding_length": True,
+            "x{}.attention.head_count": (1, 2),
+        },
+        0,
+        0,
+        0,
+    )
     assert odd.summary.keys() == {"architecture", "modelName"}
     name = str(odd.summary["modelName"])
     assert len(name) == LONGEST_SUMMARY and name.isprintable()
@@ -193,14 +216,21 @@ def _made(path: Path, architecture: str, kind: str = "", blocks: tuple[int, ...]
     return read(path.read_bytes())
 
 
-@pytest.mark.parametrize(("architecture", "kind", "what", "purpose"), [
-    ("clip", "mmproj", "projector", "spec.mmproj"), ("clip", "", "projector", "spec.mmproj"),
-    ("llama", "adapter", "LoRA adapter (general.type adapter, architecture llama)", "--lora"),
-    ("controlvector", "", "control vector (architecture controlvector)", "--control-vector"),
-    ("llama", "imatrix", "importance matrix", "llama-quantize"), ("eagle3", "model", "draft head", "draftModelRef"),
-    ("gemma4-assistant", "", "draft head", "draftModelRef"), ("dflash", "", "draft head", "draftModelRef"),
-    ("flux", "", "image or video model", "no engine here"), ("whisper", "", "speech model", "no engine here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "kind", "what", "purpose"),
+    [
+        ("clip", "mmproj", "projector", "spec.mmproj"),
+        ("clip", "", "projector", "spec.mmproj"),
+        ("llama", "adapter", "LoRA adapter (general.type adapter, architecture llama)", "--lora"),
+        ("controlvector", "", "control vector (architecture controlvector)", "--control-vector"),
+        ("llama", "imatrix", "importance matrix", "llama-quantize"),
+        ("eagle3", "model", "draft head", "draftModelRef"),
+        ("gemma4-assistant", "", "draft head", "draftModelRef"),
+        ("dflash", "", "draft head", "draftModelRef"),
+        ("flux", "", "image or video model", "no engine here"),
+        ("whisper", "", "speech model", "no engine here"),
+    ],
+)
 def test_a_file_that_is_no_model_by_itself_says_what_it_is(
     architecture: str, kind: str, what: str, purpose: str, tmp_path: Path
 ) -> None:
@@ -239,14 +269,19 @@ def test_an_own_alignment_moves_the_data() -> None:
 
 def test_blocks_are_told_by_their_tensors() -> None:
     names = (
-        "blk.0.attn_qkv.weight", "blk.0.ssm_a",  # linear attention: no keys are kept
+        "blk.0.attn_qkv.weight",
+        "blk.0.ssm_a",  # linear attention: no keys are kept
         "blk.1.attn_qkv.weight",
-        "blk.2.attn_k.weight", "blk.2.ssm_out.weight",
+        "blk.2.attn_k.weight",
+        "blk.2.ssm_out.weight",
         "blk.3.attn_kv_a_mqa.weight",
         "blk.4.shortconv.conv.weight",
         "blk.5.time_mix_key.weight",
-        "blk.6.attn_k_norm.weight", "blk.9999.attn_k.weight", "blk.attn_k.weight", "v.blk.7.attn_k.weight",
-    )  # fmt: skip
+        "blk.6.attn_k_norm.weight",
+        "blk.9999.attn_k.weight",
+        "blk.attn_k.weight",
+        "v.blk.7.attn_k.weight",
+    )
     header = read(file(tensors=tuple(tensor(name, (8,), F32, 32 * at) for at, name in enumerate(names))))
     assert header.attention_layers == {1, 2, 3}
     assert header.recurrent_layers == {0, 2, 4, 5}
@@ -314,10 +349,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "long value": (file(entry("a", TEXT, struct.pack("<Q", 1 << 63))), "goes on for more than 64 MiB"),
     "long list": (file(entry("a", LIST, struct.pack("<IQ", U32, 1 << 62))), "goes on for more than 64 MiB"),
     "many strings": (
-        file(entry("a", LIST, struct.pack("<IQ", TEXT, MAX_STRINGS + 1))), f"claims {MAX_STRINGS + 1} strings"
+        file(entry("a", LIST, struct.pack("<IQ", TEXT, MAX_STRINGS + 1))),
+        f"claims {MAX_STRINGS + 1} strings",
     ),
     "long string": (
-        file(entry("a", LIST, struct.pack("<IQQ", TEXT, 5, (1 << 64) - 1))), "goes on for more than 64 MiB"
+        file(entry("a", LIST, struct.pack("<IQQ", TEXT, 5, (1 << 64) - 1))),
+        "goes on for more than 64 MiB",
     ),
     "alignment": (file(number("general.alignment", 48)), "power of two, not 48"),
     "no alignment": (file(number("general.alignment", 0)), "power of two, not 0"),
@@ -332,7 +369,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "blocks": (file(tensors=(tensor("a", (33,), Q4_0, 0),)), "rows of 33, but Q4_0 comes in blocks of 32"),
     "name": (file(tensors=(tensor("a" * 2000, (1,), F32, 0),)), "a tensor's name has 2000 bytes"),
     "on top": (file(tensors=tuple(tensor(str(at), (8,), F32, 0) for at in range(3))), "on top of each other"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -390,10 +427,13 @@ def test_shards_that_do_not_belong_together_are_refused(shards: list[Path]) -> N
         ("x.gguf", (0, 3, 5), "its header says 1 of 3; correct it: gguf-set-metadata x.gguf split.count 1"),
         ("x-00001-of-00003.gguf", (0, 1, 5), "is whole by its header; rename it to x.gguf"),
         ("x-00001-of-00003.gguf", (), "is whole by its header; rename it to x.gguf"),
-        ("x-00001-of-00002.gguf", (0, 2, 9), ""), ("x.gguf", (), ""), ("x.gguf", (0, 1, 5), ""),
-        ("x-00004-of-00003.gguf", (), ""), ("dir/x-00001-of-00002.gguf", (0, 2, 9), ""),
+        ("x-00001-of-00002.gguf", (0, 2, 9), ""),
+        ("x.gguf", (), ""),
+        ("x.gguf", (0, 1, 5), ""),
+        ("x-00004-of-00003.gguf", (), ""),
+        ("dir/x-00001-of-00002.gguf", (0, 2, 9), ""),
     ],
-)  # fmt: skip
+)
 def test_the_name_of_a_shard_is_compared_with_its_header(name: str, split: tuple[int, ...], advice: str) -> None:
     keys = ("split.no", "split.count", "split.tensors.count")
     found = misnamed(name, dict(zip(keys, split, strict=False)), 5)

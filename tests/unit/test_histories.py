@@ -27,7 +27,7 @@ from model_supervisord import (
     composed,
     installed,
     program,
-)  # fmt: skip
+)
 
 from metal_supervisor.controller.plan import LONGEST_RETRY_S
 from metal_supervisor.memory.refusals import INSUFFICIENT
@@ -40,15 +40,47 @@ from tests.support.effort import cases
 Event = tuple[str, str, int, float]
 """(what, to whom, how, seconds until the next)."""
 EVENTS = (
-    "edit", "edit", "edit", "delete", "suspend", "crash", "stop", "start", "restart", "remove", "update", "delete file",
-    "edit file", "kill controller", "kill controller in its pass", "sidecar down", "sidecar up", "clock back",
-    "clock forward", "kill supervisord", "long answer", "hang", "upgrade", "upgrade",
-)  # fmt: skip
+    "edit",
+    "edit",
+    "edit",
+    "delete",
+    "suspend",
+    "crash",
+    "stop",
+    "start",
+    "restart",
+    "remove",
+    "update",
+    "delete file",
+    "edit file",
+    "kill controller",
+    "kill controller in its pass",
+    "sidecar down",
+    "sidecar up",
+    "clock back",
+    "clock forward",
+    "kill supervisord",
+    "long answer",
+    "hang",
+    "upgrade",
+    "upgrade",
+)
 PAUSES = (0.0, 0.01, 0.2, 1.0, 2.5, 16.0, 40.0)
 HARMLESS = (
-    "upgrade", "upgrade", "update", "update", "update", "kill controller", "kill controller in its pass",
-    "sidecar down", "sidecar up", "clock back", "clock forward", "kill supervisord", "long answer",
-)  # fmt: skip
+    "upgrade",
+    "upgrade",
+    "update",
+    "update",
+    "update",
+    "kill controller",
+    "kill controller in its pass",
+    "sidecar down",
+    "sidecar up",
+    "clock back",
+    "clock forward",
+    "kill supervisord",
+    "long answer",
+)
 """What ends no engine."""
 
 
@@ -127,9 +159,11 @@ class Story:
         elif what in ("stop", "start", "restart", "remove"):
             self.touched.add(name)
             command = {
-                "stop": lambda: mac.ctl("stopProcess", group), "start": lambda: mac.ctl("startProcess", group),
-                "restart": lambda: mac.restart(group), "remove": lambda: mac.remove(group),
-            }[what]  # fmt: skip
+                "stop": lambda: mac.ctl("stopProcess", group),
+                "start": lambda: mac.ctl("startProcess", group),
+                "restart": lambda: mac.restart(group),
+                "remove": lambda: mac.remove(group),
+            }[what]
             mac.by_hand(command(), pace_s)
         elif what == "update":
             mac.by_hand(mac.update(), pace_s)
@@ -236,9 +270,10 @@ class Story:
         """What is not as it should be with one for which there is not enough memory."""
         mac, group = self.mac, record.program
         others = sum(
-            each.reserved_bytes for each in mac.files.kept.values()
+            each.reserved_bytes
+            for each in mac.files.kept.values()
             if each.verdict.standing is Standing.RUN and each.program != group
-        )  # fmt: skip
+        )
         ahead = any(self.short_of_memory(each) for each in mac.files.kept.values() if each is not record)
         if others + SIZES[edition] <= mac.budget_bytes and not ahead:
             return "there is room for it"
@@ -315,9 +350,7 @@ class Story:
         assert mac.state(FOREIGN) is State.RUNNING and mac.state("controller") is State.RUNNING
 
 
-def played(
-    history: Sequence[Event], *, reverse: bool = False, deaf: bool = False, **memory: int
-) -> Story:
+def played(history: Sequence[Event], *, reverse: bool = False, deaf: bool = False, **memory: int) -> Story:
     """A history from its beginning to the rest after it."""
     story = Story(reverse=reverse, deaf=deaf, **memory)
     story.tell(history)

@@ -16,9 +16,14 @@ def item(name: str, days: float, size: int = GIB, kind: Kind = Kind.WHOLE, used:
 
 
 STORE = [
-    item("new", 1), item("used", 99, used=True), item("old", 40), item("linked", 50, 0), item("middle", 10),
-    item("in place", 90, 0, Kind.IN_PLACE), item("theirs", 90, GIB, Kind.LLMKUBE),
-]  # fmt: skip
+    item("new", 1),
+    item("used", 99, used=True),
+    item("old", 40),
+    item("linked", 50, 0),
+    item("middle", 10),
+    item("in place", 90, 0, Kind.IN_PLACE),
+    item("theirs", 90, GIB, Kind.LLMKUBE),
+]
 
 
 def gone(bounds: Bounds, *more: Item, store: int = 6 * GIB) -> list[str]:
@@ -63,8 +68,10 @@ def test_what_was_not_used_for_longer() -> None:
 def test_each_bound_holds_beside_the_others_and_says_why() -> None:
     found = choose(STORE, Bounds(keep=2, size_bytes=4 * GIB, older_s=45 * DAY), 6 * GIB, NOW)
     assert found == {
-        "linked": "unused for 50 d", "old": "more than 2 are unused", "middle": "the store is larger than 4.0 GiB"
-    }  # fmt: skip
+        "linked": "unused for 50 d",
+        "old": "more than 2 are unused",
+        "middle": "the store is larger than 4.0 GiB",
+    }
 
 
 def test_to_keep_none_is_said_plainly() -> None:
@@ -78,10 +85,15 @@ def test_a_model_without_a_note_is_a_model() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "119 min"), (7200, "2 h"), (2 * DAY - 1, "47 h"),
+        (-5, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (7199, "119 min"),
+        (7200, "2 h"),
+        (2 * DAY - 1, "47 h"),
         (2 * DAY, "2 d"),
     ],
-)  # fmt: skip
+)
 def test_ages_are_whole_units(seconds: float, text: str) -> None:
     assert age(seconds) == text
 

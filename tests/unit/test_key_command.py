@@ -143,9 +143,14 @@ def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
     ],
 )
 def test_a_printed_command_reads_the_key_that_it_needs(
-    keyed: StateDir, base: str, has_own: bool, settings_of_gateway: dict[str, Any], before: list[str], key: str,
+    keyed: StateDir,
+    base: str,
+    has_own: bool,
+    settings_of_gateway: dict[str, Any],
+    before: list[str],
+    key: str,
     after: str,
-) -> None:  # fmt: skip
+) -> None:
     if not has_own:
         with_engine(keyed, "tiny", "default", {})
     settings = Settings(**{"state_dir": str(keyed.path), "gateway": "127.0.0.1:9100", **settings_of_gateway})
@@ -165,12 +170,13 @@ def test_a_key_that_is_exported_already_is_not_made_again(keyed: StateDir, monke
 @pytest.mark.parametrize(
     ("name", "code", "out", "err"),
     [
-        ("tiny", 0, f"{SECRET}\n", ""), ("default/tiny", 0, f"{SECRET}\n", ""),
+        ("tiny", 0, f"{SECRET}\n", ""),
+        ("default/tiny", 0, f"{SECRET}\n", ""),
         ("none", 4, "", "no engine on this Mac requires a key for 'none'"),
         ("open", 4, "", "no engine on this Mac requires a key for 'open'"),
         ("twice", 1, "", "twice is the name of 2 services; name one: default/twice, other/twice"),
     ],
-)  # fmt: skip
+)
 def test_the_key_of_an_engine_is_shown_to_who_types_its_name(
     keyed: StateDir, capsys: pytest.CaptureFixture[str], name: str, code: int, out: str, err: str
 ) -> None:

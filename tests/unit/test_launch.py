@@ -28,8 +28,26 @@ NOW = 1_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
 DEEP = pytest.param("[" * 200_000, id="deep")
 NASTY = [
-    "x\n[program:evil]\ncommand=touch /tmp/pwned", " ;", "#", "%(ENV_HOME)s", "%s", "%%", "'", '"', "\\", "\t", "\r\n",
-    "", " ", "🦙", "é", "\x01\x7f", "$HOME `id` $(id)", "*", "--port=1", "a" * 10_000,
+    "x\n[program:evil]\ncommand=touch /tmp/pwned",
+    " ;",
+    "#",
+    "%(ENV_HOME)s",
+    "%s",
+    "%%",
+    "'",
+    '"',
+    "\\",
+    "\t",
+    "\r\n",
+    "",
+    " ",
+    "🦙",
+    "é",
+    "\x01\x7f",
+    "$HOME `id` $(id)",
+    "*",
+    "--port=1",
+    "a" * 10_000,
 ]
 
 
@@ -60,9 +78,7 @@ def note(*starts: float, **other: Any) -> dict[str, object]:
         (note(NOW - 5, NOW - 3, spec="default.tiny.other.json"), "exited", ([], 0.0)),
         (note(NOW - 5, NOW - 3), "stopped", ([], 0.0)),
         # A long pause is not ten minutes up.
-        (
-            note(*[NOW - 650] * 7, not_before=NOW - 350, held_after=7), "exited", ([NOW - 650] * 7, NOW - 350)
-        ),
+        (note(*[NOW - 650] * 7, not_before=NOW - 350, held_after=7), "exited", ([NOW - 650] * 7, NOW - 350)),
     ],
 )
 def test_a_crash_loop_is_held_from_the_second_crash_on(
@@ -166,10 +182,27 @@ def test_only_the_end_of_a_long_log_is_read_and_no_bytes_in_it_do_harm(tmp_path:
 
 def test_an_engine_inherits_a_few_names_and_what_its_spec_says() -> None:
     inherited = {
-        "PATH": "/bin", "HOME": "/h", "USER": "u", "LOGNAME": "u", "SHELL": "/s", "LANG": "l", "TMPDIR": "/t",
-        "TZ": "z", "LC_ALL": "c", "LC_CTYPE": "d", "LLAMA_ARG_PORT": "1", "SUPERVISOR_SERVER_URL": "unix:///s",
-        "HF_TOKEN": "secret", "SUPERVISOR_ENABLED": "1", "METAL_SUPERVISOR_PORT": "1", "PYTHONPATH": "x",
-        "LD_PRELOAD": "x", "KUBECONFIG": "k", "DYLD_LIBRARY_PATH": "x", "GGML_METAL_PATH": "x", "PATHEXT": "x",
+        "PATH": "/bin",
+        "HOME": "/h",
+        "USER": "u",
+        "LOGNAME": "u",
+        "SHELL": "/s",
+        "LANG": "l",
+        "TMPDIR": "/t",
+        "TZ": "z",
+        "LC_ALL": "c",
+        "LC_CTYPE": "d",
+        "LLAMA_ARG_PORT": "1",
+        "SUPERVISOR_SERVER_URL": "unix:///s",
+        "HF_TOKEN": "secret",
+        "SUPERVISOR_ENABLED": "1",
+        "METAL_SUPERVISOR_PORT": "1",
+        "PYTHONPATH": "x",
+        "LD_PRELOAD": "x",
+        "KUBECONFIG": "k",
+        "DYLD_LIBRARY_PATH": "x",
+        "GGML_METAL_PATH": "x",
+        "PATHEXT": "x",
         "LCX": "x",
     }
     kept = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "LC_ALL", "LC_CTYPE"}
@@ -177,19 +210,32 @@ def test_an_engine_inherits_a_few_names_and_what_its_spec_says() -> None:
     assert launch.environment({}, inherited, "/s/specs/x.json") == {name: inherited[name] for name in kept} | mark
     own = {"HOME": "/other", "LLAMA_API_KEY": "k"}
     assert launch.environment(own, {"HOME": "/h", "HF_TOKEN": "t"}, "/s/specs/x.json") == mark | {
-        "HOME": "/other", "LLAMA_API_KEY": "k"
+        "HOME": "/other",
+        "LLAMA_API_KEY": "k",
     }
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "null", "[]", "\xff", '{"format": 2, "argv": ["x"], "env": {}}', '{"argv": ["x"], "env": {}}',
-        '{"format": 1, "argv": [], "env": {}}', '{"format": 1, "argv": "x", "env": {}}',
-        '{"format": 1, "argv": ["x", 5], "env": {}}', '{"format": 1, "argv": ["x\\u0000"], "env": {}}',
-        '{"format": 1, "argv": ["x"]}', '{"format": 1, "argv": ["x"], "env": []}',
-        '{"format": 1, "argv": ["x"], "env": {"A": 5}}', '{"format": 1, "argv": ["x"], "env": {"A": "b\\u0000"}}',
-        '{"format": 1, "argv": ["x"], "env": {"A=": "b"}}', '{"format": 1, "argv": ["x"], "env": {}}', DEEP,
+        "",
+        "{",
+        "null",
+        "[]",
+        "\xff",
+        '{"format": 2, "argv": ["x"], "env": {}}',
+        '{"argv": ["x"], "env": {}}',
+        '{"format": 1, "argv": [], "env": {}}',
+        '{"format": 1, "argv": "x", "env": {}}',
+        '{"format": 1, "argv": ["x", 5], "env": {}}',
+        '{"format": 1, "argv": ["x\\u0000"], "env": {}}',
+        '{"format": 1, "argv": ["x"]}',
+        '{"format": 1, "argv": ["x"], "env": []}',
+        '{"format": 1, "argv": ["x"], "env": {"A": 5}}',
+        '{"format": 1, "argv": ["x"], "env": {"A": "b\\u0000"}}',
+        '{"format": 1, "argv": ["x"], "env": {"A=": "b"}}',
+        '{"format": 1, "argv": ["x"], "env": {}}',
+        DEEP,
     ],
 )
 def test_a_spec_that_cannot_be_used_is_refused_before_anything_happens(tmp_path: Path, content: str) -> None:
@@ -263,8 +309,15 @@ sys.stdout.write(json.dumps({
     "env": {name.hex(): value.hex() for name, value in os.environb.items()},
 }))
 """
-INHERITED = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "LC_ALL": "C.UTF-8", "SUPERVISOR_SERVER_URL": "unix:///s",
-             "SUPERVISOR_PROCESS_NAME": "x", "LLAMA_ARG_PORT": "1", "HF_TOKEN": "secret"}
+INHERITED = {
+    "PATH": os.environ["PATH"],
+    "HOME": "/nowhere",
+    "LC_ALL": "C.UTF-8",
+    "SUPERVISOR_SERVER_URL": "unix:///s",
+    "SUPERVISOR_PROCESS_NAME": "x",
+    "LLAMA_ARG_PORT": "1",
+    "HF_TOKEN": "secret",
+}
 
 
 class Place:
@@ -277,8 +330,16 @@ class Place:
 
     def spec(self, *argv: str, env: dict[str, str] | None = None, **other: Any) -> str:
         body = {
-            "format": 1, "program": "default.tiny", "argv": list(argv), "env": env or {}, "cwd": str(self.path),
-            "host": "127.0.0.1", "port": free_port(), "supervisor_log": str(self.log), "confinement": False, **other,
+            "format": 1,
+            "program": "default.tiny",
+            "argv": list(argv),
+            "env": env or {},
+            "cwd": str(self.path),
+            "host": "127.0.0.1",
+            "port": free_port(),
+            "supervisor_log": str(self.log),
+            "confinement": False,
+            **other,
         }
         path = self.path / "specs" / SPEC
         path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
@@ -288,8 +349,17 @@ class Place:
         self.note.write_text(
             json.dumps(
                 {
-                    "format": 1, "spec": SPEC, "pid": 0, "launcher_pid": 0, "started": "", "starts": [],
-                    "held_after": 0, "not_before": 0.0, "refused": "", "refused_message": "", **fields,
+                    "format": 1,
+                    "spec": SPEC,
+                    "pid": 0,
+                    "launcher_pid": 0,
+                    "started": "",
+                    "starts": [],
+                    "held_after": 0,
+                    "not_before": 0.0,
+                    "refused": "",
+                    "refused_message": "",
+                    **fields,
                 }
             )
         )
@@ -573,9 +643,7 @@ def survivor(place: Place) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 @pytest.fixture
-def stand_in(
-    place: Place, survivor: tuple[subprocess.Popen[bytes], str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def stand_in(place: Place, survivor: tuple[subprocess.Popen[bytes], str]) -> Iterator[subprocess.Popen[bytes]]:
     second = place.start(survivor[1])
     assert second.stdout is not None and second.stderr is not None
     try:

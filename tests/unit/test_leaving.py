@@ -26,7 +26,9 @@ def waiting(**changes: Any) -> Record:
 
 
 def left(
-    *records: Record, written: Json | None = None, macs: tuple[NodeLease, ...] = (PEER,),
+    *records: Record,
+    written: Json | None = None,
+    macs: tuple[NodeLease, ...] = (PEER,),
     held: dict[SlotId, Claim] | None = None,
 ) -> set[str]:
     services = {each.owner: written or {} for each in records}
@@ -50,18 +52,23 @@ def test_the_first_in_the_queue_is_left_first() -> None:
     assert left(*queue) == {"first"}
 
 
-@pytest.mark.parametrize("changes", [
-    {"verdict": replace(waiting().verdict, standing=Standing.RUN)},
-    {"verdict": replace(waiting().verdict, reason="MemoryPressure")},
-    {"limit_bytes": 59},
-    {"idle_s": 60.0, "queue_position": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": replace(waiting().verdict, standing=Standing.RUN)},
+        {"verdict": replace(waiting().verdict, reason="MemoryPressure")},
+        {"limit_bytes": 59},
+        {"idle_s": 60.0, "queue_position": 1},
+    ],
+)
 def test_what_lacks_something_else_or_runs_stays(changes: dict[str, Any]) -> None:
     assert left(waiting(**changes)) == set()
 
 
-@pytest.mark.parametrize(("reason", "goes"), [("RuntimeBinaryMissing", True), ("ModelFileMissing", True),
-                                               ("InvalidSpec", False), ("SourceNotFound", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "goes"),
+    [("RuntimeBinaryMissing", True), ("ModelFileMissing", True), ("InvalidSpec", False), ("SourceNotFound", False)],
+)
 def test_what_fails_for_something_that_this_mac_lacks_is_left_to_one_with_an_engine(reason: str, goes: bool) -> None:
     """The first Mac after a power cut claims all services, also those that only another one can run."""
     failed = replace(record(Standing.FAILED, reason), namespace="default", runtime="llama-server", reserved_bytes=0)

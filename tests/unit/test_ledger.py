@@ -262,10 +262,14 @@ class History:
         name = key(f"m{chance.randrange(12)}")
         if name not in self.entries:
             made = Entry(
-                name, chance.choice([LOW, NORMAL, NORMAL, HIGH]), size, True, self.now,
+                name,
+                chance.choice([LOW, NORMAL, NORMAL, HIGH]),
+                size,
+                True,
+                self.now,
                 protected=chance.random() < 0.1,
                 limit_bytes=chance.choice([None, None, None, 40]),
-            )  # fmt: skip
+            )
             self.entries[name] = made
 
     def change(self) -> None:
@@ -325,15 +329,12 @@ def never_kept_out(before: dict[Key, Entry], found: Ledger) -> None:
         waiting = before[name]
         rank = -waiting.priority, waiting.asked, name
         after = [
-            each for each in before.values()
+            each
+            for each in before.values()
             if each.key == name
             or (each.key in admitted and (-each.priority, each.asked, each.key) > rank)
-            or (
-                not each.waits
-                and (-each.priority, each.asked, each.key) > rank
-                and each.admitted >= waiting.asked
-            )
-        ]  # fmt: skip
+            or (not each.waits and (-each.priority, each.asked, each.key) > rank and each.admitted >= waiting.asked)
+        ]
         assert admit(BUDGET, after).decisions[name].admitted
 
 
@@ -380,9 +381,10 @@ def test_every_queue_that_is_left_alone_drains_as_room_appears() -> None:
             history.now += 1
             history.change()
         able = {
-            entry.key for entry in history.entries.values()
+            entry.key
+            for entry in history.entries.values()
             if not entry.unknown and entry.charge_bytes <= min(BUDGET, entry.limit_bytes or BUDGET)
-        }  # fmt: skip
+        }
         history.preemption = False
         for _ in range(40):
             history.now += 1
@@ -474,9 +476,11 @@ def test_one_that_waits_for_what_never_ends_elsewhere_keeps_no_service_on_demand
 
 def test_preemption_makes_room_within_the_namespace_whose_limit_is_short() -> None:
     entries = [
-        runs("x", 1, priority=LOW), of_team(runs("a", 10, priority=LOW)), of_team(waits("b", 12, 1, HIGH)),
+        runs("x", 1, priority=LOW),
+        of_team(runs("a", 10, priority=LOW)),
+        of_team(waits("b", 12, 1, HIGH)),
         waits("c", 40, 2),
-    ]  # fmt: skip
+    ]
     found = admit(48 * GIB, entries, preemption=True, pools=POOL)
     assert found.decisions["team-a", "b"].displaces == (("team-a", "a"),)
     assert not found.decisions[key("c")].admitted, "what is freed is for whom it was freed"
@@ -515,10 +519,12 @@ def test_whatever_is_asked_no_start_exceeds_a_limit() -> None:
         found = admit(48 * GIB, entries, preemption=dice.random() < 0.5, pools=pools)
         for name, pool in pools.items():
             before = sum(e.charge_bytes for e in entries if e.key[0] == name and not e.waits)
-            started = sum(e.charge_bytes for e in entries if e.key[0] == name and e.waits
-                          and found.decisions[e.key].admitted)  # fmt: skip
+            started = sum(
+                e.charge_bytes for e in entries if e.key[0] == name and e.waits and found.decisions[e.key].admitted
+            )
             assert not started or before + started <= pool.limit_bytes, seed
             assert found.charged[name] == before + started
-        assert admit(48 * GIB, list(reversed(entries)), pools=pools).decisions == admit(
-            48 * GIB, entries, pools=pools
-        ).decisions  # fmt: skip
+        assert (
+            admit(48 * GIB, list(reversed(entries)), pools=pools).decisions
+            == admit(48 * GIB, entries, pools=pools).decisions
+        )

@@ -21,10 +21,14 @@ POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"})})
 
 def service(namespace: str = "team-a", **spec: Any) -> Service | Rejected:
     """An InferenceService of a namespace, as the controller reads it."""
-    model = {"metadata": {"name": "phi", "namespace": namespace, "uid": "m"},
-             "spec": {"source": "/models/phi.gguf", "hardware": {"accelerator": "metal"}}}
-    written = {"metadata": {"name": "chat", "namespace": namespace, "uid": "s", "generation": 1},
-               "spec": {"modelRef": "phi", **spec}}
+    model = {
+        "metadata": {"name": "phi", "namespace": namespace, "uid": "m"},
+        "spec": {"source": "/models/phi.gguf", "hardware": {"accelerator": "metal"}},
+    }
+    written = {
+        "metadata": {"name": "chat", "namespace": namespace, "uid": "s", "generation": 1},
+        "spec": {"modelRef": "phi", **spec},
+    }
     key = (namespace, "chat")
     return interpret({key: written}, {(namespace, "phi"): model}, POLICY)[key]
 
@@ -45,14 +49,23 @@ def test_amounts_are_quantities_or_shares() -> None:
     assert limits.limit_of({"default": 1}, "other") is None
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
-    ("namespace_memory", "team-a", "NAMESPACE=VALUE"), ("namespace_memory", "=16Gi", "NAMESPACE=VALUE"),
-    ("namespace_memory", "Team=16Gi", "NAMESPACE=VALUE"), ("namespace_memory", "a=1Gi,a=2Gi", "not give a two values"),
-    ("namespace_memory", "a=lots", "16Gi or 25%"), ("namespace_memory", "a=-1Gi", "16Gi or 25%"),
-    ("namespace_memory", "a=0%", "above 0%"), ("namespace_memory", "a=101%", "at most 100%"),
-    ("namespace_memory", "a=", "16Gi or 25%"), ("namespace_priority", "a=urgent", "of critical"),
-    ("namespace_protection", "a b", "name namespaces"), ("service_types", "ExternalName", "some of ClusterIP"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("namespace_memory", "team-a", "NAMESPACE=VALUE"),
+        ("namespace_memory", "=16Gi", "NAMESPACE=VALUE"),
+        ("namespace_memory", "Team=16Gi", "NAMESPACE=VALUE"),
+        ("namespace_memory", "a=1Gi,a=2Gi", "not give a two values"),
+        ("namespace_memory", "a=lots", "16Gi or 25%"),
+        ("namespace_memory", "a=-1Gi", "16Gi or 25%"),
+        ("namespace_memory", "a=0%", "above 0%"),
+        ("namespace_memory", "a=101%", "at most 100%"),
+        ("namespace_memory", "a=", "16Gi or 25%"),
+        ("namespace_priority", "a=urgent", "of critical"),
+        ("namespace_protection", "a b", "name namespaces"),
+        ("service_types", "ExternalName", "some of ClusterIP"),
+    ],
+)
 def test_a_limit_that_cannot_be_read_is_refused_with_what_is_wrong(name: str, text: str, said: str) -> None:
     check = next(each for each in Settings.__dataclass_fields__.values() if each.name == name).metadata["check"]
     assert said in (check(text) or "")

@@ -13,15 +13,26 @@ IDLE = LivenessSigns(cpu_s=10.0, io_bytes=1000, clients=True, halted=False)
 SERVING = Pulse(born=0.0, ready=True, served=True, last_at=100.0)
 
 
-def silence(pulse: Pulse, seconds: int, *, cpu_share: float = 0.0, io: int = 0, clients: bool = True,
-            halted: bool = False, answers: bool = False, blind: bool = False, limits: HangLimits = LIMITS) -> Pulse:
+def silence(
+    pulse: Pulse,
+    seconds: int,
+    *,
+    cpu_share: float = 0.0,
+    io: int = 0,
+    clients: bool = True,
+    halted: bool = False,
+    answers: bool = False,
+    blind: bool = False,
+    limits: HangLimits = LIMITS,
+) -> Pulse:
     """One look a second, each finding something wrong."""
     start = pulse.last_at
     for passed in range(1, seconds + 1):
         signs = LivenessSigns(10.0 + cpu_share * passed, 1000 + io * passed, clients, halted, blind)
         at = start + passed
-        found = ProbeResult(at, answers, False, "/health has not answered within 5 s",
-                     signs if wants_signs(pulse, at, limits) else None)
+        found = ProbeResult(
+            at, answers, False, "/health has not answered within 5 s", signs if wants_signs(pulse, at, limits) else None
+        )
         pulse = heard(pulse, found, limits)
     return pulse
 

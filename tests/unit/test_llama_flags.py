@@ -91,15 +91,24 @@ def test_the_real_engine_takes_what_is_said_to_be_known_and_ends_at_the_rest(lin
 def test_values_are_told_from_flags() -> None:
     found = parse(("--ctx_size", "--help", "-h", "x", "-c"), GRAMMAR)
     assert [(each.index, each.name, each.values) for each in found.items] == [
-        (0, "--ctx-size", ("--help",)), (2, "-h", ()), (3, "x", ()), (4, "-c", ()),
+        (0, "--ctx-size", ("--help",)),
+        (2, "-h", ()),
+        (3, "x", ()),
+        (4, "-c", ()),
     ]
 
 
 @pytest.mark.parametrize(
     ("old", "mode"),
     [
-        ("--mlock", "mmap+mlock"), ("--no-mmap", "none"), ("--mlock --no-mmap", "mlock"), ("--mmap", "mmap"),
-        ("--no-mmap --mmap", "mmap"), ("--direct-io", "dio"), ("-dio -ndio", "auto"), ("--no_mmap", "none"),
+        ("--mlock", "mmap+mlock"),
+        ("--no-mmap", "none"),
+        ("--mlock --no-mmap", "mlock"),
+        ("--mmap", "mmap"),
+        ("--no-mmap --mmap", "mmap"),
+        ("--direct-io", "dio"),
+        ("-dio -ndio", "auto"),
+        ("--no_mmap", "none"),
     ],
 )
 def test_a_build_with_load_modes_is_told_one_instead_of_switches(old: str, mode: str) -> None:

@@ -61,13 +61,26 @@ def of_service(*extra: str, mode: str = "chat", **options: Any) -> Demands:
 def test_the_fields_of_a_service_arrive() -> None:
     assert of_service() == Demands(replace(DEFAULTS, context=2048, prompt_cache_bytes=512 * MIB))
     found = of_service(
-        contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
-        cacheTypeK="q8_0", cacheTypeV="q4_0", cacheTypeCustomV="turbo3",
-    )  # fmt: skip
+        contextSize=8192,
+        parallelSlots=4,
+        batchSize=1024,
+        uBatchSize=256,
+        flashAttention=False,
+        cacheTypeK="q8_0",
+        cacheTypeV="q4_0",
+        cacheTypeCustomV="turbo3",
+    )
     assert found.settings == CacheSettings(
-        8192, 4, batch=1024, ubatch=256, cache_k="q8_0", cache_v="turbo3", flash_attention=False,
-        prompt_cache_bytes=512 * MIB, checkpoints=32,
-    )  # fmt: skip
+        8192,
+        4,
+        batch=1024,
+        ubatch=256,
+        cache_k="q8_0",
+        cache_v="turbo3",
+        flash_attention=False,
+        prompt_cache_bytes=512 * MIB,
+        checkpoints=32,
+    )
 
 
 def test_extra_arguments_come_last_and_win() -> None:
@@ -137,9 +150,14 @@ def test_files_that_come_with_the_model_are_named() -> None:
 def header(weights: int = 4 * GIB, **keys: Any) -> Header:
     """A llama of 8 blocks, whose cache takes 64 KiB for each token."""
     metadata = {
-        "general.architecture": "llama", "llama.block_count": 8, "llama.embedding_length": 2048,
-        "llama.attention.head_count": 16, "llama.context_length": 8192, "llama.feed_forward_length": 8192, **keys,
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "llama.block_count": 8,
+        "llama.embedding_length": 2048,
+        "llama.attention.head_count": 16,
+        "llama.context_length": 8192,
+        "llama.feed_forward_length": 8192,
+        **keys,
+    }
     return Header(metadata, weights, 4096, weights)
 
 
@@ -150,8 +168,10 @@ def files(**known: Reading | None) -> Callable[[str], Reading | None]:
 MODEL = Reading(4 * GIB + 4096, header())
 PROJECTOR = Header(
     {"clip.vision.image_size": 896, "clip.vision.patch_size": 14, "clip.vision.embedding_length": 1152},
-    GIB, 64, GIB,
-)  # fmt: skip
+    GIB,
+    64,
+    GIB,
+)
 DRAFT = Reading(GIB // 2, header(GIB // 2, **{"llama.block_count": 2}))
 UNREADABLE = Reading(GIB, problem="GGUF version 9 is not supported; 2 and 3 are")
 GONE = Reading(None, problem="it cannot be read: No such file or directory")
@@ -285,9 +305,23 @@ def test_flags_that_load_further_models_are_those_of_the_real_engine() -> None:
 
 
 READ = (
-    "-c", "-np", "-b", "-ub", "-ctk", "-ctv", "-ctkd", "-ctvd", "-fa", "-cram", "-ctxcp", "-cms", "-lm", "-mm", "-md",
+    "-c",
+    "-np",
+    "-b",
+    "-ub",
+    "-ctk",
+    "-ctv",
+    "-ctkd",
+    "-ctvd",
+    "-fa",
+    "-cram",
+    "-ctxcp",
+    "-cms",
+    "-lm",
+    "-mm",
+    "-md",
     "--override-kv",
-)  # fmt: skip
+)
 ARGUMENTS = st.one_of(
     st.sampled_from(sorted({*READ, *ADAPTERS, *SWITCHES, *UNSIZED})),
     st.text(max_size=20),

@@ -32,8 +32,13 @@ CAPACITY = ["--n-gpu-layers", "99", "--ctx-size", "2048", "--parallel", "1", "--
 
 
 def service(
-    *, mode: str = "chat", extra: tuple[str, ...] = (), layers: int | None = None, model_name: str = "phi",
-    env: tuple[tuple[str, str], ...] = (), **options: Any,
+    *,
+    mode: str = "chat",
+    extra: tuple[str, ...] = (),
+    layers: int | None = None,
+    model_name: str = "phi",
+    env: tuple[tuple[str, str], ...] = (),
+    **options: Any,
 ) -> Service:
     model = Model("default", model_name, "m", 1, "/models/m.gguf", "gguf", layers, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
@@ -53,13 +58,17 @@ def test_a_bare_service_gives_the_documented_command_line() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "flag", "field"),
     [
-        ("CTX_SIZE", "16384", "--ctx-size", {"contextSize": 512}), ("BATCH", "512", "--batch-size", {"batchSize": 64}),
-        ("N_PARALLEL", "3", "--parallel", {"parallelSlots": 2}), ("N_GPU_LAYERS", "7", "--n-gpu-layers", {"layers": 9}),
-        ("FLASH_ATTN", "off", "--flash-attn", {"flashAttention": True}), ("JINJA", "0", "--jinja", {"jinja": True}),
-        ("THREADS", "3", "--threads", {}), ("CACHE_RAM", "77", "--cache-ram", {}),
+        ("CTX_SIZE", "16384", "--ctx-size", {"contextSize": 512}),
+        ("BATCH", "512", "--batch-size", {"batchSize": 64}),
+        ("N_PARALLEL", "3", "--parallel", {"parallelSlots": 2}),
+        ("N_GPU_LAYERS", "7", "--n-gpu-layers", {"layers": 9}),
+        ("FLASH_ATTN", "off", "--flash-attn", {"flashAttention": True}),
+        ("JINJA", "0", "--jinja", {"jinja": True}),
+        ("THREADS", "3", "--threads", {}),
+        ("CACHE_RAM", "77", "--cache-ram", {}),
         ("CTX_CHECKPOINTS", "5", "--ctx-checkpoints", {}),
     ],
-)  # fmt: skip
+)
 def test_a_variable_wins_over_our_default_but_not_over_a_field_or_an_argument(
     variable: str, value: str, flag: str, field: dict[str, Any]
 ) -> None:
@@ -125,19 +134,67 @@ def test_checkpoints_are_bounded_only_where_the_engine_makes_any() -> None:
 
 def test_every_option_becomes_its_flag() -> None:
     asked = service(
-        layers=20, contextSize=8192, parallelSlots=4, batchSize=1024, uBatchSize=256, flashAttention=False,
-        cacheTypeK="q8_0", cacheTypeV="q4_0", moeCPUOffload=True, moeCPULayers=7, noKvOffload=True, noWarmup=True,
-        jinja=True, reasoningBudget=0, reasoningBudgetMessage="enough; now\nanswer", tensorOverrides=("a=CPU", "b=CPU"),
-        metadataOverrides=("k=int:1",), ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 4096},
+        layers=20,
+        contextSize=8192,
+        parallelSlots=4,
+        batchSize=1024,
+        uBatchSize=256,
+        flashAttention=False,
+        cacheTypeK="q8_0",
+        cacheTypeV="q4_0",
+        moeCPUOffload=True,
+        moeCPULayers=7,
+        noKvOffload=True,
+        noWarmup=True,
+        jinja=True,
+        reasoningBudget=0,
+        reasoningBudgetMessage="enough; now\nanswer",
+        tensorOverrides=("a=CPU", "b=CPU"),
+        metadataOverrides=("k=int:1",),
+        ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 4096},
     )
     assert argv(asked, place=Place("/models/m.gguf", "127.0.0.1", 18100, 8, "/state")) == [
         *HEAD,
-        "--n-gpu-layers", "20", "--ctx-size", "8192", "--parallel", "4", "--batch-size", "1024",
-        "--ubatch-size", "256", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0", "--threads", "8",
-        "--flash-attn", "off", "--jinja", "--cpu-moe", "--no-kv-offload", "--no-warmup", "--n-cpu-moe", "7",
-        "--rope-scaling", "yarn", "--rope-scale", "2.5", "--yarn-orig-ctx", "4096",
-        "--reasoning-budget", "0", "--reasoning-budget-message", "enough; now\nanswer",
-        "--override-tensor", "a=CPU", "--override-tensor", "b=CPU", "--override-kv", "k=int:1",
+        "--n-gpu-layers",
+        "20",
+        "--ctx-size",
+        "8192",
+        "--parallel",
+        "4",
+        "--batch-size",
+        "1024",
+        "--ubatch-size",
+        "256",
+        "--cache-type-k",
+        "q8_0",
+        "--cache-type-v",
+        "q4_0",
+        "--threads",
+        "8",
+        "--flash-attn",
+        "off",
+        "--jinja",
+        "--cpu-moe",
+        "--no-kv-offload",
+        "--no-warmup",
+        "--n-cpu-moe",
+        "7",
+        "--rope-scaling",
+        "yarn",
+        "--rope-scale",
+        "2.5",
+        "--yarn-orig-ctx",
+        "4096",
+        "--reasoning-budget",
+        "0",
+        "--reasoning-budget-message",
+        "enough; now\nanswer",
+        "--override-tensor",
+        "a=CPU",
+        "--override-tensor",
+        "b=CPU",
+        "--override-kv",
+        "k=int:1",
     ]
 
 
@@ -327,8 +384,26 @@ def test_an_owned_flag_is_refused_in_every_spelling(argument: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--port", "--host", "--model", "-m", "--alias", "-a", "--api-prefix", "--api-key", "--reuse-port", "-hf",
-        "-hfr", "--hf-repo", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-token", "-hft",
+        "--port",
+        "--host",
+        "--model",
+        "-m",
+        "--alias",
+        "-a",
+        "--api-prefix",
+        "--api-key",
+        "--reuse-port",
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        "--hf-file",
+        "-hff",
+        "--model-url",
+        "-mu",
+        "--docker-repo",
+        "-dr",
+        "--hf-token",
+        "-hft",
     ],
 )
 def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
@@ -339,8 +414,13 @@ def test_what_would_move_or_expose_the_server_is_owned(flag: str) -> None:
     "flag",
     [
         # These presets set a model and a port of their own; the TLS pair makes the health probe fail for ever.
-        "--fim-qwen-1.5b-default", "--fim-qwen-7b-spec", "--gpt-oss-20b-default", "--embd-gemma-default",
-        "--vision-gemma-4b-default", "--ssl-key-file", "--ssl-cert-file",
+        "--fim-qwen-1.5b-default",
+        "--fim-qwen-7b-spec",
+        "--gpt-oss-20b-default",
+        "--embd-gemma-default",
+        "--vision-gemma-4b-default",
+        "--ssl-key-file",
+        "--ssl-cert-file",
     ],
 )
 def test_flags_that_bring_their_own_model_port_or_scheme_are_owned_too(flag: str) -> None:
@@ -380,8 +460,14 @@ def speculating(said: dict[str, Any], layers: int | None = None) -> tuple[Servic
 def test_a_draft_model_is_given_with_its_kind_because_alone_it_would_only_be_loaded() -> None:
     asked, place = speculating({"type": "draft-simple", "nDraftMax": 5, "pMin": 0.25, "draftModelRef": "d"})
     assert argv(asked, place=place)[-8:] == [
-        "--spec-type", "draft-simple", "--model-draft", "/models/d.gguf", "--spec-draft-n-max", "5",
-        "--spec-draft-p-min", "0.25",
+        "--spec-type",
+        "draft-simple",
+        "--model-draft",
+        "/models/d.gguf",
+        "--spec-draft-n-max",
+        "5",
+        "--spec-draft-p-min",
+        "0.25",
     ]
     asked, place = speculating({"type": "draft-simple"}, layers=7)
     assert argv(asked, place=place)[-2:] == ["--n-gpu-layers-draft", "7"]
@@ -390,8 +476,10 @@ def test_a_draft_model_is_given_with_its_kind_because_alone_it_would_only_be_loa
 @pytest.mark.parametrize(
     ("kind", "flag"),
     [
-        ("draft-mtp", "--spec-draft-n-max"), ("ngram-mod", "--spec-ngram-mod-n-max"),
-        ("ngram-simple", "--spec-ngram-simple-size-m"), ("ngram-map-k", "--spec-ngram-map-k-size-m"),
+        ("draft-mtp", "--spec-draft-n-max"),
+        ("ngram-mod", "--spec-ngram-mod-n-max"),
+        ("ngram-simple", "--spec-ngram-simple-size-m"),
+        ("ngram-map-k", "--spec-ngram-map-k-size-m"),
         ("ngram-map-k4v", "--spec-ngram-map-k4v-size-m"),
     ],
 )
@@ -454,19 +542,23 @@ SWITCHES = Binary("/x", frozenset({"--mlock"}), help=HELP + "--mlock      lock\n
         (("-t", "1", "--no-such", "2"), "UnsupportedField", "spec.extraArgs[2] '--no-such' is not known"),
         (("--tmp", "1"), "UnsupportedField", "'--tmp' is not known to llama-server (did you mean --temp?); remove it"),
         (
-            ("--temp 0.2",), "InvalidSpec",
+            ("--temp 0.2",),
+            "InvalidSpec",
             """[0] '--temp 0.2' is one item; split it: spec.extraArgs: ["--temp", "0.2"]""",
         ),
         (
-            ("--mlock", "--jinja --flash-attn on --cache-type-k=q8_0", "-t 4"), "InvalidSpec",
+            ("--mlock", "--jinja --flash-attn on --cache-type-k=q8_0", "-t 4"),
+            "InvalidSpec",
             """["--mlock", "--jinja", "--flash-attn", "on", "--cache-type-k", "q8_0", "-t", "4"]""",
         ),
         (
-            ("--jinja --chat-template-kwargs '{\"a\": 1}'",), "InvalidSpec",
+            ("--jinja --chat-template-kwargs '{\"a\": 1}'",),
+            "InvalidSpec",
             """["--jinja", "--chat-template-kwargs", "{\\"a\\": 1}"]""",
         ),
         (
-            ("--chat-template-kwargs {\"a\": 1}", "-t", "4"), "InvalidSpec",
+            ('--chat-template-kwargs {"a": 1}', "-t", "4"),
+            "InvalidSpec",
             """["--chat-template-kwargs", "{\\"a\\": 1}", "-t", "4"]""",
         ),
         (("--jinja --temp '0.2",), "InvalidSpec", """["--jinja", "--temp", "'0.2"]"""),
@@ -556,7 +648,7 @@ def test_the_advice_on_a_refused_flag_can_be_copied_into_the_setting() -> None:
     found = refuse(service(extra=("--porthole 1",)))
     assert found is not None and found[1].endswith(" can allow it with its setting --allow-extra-args=--porthole")
     found = refuse(replace(service(extra=("--porthole 1",)), allowed_args=frozenset({"--porthole"})))
-    assert found is not None and '''split it: spec.extraArgs: ["--porthole", "1"]''' in found[1]
+    assert found is not None and """split it: spec.extraArgs: ["--porthole", "1"]""" in found[1]
 
 
 @pytest.mark.parametrize("flag", ["-", "--", "--a'b", "-1", "--" + "x" * 90])

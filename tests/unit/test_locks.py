@@ -36,10 +36,16 @@ def machine(python: str, platform: str, extra: str = "") -> dict[str, str]:
     """The values of markers on a machine."""
     system, processor = PLATFORMS[platform]
     return {
-        "python_version": python, "python_full_version": f"{python}.7", "sys_platform": platform, "os_name": "posix",
-        "platform_system": system, "platform_machine": processor, "platform_python_implementation": "CPython",
-        "implementation_name": "cpython", "extra": extra,
-    }  # fmt: skip
+        "python_version": python,
+        "python_full_version": f"{python}.7",
+        "sys_platform": platform,
+        "os_name": "posix",
+        "platform_system": system,
+        "platform_machine": processor,
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "extra": extra,
+    }
 
 
 def pinned(text: str) -> list[Requirement]:
@@ -63,13 +69,14 @@ def unmet(requirements: list[str], locked: dict[str, str], environment: dict[str
     """The requirements that a lock leaves open."""
     asked = [Requirement(each) for each in requirements]
     return [
-        str(each) for each in asked
+        str(each)
+        for each in asked
         if (each.marker is None or each.marker.evaluate(environment))
         and (
             canonicalize_name(each.name) not in locked
             or not each.specifier.contains(locked[canonicalize_name(each.name)], prereleases=True)
         )
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -31,10 +31,33 @@ from metal_supervisor.settings.logging import (
 
 PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 HOSTILE = [
-    "a\nb", "\r", "\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\x7f", "\x85", "\u2028", "\u2029", "\u202e",
-    "\u2066", "\u200b", "\ufeff", "\U0010ffff", "\U000e0041", "🦙é", "", " ", "\\", '"', "}",
-    '{"ts": "x"}\n{"level": "error"}', "100%", "%s", "</script>",
-]  # fmt: skip
+    "a\nb",
+    "\r",
+    "\x1b[31m",
+    "\x1b]0;title\x07",
+    "\x9b2J",
+    "\x00",
+    "\x7f",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\u202e",
+    "\u2066",
+    "\u200b",
+    "\ufeff",
+    "\U0010ffff",
+    "\U000e0041",
+    "🦙é",
+    "",
+    " ",
+    "\\",
+    '"',
+    "}",
+    '{"ts": "x"}\n{"level": "error"}',
+    "100%",
+    "%s",
+    "</script>",
+]
 HALVES = {"\ud800": "\\ud800", "a\udcff\ud83d": "a\\udcff\\ud83d", "\ude00\ud83d": "\\ude00\\ud83d"}
 """Texts with halves of characters, as a file name may have them, and how they are spelled out."""
 CHARACTERS = st.text(st.characters(), max_size=20) | st.sampled_from([*HOSTILE, *HALVES])
@@ -44,7 +67,12 @@ Form = type[logging.Formatter]
 def record(message: str = "pass", *args: object, **fields: object) -> logging.LogRecord:
     found = logging.makeLogRecord(
         {
-            "name": "controller", "levelname": "INFO", "levelno": 20, "msg": message, "args": args, "created": 0.5,
+            "name": "controller",
+            "levelname": "INFO",
+            "levelno": 20,
+            "msg": message,
+            "args": args,
+            "created": 0.5,
             **fields,
         }
     )
@@ -128,9 +156,13 @@ def test_an_exception_is_shown_with_its_traceback_below_its_line() -> None:
 def test_an_object_has_when_how_bad_who_and_what_and_then_the_fields() -> None:
     found = entry(did="start default.tiny: new", count=3)
     assert list(found.items()) == [
-        ("ts", "1970-01-01T00:00:00.999Z"), ("level", "info"), ("logger", "controller"), ("msg", "pass"),
-        ("did", "start default.tiny: new"), ("count", 3),
-    ]  # fmt: skip
+        ("ts", "1970-01-01T00:00:00.999Z"),
+        ("level", "info"),
+        ("logger", "controller"),
+        ("msg", "pass"),
+        ("did", "start default.tiny: new"),
+        ("count", 3),
+    ]
 
 
 @pytest.mark.parametrize(("value", "back"), [*zip(HOSTILE, HOSTILE, strict=True), *HALVES.items()], ids=ascii)
@@ -141,12 +173,26 @@ def test_whatever_a_value_holds_it_is_one_line_and_comes_back(value: str, back: 
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (3, 3), (0, 0), (-1.5, -1.5), (True, True), (False, False), (None, None), (HTTPStatus.OK, 200),
-        (2**63 - 1, 2**63 - 1), (-(2**63), str(-(2**63))), (2**70, str(2**70)), (math.inf, "inf"), (math.nan, "nan"),
-        (1e300, 1e300), ([1, "x"], "[1, 'x']"), ({"a": 1}, "{'a': 1}"), (b"x", "b'x'"), (Path("/p"), "/p"),
+        (3, 3),
+        (0, 0),
+        (-1.5, -1.5),
+        (True, True),
+        (False, False),
+        (None, None),
+        (HTTPStatus.OK, 200),
+        (2**63 - 1, 2**63 - 1),
+        (-(2**63), str(-(2**63))),
+        (2**70, str(2**70)),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+        (1e300, 1e300),
+        ([1, "x"], "[1, 'x']"),
+        ({"a": 1}, "{'a': 1}"),
+        (b"x", "b'x'"),
+        (Path("/p"), "/p"),
         (ValueError("no"), "no"),
     ],
-)  # fmt: skip
+)
 def test_numbers_and_truth_stay_what_they_are_and_all_else_is_text(value: object, shown: object) -> None:
     found = entry(value=value)["value"]
     assert (found, type(found)) == (shown, type(shown))
@@ -211,11 +257,22 @@ def test_a_line_that_was_kept_as_json_is_read_as_the_text_it_would_have_been(mes
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "{}", "[]", "null", "plain words", '{"ts": "t", "level": "info", "logger": "x"}', "[" * 100_000,
-        '{"ts": 1, "level": "info", "logger": "x", "msg": "m"}', '{"a": ' * 100_000, '{"ts": ' + "9" * 5000 + "}",
-        ' {"ts": "t", "level": "info", "logger": "x", "msg": "m"}', "{\x00}", "{\ud800",
+        "",
+        "{",
+        "{}",
+        "[]",
+        "null",
+        "plain words",
+        '{"ts": "t", "level": "info", "logger": "x"}',
+        "[" * 100_000,
+        '{"ts": 1, "level": "info", "logger": "x", "msg": "m"}',
+        '{"a": ' * 100_000,
+        '{"ts": ' + "9" * 5000 + "}",
+        ' {"ts": "t", "level": "info", "logger": "x", "msg": "m"}',
+        "{\x00}",
+        "{\ud800",
     ],
-)  # fmt: skip
+)
 def test_any_other_line_is_none_of_ours(text: str) -> None:
     assert entry_in(text) is None
 
@@ -265,10 +322,14 @@ def test_everything_goes_to_standard_error_at_the_configured_level(
 @pytest.mark.parametrize(
     ("stream", "form", "is_json"),
     [
-        (Terminal, "auto", False), (io.StringIO, "auto", True), (Terminal, "json", True), (io.StringIO, "json", True),
-        (Terminal, "text", False), (io.StringIO, "text", False),
+        (Terminal, "auto", False),
+        (io.StringIO, "auto", True),
+        (Terminal, "json", True),
+        (io.StringIO, "json", True),
+        (Terminal, "text", False),
+        (io.StringIO, "text", False),
     ],
-)  # fmt: skip
+)
 def test_people_get_text_and_machines_json_unless_somebody_chose(
     root: logging.Logger, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], io.StringIO], form: str, is_json: bool
 ) -> None:

@@ -47,7 +47,11 @@ def test_every_call_of_a_logger_is_found() -> None:
     found = {line.message for line in logs_page.lines()}
     assert len(messages) > 40 and messages <= found
     assert found - messages == {
-        "level", "memory pressure", "metal", "program died", "thread died; so does the process",
+        "level",
+        "memory pressure",
+        "metal",
+        "program died",
+        "thread died; so does the process",
         "the program cannot go on",
     }, "those that are called in another way"
 
@@ -80,18 +84,29 @@ def test_a_call_of_one_or_another_level_is_two_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        ('log.info(f"a {x}")', "constant"), ('log.info("a %s", x)', "constant"), ('log.info("a " + x)', "constant"),
-        ('log.info("a %s" % x)', "constant"), ("log.info(x)", "constant"), ("log.info()", "constant"),
-        ("log.info(1)", "constant"), ('(log.info if x else log.error)(f"{x}")', "constant"),
-        ('logging.info(f"{x}")', "constant"), ('logging.getLogger("a").error(f"{x}")', "constant"),
-        ('log.log(10, f"{x}")', "constant"), ('log.info("a", stack_info=True)', "extra and exc_info"),
-        ('log.info("a", extra=x)', "written out"), ('log.info("a", extra={**x})', "constant name"),
-        ('log.info("a", extra=dict(a=1))', "written out"), ('log.info("a", extra={x: 1})', "constant name"),
-        ('log.info("a", extra={"A b": 1})', "lower case"), ('log.info("a", extra={"name": 1})', "'name' is an attr"),
-        ('log.info("a", extra={"message": 1})', "'message' is an attribute"), ('log.info("a", **x)', "extra and exc"),
+        ('log.info(f"a {x}")', "constant"),
+        ('log.info("a %s", x)', "constant"),
+        ('log.info("a " + x)', "constant"),
+        ('log.info("a %s" % x)', "constant"),
+        ("log.info(x)", "constant"),
+        ("log.info()", "constant"),
+        ("log.info(1)", "constant"),
+        ('(log.info if x else log.error)(f"{x}")', "constant"),
+        ('logging.info(f"{x}")', "constant"),
+        ('logging.getLogger("a").error(f"{x}")', "constant"),
+        ('log.log(10, f"{x}")', "constant"),
+        ('log.info("a", stack_info=True)', "extra and exc_info"),
+        ('log.info("a", extra=x)', "written out"),
+        ('log.info("a", extra={**x})', "constant name"),
+        ('log.info("a", extra=dict(a=1))', "written out"),
+        ('log.info("a", extra={x: 1})', "constant name"),
+        ('log.info("a", extra={"A b": 1})', "lower case"),
+        ('log.info("a", extra={"name": 1})', "'name' is an attr"),
+        ('log.info("a", extra={"message": 1})', "'message' is an attribute"),
+        ('log.info("a", **x)', "extra and exc"),
         ('other.info("a", extra={})', "no logger that is known"),
     ],
-)  # fmt: skip
+)
 def test_what_could_not_be_searched_for_is_refused(tmp_path: Path, call: str, why: str) -> None:
     with pytest.raises(Broken, match=rf"^made\.part, line 4: .*{why}"):
         lines_of(tmp_path, f"def run(x):\n    {call}\n")

@@ -35,7 +35,9 @@ from tests.support.mac.mac_checks import CHECKS, ITEMS, Check
 from tests.support.mac.mac_report import FAIL, MEASURED, PASS, SKIPPED, Redactor, Sheet, Skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEVICES = "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"  # noqa: E501
+DEVICES = (
+    "Available devices:\n  MTL0: Apple M4 Max (110100 MiB, 110100 MiB free)\n  BLAS: Accelerate (0 MiB, 0 MiB free)\n"
+)
 ASSERTIONS = """\
 Assertion status system-wide:
    PreventUserIdleSystemSleep     1
@@ -58,9 +60,19 @@ Pages occupied by compressor:             2.
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1234 B", 1234), ("14 MB", 14 << 20), ("2049M+", 2049 << 20), ("1.5 GB", 3 << 29), ("12K", 12288), ("7", 7),
-     ("", None), ("x", None), ("MB", None), ("1.2.3 MB", None)],
-)  # fmt: skip
+    [
+        ("1234 B", 1234),
+        ("14 MB", 14 << 20),
+        ("2049M+", 2049 << 20),
+        ("1.5 GB", 3 << 29),
+        ("12K", 12288),
+        ("7", 7),
+        ("", None),
+        ("x", None),
+        ("MB", None),
+        ("1.2.3 MB", None),
+    ],
+)
 def test_sizes(text: str, size: int | None) -> None:
     assert mac_parse.size_bytes(text) == size
 
@@ -97,8 +109,9 @@ def test_devices_and_the_first_of_metals() -> None:
 
 def test_assertions_are_listed_by_their_owners() -> None:
     assert mac_parse.assertions(ASSERTIONS) == [
-        (366, "caffeinate", "PreventUserIdleSystemSleep"), (91, "powerd", "UserIsActive")
-    ]  # fmt: skip
+        (366, "caffeinate", "PreventUserIdleSystemSleep"),
+        (91, "powerd", "UserIsActive"),
+    ]
 
 
 def test_frames_of_powermetrics_and_the_names_of_their_keys() -> None:
@@ -107,9 +120,11 @@ def test_frames_of_powermetrics_and_the_names_of_their_keys() -> None:
     assert mac_parse.frames(stream) == [frame] * 3
     assert mac_parse.frames(b"garbage</plist>" + stream) == [frame] * 3
     assert mac_parse.key_names(frame) == [
-        "processor.clusters[].name (str)", "processor.clusters[].x (int)", "processor.cpu_power (int)",
+        "processor.clusters[].name (str)",
+        "processor.clusters[].x (int)",
+        "processor.cpu_power (int)",
         "processor.gpu_power (float)",
-    ]  # fmt: skip
+    ]
     assert mac_power.watts([frame, {}], "gpu") == [0.0425] and mac_power.watts([frame], "ane") == []
 
 
@@ -125,16 +140,36 @@ def test_rates_gaps_and_agreement() -> None:
 
 WHO = Redactor("anna", "/Users/anna", ["annas-studio.local"], {"nas.example.net"})
 PRIVATE = (
-    "/Users/anna/models/x.gguf", "user anna", "Annas-Studio: up", "annas-studio.local", "nas.example.net:445",
-    '"IOPlatformSerialNumber" = "C02XY1ZJHX87"', "Serial Number (system): C02XY1ZJHX87", "192.168.1.23",
+    "/Users/anna/models/x.gguf",
+    "user anna",
+    "Annas-Studio: up",
+    "annas-studio.local",
+    "nas.example.net:445",
+    '"IOPlatformSerialNumber" = "C02XY1ZJHX87"',
+    "Serial Number (system): C02XY1ZJHX87",
+    "192.168.1.23",
     "10.0.0.7:6443",
-    "a4:83:e7:01:02:03", "564D3A5B-0001-4C2A-9D1E-0123456789AB", "hf_abcdefghijklmnop", "Bearer abcdefghijkl",
-    "fe80::1c2d:3e4f:5a6b:7c8d%en0", "http://127.0.0.1:18000/k-0123456789abcdefABCDEF", "/Users/berta/x",
-)  # fmt: skip
+    "a4:83:e7:01:02:03",
+    "564D3A5B-0001-4C2A-9D1E-0123456789AB",
+    "hf_abcdefghijklmnop",
+    "Bearer abcdefghijkl",
+    "fe80::1c2d:3e4f:5a6b:7c8d%en0",
+    "http://127.0.0.1:18000/k-0123456789abcdefABCDEF",
+    "/Users/berta/x",
+)
 HIDDEN = (
-    "anna", "nas.example", "C02XY1ZJHX87", "192.168", "10.0.0", "a4:83", "564D3A5B", "abcdefghij", "fe80", "berta",
+    "anna",
+    "nas.example",
+    "C02XY1ZJHX87",
+    "192.168",
+    "10.0.0",
+    "a4:83",
+    "564D3A5B",
+    "abcdefghij",
+    "fe80",
+    "berta",
     "k-0123",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("text", PRIVATE)
@@ -162,8 +197,14 @@ def test_a_report_is_redacted_everywhere_and_its_markdown_cannot_be_broken_out_o
     assert "anna" not in json.dumps(found) and found["counts"] == {PASS: 0, FAIL: 1, SKIPPED: 0, MEASURED: 0}
     figures = found["checks"][0]["figures"]
     assert figures[0] == {
-        "name": "delay", "unit": "ms", "median": 2.0, "lowest": 1.0, "highest": 9.0, "spread": 8.0, "times": 3
-    }  # fmt: skip
+        "name": "delay",
+        "unit": "ms",
+        "median": 2.0,
+        "lowest": 1.0,
+        "highest": 9.0,
+        "spread": 8.0,
+        "times": 3,
+    }
     assert figures[1] == {"name": "once", "unit": "MiB", "median": 3.142} and len(figures) == 2
     text = mac_report.markdown(found)
     assert "<script>" not in text.replace("\\<script\\>", "") and "\x1b" not in text and "\n```" not in text
@@ -216,9 +257,12 @@ def run(tmp_path: Path, *checks: Check) -> tuple[int, dict[str, Any]]:
 
 
 FAKES = (
-    check("good", passing), check("bad", failing), check("broken", crashing), check("not here", skipping),
+    check("good", passing),
+    check("bad", failing),
+    check("broken", crashing),
+    check("not here", skipping),
     check("how fast", measuring),
-)  # fmt: skip
+)
 
 
 def test_every_outcome_gets_its_row_and_one_failure_is_enough(tmp_path: Path) -> None:
@@ -316,9 +360,12 @@ def test_the_report_is_named_after_the_model_and_the_day() -> None:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.support.mac.mac_acceptance", *arguments], cwd=REPOSITORY,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.support.mac.mac_acceptance", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_the_list_names_every_item_and_every_check() -> None:
@@ -331,11 +378,39 @@ def test_the_list_names_every_item_and_every_check() -> None:
     assert list(ITEMS) == [chr(ord("a") + number) for number in range(16)]
     assert {each.item for each in CHECKS} == set(ITEMS), "each item has a check"
     for topic in (
-        "plist", "sudoers", "vm_stat", "footprint", "residency", "wired limit", "kqueue", "MLX", "daemon", "agent",
-        "shell", "exchange under a stream", "kill -9", "ExitTimeOut", "ThrottleInterval", "bootout", "Local Network",
-        "sleep and wake", "awake", "powermetrics", "memory pressure", "ProcessType", "tokens per second",
-        "firewall", "quarantine", "doctor", "Ollama", "oMLX", "vllm-swift", "mlx_lm", "mlx-server", "llama-server",
-    ):  # fmt: skip
+        "plist",
+        "sudoers",
+        "vm_stat",
+        "footprint",
+        "residency",
+        "wired limit",
+        "kqueue",
+        "MLX",
+        "daemon",
+        "agent",
+        "shell",
+        "exchange under a stream",
+        "kill -9",
+        "ExitTimeOut",
+        "ThrottleInterval",
+        "bootout",
+        "Local Network",
+        "sleep and wake",
+        "awake",
+        "powermetrics",
+        "memory pressure",
+        "ProcessType",
+        "tokens per second",
+        "firewall",
+        "quarantine",
+        "doctor",
+        "Ollama",
+        "oMLX",
+        "vllm-swift",
+        "mlx_lm",
+        "mlx-server",
+        "llama-server",
+    ):
         assert topic.lower() in done.stdout.lower(), topic
 
 
@@ -479,15 +554,19 @@ class Tools:
     def __init__(self, **other: str) -> None:
         pages = 128 * GIB // 16384
         self.said = {
-            "plutil": "OK", "sysctl -n hw.memsize": str(128 * GIB), "sysctl -n kern.osproductversion": "26.1\n",
+            "plutil": "OK",
+            "sysctl -n hw.memsize": str(128 * GIB),
+            "sysctl -n kern.osproductversion": "26.1\n",
             "sysctl -n iogpu.wired_limit_mb": "0\n",
             "sysctl vm.swapusage": "vm.swapusage: total = 23552.00M  used = 22392.56M  free = 1159.44M  (encrypted)",
             "vm_stat": "Stats: (page size of 16384 bytes)\n"
-                       f"Pages free: {pages // 2}.\nPages wired down: {pages // 2}.\n",
+            f"Pages free: {pages // 2}.\nPages wired down: {pages // 2}.\n",
             "memory_pressure -Q": "System-wide memory free percentage: 81%\n",
-            "footprint": f"x\n    phys_footprint: {CHILD[0]} B\n", "ps": str(CHILD[1] // 1024),
-            "true --list-devices": DEVICES, **other,
-        }  # fmt: skip
+            "footprint": f"x\n    phys_footprint: {CHILD[0]} B\n",
+            "ps": str(CHILD[1] // 1024),
+            "true --list-devices": DEVICES,
+            **other,
+        }
 
     def __call__(self, argv: Any, _timeout_s: float) -> Done:
         line = " ".join([Path(argv[0]).name, *argv[1:]])
@@ -525,9 +604,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     ],
 )
 def test_what_macos_tells_is_judged_both_ways(
-    tmp_path: Path, recorded: FakeLibc, run: Callable[[mac_kit.Kit, Sheet], None], tools: dict[str, str], outcome: str,
+    tmp_path: Path,
+    recorded: FakeLibc,
+    run: Callable[[mac_kit.Kit, Sheet], None],
+    tools: dict[str, str],
+    outcome: str,
     why: str,
-) -> None:  # fmt: skip
+) -> None:
     kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(**tools))
     if run is mac_host.plists:
         kit = mac_kit.Kit(mac_kit.Options(), tmp_path, run=Tools(visudo="parsed OK"))
@@ -591,8 +674,9 @@ def test_powermetrics_is_read_and_sudos_leave_for_it_proved(tmp_path: Path, monk
     assert "processor.new_key (str)" in found.sheet.evidence["keys, names and types only"]
     assert {each.name: each.values[0] for each in found.sheet.figures} == {"gpu": 5.0, "combined": 6.0}
     assert [text for _, text in found.sheet.claims][-2:] == [
-        "another command line is refused", "ours is allowed without a password",
-    ]  # fmt: skip
+        "another command line is refused",
+        "ours is allowed without a password",
+    ]
     assert "M9" not in json.dumps(found.row())
 
 

@@ -47,9 +47,13 @@ NAMES = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9
 
 def record(standing: Standing = Standing.RUN, reason: str = "Admitted", message: str = "", **other: Any) -> Record:
     base = a_record(
-        uid="u-1", generation=4, priority="high", verdict=Verdict(standing, reason, message, 1.0),
-        endpoint=ENDPOINT, port=18100,
-    )  # fmt: skip
+        uid="u-1",
+        generation=4,
+        priority="high",
+        verdict=Verdict(standing, reason, message, 1.0),
+        endpoint=ENDPOINT,
+        port=18100,
+    )
     return replace(base, **other)
 
 
@@ -63,8 +67,14 @@ def made_slice(asked: Record, observed: Observed | None, address: str = "10.0.0.
 def test_the_status_of_a_serving_service_is_complete() -> None:
     body = status(record(), report(record(), UP), {}, T1)
     assert {key: value for key, value in body.items() if key != "conditions"} == {
-        "phase": "Ready", "mode": "chat", "modelReady": True, "readyReplicas": 1, "replicas": 1, "desiredReplicas": 1,
-        "effectivePriority": 100_000, "lastUpdated": "2026-01-01T00:00:00+00:00",
+        "phase": "Ready",
+        "mode": "chat",
+        "modelReady": True,
+        "readyReplicas": 1,
+        "replicas": 1,
+        "desiredReplicas": 1,
+        "effectivePriority": 100_000,
+        "lastUpdated": "2026-01-01T00:00:00+00:00",
         "endpoint": "http://tiny.default.svc.cluster.local:8080/v1/chat/completions",
     }
     for each in body["conditions"]:
@@ -95,9 +105,13 @@ def test_the_effective_priority_is_llmkubes(priority: str, value: int) -> None:
 
 
 CASES = [
-    (record(), UP), (record(), None), (record(Standing.WAIT, "Downloading", "1 %"), None),
-    (record(Standing.FAILED, "ModelNotFound", "x"), None), (record(Standing.SUSPENDED, "Suspended", ""), None),
-    (record(warning=("InvalidSpec", "x")), UP), (record(endpoint=None), UP),
+    (record(), UP),
+    (record(), None),
+    (record(Standing.WAIT, "Downloading", "1 %"), None),
+    (record(Standing.FAILED, "ModelNotFound", "x"), None),
+    (record(Standing.SUSPENDED, "Suspended", ""), None),
+    (record(warning=("InvalidSpec", "x")), UP),
+    (record(endpoint=None), UP),
 ]
 
 
@@ -139,12 +153,13 @@ def test_the_url_is_the_operators() -> None:
 @pytest.mark.parametrize(
     ("warning", "silence", "further"),
     [
-        (None, "", ""), (("ModelNotFound", "no such Model"), "", "; ModelNotFound: no such Model"),
+        (None, "", ""),
+        (("ModelNotFound", "no such Model"), "", "; ModelNotFound: no such Model"),
         (None, "it is silent", "; it is silent"),
         (("ModelNotFound", "no such Model"), "it is silent", "; ModelNotFound: no such Model; it is silent"),
     ],
     ids=["nothing", "warning", "silence", "both"],
-)  # fmt: skip
+)
 def test_beside_the_operator_metal_ready_says_what_has_no_other_place(
     warning: tuple[str, str] | None, silence: str, further: str
 ) -> None:
@@ -167,18 +182,21 @@ def test_the_service_has_no_selector_and_is_found_by_llmkubes_labels() -> None:
     body = service_object(record(), ENDPOINT)
     assert body["spec"] == {
         "type": "ClusterIP",
-        "ports": [
-            {"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
-        ],
+        "ports": [{"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
     }
     labels = body["metadata"]["labels"]
     assert (labels["app"], labels["inference.llmkube.dev/service"], labels["llmkube.ai/managed-by"]) == (
-        "tiny", "tiny", "metal-agent"
+        "tiny",
+        "tiny",
+        "metal-agent",
     )
     assert labels["app.kubernetes.io/managed-by"] == "metal-supervisor"
     (owner,) = body["metadata"]["ownerReferences"]
     assert owner == {
-        "apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "name": "tiny", "uid": "u-1",
+        "apiVersion": "inference.llmkube.dev/v1alpha1",
+        "kind": "InferenceService",
+        "name": "tiny",
+        "uid": "u-1",
         "controller": True,
     }
 
@@ -219,7 +237,8 @@ def test_all_three_conditions_of_a_slice_are_always_set(
     (endpoint,) = made_slice(asked, observed)["endpoints"]
     ready, serving, terminating = expected
     assert endpoint == {
-        "addresses": ["10.0.0.5"], "conditions": {"ready": ready, "serving": serving, "terminating": terminating}
+        "addresses": ["10.0.0.5"],
+        "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
     }
 
 
@@ -287,8 +306,11 @@ def test_the_same_event_has_the_same_name_and_another_another() -> None:
 def test_an_event_regards_the_inference_service() -> None:
     body = event_object(record(), Happening("Normal", "Serving", "up"), "mac-1", "2026-01-01T00:00:00.000001Z")
     assert body["regarding"] == {
-        "apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "name": "tiny",
-        "namespace": "default", "uid": "u-1",
+        "apiVersion": "inference.llmkube.dev/v1alpha1",
+        "kind": "InferenceService",
+        "name": "tiny",
+        "namespace": "default",
+        "uid": "u-1",
     }
     assert (body["type"], body["reason"], body["action"], body["note"]) == ("Normal", "Serving", "Serving", "up")
     assert (body["reportingInstance"], body["eventTime"]) == ("mac-1", "2026-01-01T00:00:00.000001Z")

@@ -23,7 +23,7 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state import programs
 from tests.support.boards import full_board, gateway_note, row
 
-HOSTILE = 'a"b\\n\\x\\', "line one\nline_two{x=\"1\"} 7", "émoji 🙂 \ud800", "} 1\n# TYPE evil counter\nevil 1"
+HOSTILE = 'a"b\\n\\x\\', 'line one\nline_two{x="1"} 7', "émoji 🙂 \ud800", "} 1\n# TYPE evil counter\nevil 1"
 HUGE = 10**400
 """Beyond a float."""
 THEIRS = {
@@ -72,9 +72,16 @@ def test_what_was_rendered_before_is_rendered_again_once_it_is_different() -> No
     more = replace(full.counted, probes={program: probes.with_value(0.001).with_value(77.25)})
     first = replace(full.rows[0], observed=replace(full.rows[0].observed, restarts=77))
     boards = (
-        full, full, replace(full, rows=full.rows[1:]), full, replace(full, rows=(first, *full.rows[1:])),
-        replace(full, counted=counted), replace(full, counted=more), replace(full, rows=()), full,
-    )  # fmt: skip
+        full,
+        full,
+        replace(full, rows=full.rows[1:]),
+        full,
+        replace(full, rows=(first, *full.rows[1:])),
+        replace(full, counted=counted),
+        replace(full, counted=more),
+        replace(full, rows=()),
+        full,
+    )
     for accept in accepts:
         kept = Exposition(accept)
         for board in boards:
@@ -126,26 +133,35 @@ def test_names_are_as_prometheus_wants_them() -> None:
 def test_values_are_those_of_the_board() -> None:
     board, tiny = full_board(), {"name": "tiny", "namespace": "default"}
     for name, labels, wanted in (
-        (INCUMBENT + "process_restarts_total", tiny, 2), (INCUMBENT + "process_rss_bytes", tiny, 8),
-        (INCUMBENT + "health_check_duration_seconds_count", tiny, 1), (INCUMBENT + "memory_estimated_bytes", tiny, 11),
+        (INCUMBENT + "process_restarts_total", tiny, 2),
+        (INCUMBENT + "process_rss_bytes", tiny, 8),
+        (INCUMBENT + "health_check_duration_seconds_count", tiny, 1),
+        (INCUMBENT + "memory_estimated_bytes", tiny, 11),
         (INCUMBENT + "health_check_duration_seconds_bucket", {**tiny, "le": "0.1"}, 0),
         (INCUMBENT + "health_check_duration_seconds_bucket", {**tiny, "le": "0.5"}, 1),
-        (INCUMBENT + "system_memory_wired_bytes", {}, 7), (INCUMBENT + "watch_consecutive_failures", {}, 3),
-        (INCUMBENT + "memory_pressure_level", {}, 1), (INCUMBENT + "evictions_skipped_total", {"reason": "floor"}, 1),
+        (INCUMBENT + "system_memory_wired_bytes", {}, 7),
+        (INCUMBENT + "watch_consecutive_failures", {}, 3),
+        (INCUMBENT + "memory_pressure_level", {}, 1),
+        (INCUMBENT + "evictions_skipped_total", {"reason": "floor"}, 1),
         (OURS + "process_exits_total", {**tiny, "reason": "SIGKILL"}, 2),
-        (OURS + "time_to_ready_seconds_sum", tiny, 3.0), (OURS + "endpoint_withdraw_seconds_count", {}, 1),
-        (OURS + "apply_errors_total", {"op": "endpoints", "code": "409"}, 1), (OURS + "api_requests_total", {}, 5),
-        (OURS + "engine_metrics_up", tiny, 1), (OURS + "engine_metrics_up", {**tiny, "name": "mute"}, 0),
+        (OURS + "time_to_ready_seconds_sum", tiny, 3.0),
+        (OURS + "endpoint_withdraw_seconds_count", {}, 1),
+        (OURS + "apply_errors_total", {"op": "endpoints", "code": "409"}, 1),
+        (OURS + "api_requests_total", {}, 5),
+        (OURS + "engine_metrics_up", tiny, 1),
+        (OURS + "engine_metrics_up", {**tiny, "name": "mute"}, 0),
         (OURS + "engine_metrics_dropped_total", {**tiny, "reason": "name"}, 2),
         ("llamacpp:tokens_predicted_total", tiny, 6),
         (OURS + "loop_duration_seconds_count", {"loop": "controller"}, 1),
         (OURS + "loop_duration_seconds_sum", {"loop": "sidecar"}, 0.002),
         (OURS + "loop_last_success_timestamp_seconds", {"loop": "controller"}, 900.0),
-        (OURS + "watch_reconnects_total", {"kind": "models"}, 2), (OURS + "service_memory_bytes", tiny, 9),
-        (OURS + "memory_reserved_bytes", tiny, 11), (OURS + "memory_charged_bytes", {}, 20),
+        (OURS + "watch_reconnects_total", {"kind": "models"}, 2),
+        (OURS + "service_memory_bytes", tiny, 9),
+        (OURS + "memory_reserved_bytes", tiny, 11),
+        (OURS + "memory_charged_bytes", {}, 20),
         (OURS + "model_download_total_bytes", {"namespace": "default", "model": "here"}, 4),
         (OURS + "model_fetch_failed", {"namespace": "default", "model": "gone"}, 1),
-    ):  # fmt: skip
+    ):
         assert value(board, name, **labels) == wanted, (name, labels)
 
 
@@ -184,11 +200,17 @@ def test_what_was_counted_of_a_program_goes_with_it() -> None:
     assert set(counted.probes) == set(counted.starts) == {"default.b"}
 
 
-@pytest.mark.parametrize("told", [{}, {"memory": 3, "watches": [], "passes": {"bounds": [1]}, "at": "now"},
-                                  {"watches": {"models": 1}, "memory": {"budget": "all", "skipped": 2}},
-                                  {"memory": {"budget": HUGE, "charged": -HUGE}, "at": HUGE},
-                                  {"models": {"a/b": {"file": {"phase": "Downloading", "total_bytes": HUGE}}}},
-                                  {"passes": {"bounds": [1], "counts": [1, HUGE], "total": 1}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"memory": 3, "watches": [], "passes": {"bounds": [1]}, "at": "now"},
+        {"watches": {"models": 1}, "memory": {"budget": "all", "skipped": 2}},
+        {"memory": {"budget": HUGE, "charged": -HUGE}, "at": HUGE},
+        {"models": {"a/b": {"file": {"phase": "Downloading", "total_bytes": HUGE}}}},
+        {"passes": {"bounds": [1], "counts": [1, HUGE], "total": 1}},
+    ],
+)
 def test_a_report_of_another_version_takes_nothing_else_down(told: dict[str, Any]) -> None:
     assert value(Board(rows=(row(),), controller=told), INCUMBENT + "managed_processes") == 1.0
 
@@ -209,7 +231,7 @@ def test_a_hostile_name_stays_in_its_label(name: str, accept: str) -> None:
 def test_a_scraper_gets_the_format_it_accepts() -> None:
     body, kind = Exposition("application/openmetrics-text; version=1.0.0").render(full_board())
     assert kind.startswith("application/openmetrics-text; version=1.0.0") and body.endswith(b"# EOF\n")
-    assert b'\nmetal_supervisor_cluster_reachable 1.0\n' in body
+    assert b"\nmetal_supervisor_cluster_reachable 1.0\n" in body
     body, kind = Exposition("*/*").render(full_board())
     assert kind.startswith("text/plain; version=0.0.4") and b"# EOF" not in body
 
@@ -220,10 +242,13 @@ def test_a_scraper_gets_the_format_it_accepts() -> None:
 @pytest.mark.parametrize(
     ("last_exit", "crashed", "reason"),
     [
-        ("exit status 1", True, "exit_1"), ("terminated by SIGSEGV", True, "SIGSEGV"), ("", True, "unknown"),
-        ("exit status 0; x", True, "unknown"), ("terminated by SIGTERM", False, "stopped"),
+        ("exit status 1", True, "exit_1"),
+        ("terminated by SIGSEGV", True, "SIGSEGV"),
+        ("", True, "unknown"),
+        ("exit status 0; x", True, "unknown"),
+        ("terminated by SIGTERM", False, "stopped"),
     ],
-)  # fmt: skip
+)
 def test_ends_are_counted_by_reason_and_outlive_the_sidecar(last_exit: str, crashed: bool, reason: str) -> None:
     assert exit_messages.manner(last_exit, crashed) == reason
     once = Observed("default.tiny", 0, False, 1.0, "EXITED", exits=exit_messages.exits(None, reason))
@@ -272,8 +297,16 @@ def test_the_gateways_requests_are_counted_by_key_service_and_status() -> None:
     assert value(board, OURS + "gateway_request_seconds_sum", **service) == 3.0
 
 
-@pytest.mark.parametrize("note", [{}, {"requests": 7}, {"requests": [[1]]}, {"whole": [["a", "b", 1]]},
-                                  {"events": [["laptop", "default", "tiny", HUGE]]},
-                                  {"inFlight": [["default", "tiny", float("inf")]]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "note",
+    [
+        {},
+        {"requests": 7},
+        {"requests": [[1]]},
+        {"whole": [["a", "b", 1]]},
+        {"events": [["laptop", "default", "tiny", HUGE]]},
+        {"inFlight": [["default", "tiny", float("inf")]]},
+    ],
+)
 def test_a_note_of_another_version_costs_no_scrape(note: Json) -> None:
     assert scraped(replace(full_board(), gateway=note))

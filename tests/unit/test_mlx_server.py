@@ -21,9 +21,14 @@ FLAGS = {"--decode-concurrency", "--prompt-concurrency", "--prompt-cache-bytes",
 OWNED = [name for name, flag in MLX.grammar.flags.items() if flag.verdict is not FlagVerdict.VALUE]
 MLX_LM = Binary("/v/bin/mlx_lm.server", frozenset(FLAGS), "mlx_lm.server", "/v/bin/python")
 CONFIG = {
-    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "model_type": "llama", "max_position_embeddings": 4096,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
 READ = Reading(GIB, config=CONFIG)
 PLACE = Place("/models/m", "127.0.0.1", 18100, 8, "/state", READ)
 KV = 4 * 4096 * 2 * 2 * 32 * 2
@@ -55,7 +60,13 @@ def test_the_swift_server_gets_its_documented_command_line() -> None:
     made = engine(service(parallelSlots=3, extra=("--reasoning", "off")), SWIFT, PLACE)
     assert list(made.argv) == ["/opt/mlx-server", *WHERE, "--max-slots", "3", "--reasoning", "off"]
     assert made.probe == Probe(
-        "/health", "ok", "/v1/models", "", "", names_itself=True, first_path="/v1/chat/completions",
+        "/health",
+        "ok",
+        "/v1/models",
+        "",
+        "",
+        names_itself=True,
+        first_path="/v1/chat/completions",
         first_body='{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}',
     )
     assert argv(service(), SWIFT)[-2:] == ["--max-slots", "1"], "its own default is four"
@@ -91,7 +102,12 @@ def test_nothing_is_fetched_whatever_the_environment_says() -> None:
     made = engine(service(env=(("MLX_METAL_DEBUG", "1"),)), MLX_LM, PLACE)
     assert dict(made.env) == {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/state/hub", "MLX_METAL_DEBUG": "1"}
     assert made.probe == Probe(
-        "/health", '"status"', "/v1/models", "tiny", "", first_path="/v1/chat/completions",
+        "/health",
+        '"status"',
+        "/v1/models",
+        "tiny",
+        "",
+        first_path="/v1/chat/completions",
         first_body='{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}',
     )
 
@@ -111,11 +127,15 @@ def test_other_extra_arguments_are_the_users() -> None:
 @pytest.mark.parametrize(
     ("extra", "text"),
     [
-        (("-x",), "[0] '-x' is not known"), (("--",), "[0] '--' is not known"), (("x",), "[0] 'x' is neither"),
-        (("--to", "1"), "[0] '--to' could be several"), (("--temp", "--top-p"), "[0] '--temp' needs a value"),
-        (("--chat-template", "-x"), "[0] '--chat-template' needs a value"), (("--temp=hot",), "[0]: --temp takes a"),
+        (("-x",), "[0] '-x' is not known"),
+        (("--",), "[0] '--' is not known"),
+        (("x",), "[0] 'x' is neither"),
+        (("--to", "1"), "[0] '--to' could be several"),
+        (("--temp", "--top-p"), "[0] '--temp' needs a value"),
+        (("--chat-template", "-x"), "[0] '--chat-template' needs a value"),
+        (("--temp=hot",), "[0]: --temp takes a"),
     ],
-)  # fmt: skip
+)
 def test_what_argparse_would_end_at_is_refused_by_name(extra: tuple[str, ...], text: str) -> None:
     found = refuse(service(extra=extra))
     assert found is not None and f"spec.extraArgs{text}" in found[1]

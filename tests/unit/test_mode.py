@@ -31,9 +31,13 @@ def entry(manager: str = "manager", **other: Any) -> dict[str, Any]:
     """A managed fields entry as the operator's update of a status leaves it."""
     owns = {"f:status": {".": {}, "f:lastUpdated": {}, "f:phase": {}}}
     return {
-        "manager": manager, "operation": "Update", "subresource": "status", "time": "2026-11-21T11:59:59Z",
-        "fieldsV1": owns, **other,
-    }  # fmt: skip
+        "manager": manager,
+        "operation": "Update",
+        "subresource": "status",
+        "time": "2026-11-21T11:59:59Z",
+        "fieldsV1": owns,
+        **other,
+    }
 
 
 @pytest.mark.parametrize("manager", ["manager", "llmkube-controller", "__debug_bin"])
@@ -45,9 +49,16 @@ def test_the_operator_is_known_by_the_fields_it_owns_whatever_its_binary_is_call
 @pytest.mark.parametrize(
     "other",
     [
-        {"manager": "metal-supervisor"}, {"manager": "metal/mac-a"}, {"operation": "Apply"}, {"subresource": ""},
-        {"fieldsV1": {"f:status": {"f:schedulingStatus": {}}}}, {"fieldsV1": {"f:status": {"f:phase": {}}}},
-        {"fieldsV1": None}, {"fieldsV1": {"f:status": []}}, {"time": None}, {"manager": "llmkube-metal-agent"},
+        {"manager": "metal-supervisor"},
+        {"manager": "metal/mac-a"},
+        {"operation": "Apply"},
+        {"subresource": ""},
+        {"fieldsV1": {"f:status": {"f:schedulingStatus": {}}}},
+        {"fieldsV1": {"f:status": {"f:phase": {}}}},
+        {"fieldsV1": None},
+        {"fieldsV1": {"f:status": []}},
+        {"time": None},
+        {"manager": "llmkube-metal-agent"},
     ],
     ids=str,
 )

@@ -47,8 +47,12 @@ def told(
 @pytest.mark.parametrize(
     "spec",
     [
-        {"source": "models/foo.gguf"}, {"source": ""}, {"sha256": "short"}, {"refreshPolicy": "Always"},
-        {"source": "https://example.com/x.gguf", "format": "mlx"}, {"mmproj": 5},
+        {"source": "models/foo.gguf"},
+        {"source": ""},
+        {"sha256": "short"},
+        {"refreshPolicy": "Always"},
+        {"source": "https://example.com/x.gguf", "format": "mlx"},
+        {"mmproj": 5},
     ],
     ids=str,
 )

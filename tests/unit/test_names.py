@@ -29,10 +29,17 @@ THERE = known(record("a", "phi"), record("b", "phi"), record("a", "phi-mini"), *
 @pytest.mark.parametrize(
     ("word", "program"),
     [
-        ("a/phi", "a.phi"), ("a.phi", "a.phi"), ("b/phi", "b.phi"), ("phi-mini", "a.phi-mini"), ("two", "a.two"),
-        ("a/two", "a.two"), ("a/two@1", "a.two@1"), ("two@1", "a.two@1"), ("controller", "controller"),
+        ("a/phi", "a.phi"),
+        ("a.phi", "a.phi"),
+        ("b/phi", "b.phi"),
+        ("phi-mini", "a.phi-mini"),
+        ("two", "a.two"),
+        ("a/two", "a.two"),
+        ("a/two@1", "a.two@1"),
+        ("two@1", "a.two@1"),
+        ("controller", "controller"),
     ],
-)  # fmt: skip
+)
 def test_a_name_means_one(word: str, program: str) -> None:
     assert meant(word, THERE) == program
 

@@ -14,10 +14,15 @@ NOTHING = cast(Any, None)
 REFUSED = Rejected("default", "tiny", "u1", 1, "tiny", "InvalidSpec", "spec.mode is wrong")
 
 
-@pytest.mark.parametrize(("reason", "delay_s"), [
-    ("InvalidSpec", READY_S), ("UnsupportedRuntime", CANNOT_S), ("FormatMismatch", CANNOT_S),
-    ("UnsupportedSource", CANNOT_S),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "delay_s"),
+    [
+        ("InvalidSpec", READY_S),
+        ("UnsupportedRuntime", CANNOT_S),
+        ("FormatMismatch", CANNOT_S),
+        ("UnsupportedSource", CANNOT_S),
+    ],
+)
 def test_what_another_mac_may_have_a_runtime_for_is_left_to_it(reason: str, delay_s: float) -> None:
     offers = Offers(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     assert offers.delay_s(replace(REFUSED, reason=reason), NOTHING) == delay_s

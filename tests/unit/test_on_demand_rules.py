@@ -37,18 +37,21 @@ def annotated(**said: str) -> Json:
 OFF, ON = OnDemandPolicy(), OnDemandPolicy(default=True, idle_ttl_s=60.0)
 
 
-@pytest.mark.parametrize(("service", "model", "policy", "idle_s"), [
-    (annotated(), annotated(), OFF, None),
-    (annotated(), annotated(), ON, 60.0),
-    (annotated(on_demand="true"), annotated(), OFF, 900.0),
-    (annotated(on_demand="true"), annotated(on_demand="false"), OFF, 900.0),
-    (annotated(on_demand="false"), annotated(on_demand="true"), ON, None),
-    (annotated(), annotated(on_demand="true", ttl="1m"), OFF, 60.0),
-    (annotated(on_demand="true", ttl="1h"), annotated(ttl="1m"), OFF, 3600.0),
-    (annotated(on_demand="true", ttl="off"), annotated(), OFF, 0.0),
-    (annotated(on_demand="true"), annotated(), replace(OFF, gateway=False), None),
-    ({}, {}, OFF, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("service", "model", "policy", "idle_s"),
+    [
+        (annotated(), annotated(), OFF, None),
+        (annotated(), annotated(), ON, 60.0),
+        (annotated(on_demand="true"), annotated(), OFF, 900.0),
+        (annotated(on_demand="true"), annotated(on_demand="false"), OFF, 900.0),
+        (annotated(on_demand="false"), annotated(on_demand="true"), ON, None),
+        (annotated(), annotated(on_demand="true", ttl="1m"), OFF, 60.0),
+        (annotated(on_demand="true", ttl="1h"), annotated(ttl="1m"), OFF, 3600.0),
+        (annotated(on_demand="true", ttl="off"), annotated(), OFF, 0.0),
+        (annotated(on_demand="true"), annotated(), replace(OFF, gateway=False), None),
+        ({}, {}, OFF, None),
+    ],
+)
 def test_the_service_comes_before_its_model_and_that_before_the_setting(
     service: Json, model: Json, policy: OnDemandPolicy, idle_s: float | None
 ) -> None:
@@ -66,12 +69,15 @@ def test_an_engine_of_its_own_idle_time_is_another_matter() -> None:
     assert unloading(annotated(on_demand="true", ttl="15m"), {}, OFF).engine_s is None
 
 
-@pytest.mark.parametrize(("service", "model", "where"), [
-    (annotated(on_demand="yes"), {}, ON_DEMAND_ANNOTATION),
-    (annotated(), annotated(on_demand="True"), f"{ON_DEMAND_ANNOTATION} of its Model"),
-    (annotated(on_demand="true", ttl="soon"), {}, IDLE_TTL_ANNOTATION),
-    (annotated(on_demand="true"), annotated(ttl="1s"), f"{IDLE_TTL_ANNOTATION} of its Model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("service", "model", "where"),
+    [
+        (annotated(on_demand="yes"), {}, ON_DEMAND_ANNOTATION),
+        (annotated(), annotated(on_demand="True"), f"{ON_DEMAND_ANNOTATION} of its Model"),
+        (annotated(on_demand="true", ttl="soon"), {}, IDLE_TTL_ANNOTATION),
+        (annotated(on_demand="true"), annotated(ttl="1s"), f"{IDLE_TTL_ANNOTATION} of its Model"),
+    ],
+)
 def test_what_means_nothing_is_refused_by_name(service: Json, model: Json, where: str) -> None:
     with pytest.raises(Bad) as refused:
         unloading(service, model, OFF)
@@ -97,13 +103,16 @@ def settled(use: EngineUse, was: Record | None = RUNS, asks: Proposal = ASKS, up
     return on_demand.settle({key: asks}, before, held, world({program: use}, {program: READY}))[key]
 
 
-@pytest.mark.parametrize(("use", "stays"), [
-    (EngineUse(), False),
-    (EngineUse(used_at=NOW - 61), False),
-    (EngineUse(used_at=NOW - 59), True),
-    (EngineUse(in_flight=1, used_at=NOW - 1000), True),
-    (EngineUse(waiting=1), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("use", "stays"),
+    [
+        (EngineUse(), False),
+        (EngineUse(used_at=NOW - 61), False),
+        (EngineUse(used_at=NOW - 59), True),
+        (EngineUse(in_flight=1, used_at=NOW - 1000), True),
+        (EngineUse(waiting=1), True),
+    ],
+)
 def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) -> None:
     found = settled(use)
     assert found.asks is stays
@@ -249,11 +258,13 @@ class Mac:
     def uses(self) -> dict[str, EngineUse]:
         return {
             f"default.{name}": EngineUse(
-                self.waiting[name], self.processes[name].flight if name in self.processes else 0,
+                self.waiting[name],
+                self.processes[name].flight if name in self.processes else 0,
                 self.used_at.get(name, 0.0),
             )
-            for name, asked in self.wanted.items() if asked["idle_s"] is not None
-        }  # fmt: skip
+            for name, asked in self.wanted.items()
+            if asked["idle_s"] is not None
+        }
 
     def observed(self) -> dict[str, Observed]:
         return {
@@ -338,10 +349,12 @@ class Mac:
         what = chance.choice([*["ask"] * 6, *["answer"] * 4, *["time"] * 6, "edit", "delete", "leave", "crash"])
         if what == "edit" or name not in self.wanted:
             self.edit(
-                name, reserved_bytes=chance.choice([5, 40, 60, 60, 90, 101]), protected=chance.random() < 0.1,
+                name,
+                reserved_bytes=chance.choice([5, 40, 60, 60, 90, 101]),
+                protected=chance.random() < 0.1,
                 priority=chance.choice(["low", "normal", "normal", "high"]),
                 idle_s=chance.choice([0.0, 60.0, 60.0, None]),
-            )  # fmt: skip
+            )
         elif what == "delete":
             del self.wanted[name]
             self.waiting[name] = 0
@@ -402,16 +415,19 @@ def is_kept_out(mac: Mac, name: str) -> bool:
     """True if there is never room: it is larger than the budget, or what may not be unloaded for it is in its way."""
     mine = mac.wanted[name]
     in_its_way = [
-        each["reserved_bytes"] for other, each in mac.wanted.items()
-        if other != name and other in mac.processes and (
-            each["idle_s"] is None or each["protected"] or PRIORITIES[each["priority"]] > PRIORITIES[mine["priority"]]
-        )
-    ]  # fmt: skip
+        each["reserved_bytes"]
+        for other, each in mac.wanted.items()
+        if other != name
+        and other in mac.processes
+        and (each["idle_s"] is None or each["protected"] or PRIORITIES[each["priority"]] > PRIORITIES[mine["priority"]])
+    ]
     waits = [
-        each["reserved_bytes"] for other, each in mac.wanted.items()
-        if other != name and PRIORITIES[each["priority"]] >= PRIORITIES[mine["priority"]]
+        each["reserved_bytes"]
+        for other, each in mac.wanted.items()
+        if other != name
+        and PRIORITIES[each["priority"]] >= PRIORITIES[mine["priority"]]
         and mac.records["default", other].queue_position
-    ]  # fmt: skip
+    ]
     return mine["reserved_bytes"] + sum(in_its_way) + sum(waits) > 100
 
 

@@ -24,19 +24,38 @@ EVIL = "x\nevil/other  Ready\r\x1b[2J\u202egpj\u2028\x9b31m\0\t`id`"
 def service(name: str = "tiny", **more: Any) -> dict[str, Any]:
     memory = {"reservedBytes": 3 * GIB, "measuredBytes": 2 * GIB}
     return {
-        "namespace": "default", "name": name, "program": f"default.{name}", "phase": "Ready", "reason": "Serving",
-        "message": "it serves", "ready": True, "warning": None, "runtime": "llama-server", "pid": 41, "restarts": 2,
-        "address": "127.0.0.1:18100", "nextAttempt": None, "memory": memory, **more,
-    }  # fmt: skip
+        "namespace": "default",
+        "name": name,
+        "program": f"default.{name}",
+        "phase": "Ready",
+        "reason": "Serving",
+        "message": "it serves",
+        "ready": True,
+        "warning": None,
+        "runtime": "llama-server",
+        "pid": 41,
+        "restarts": 2,
+        "address": "127.0.0.1:18100",
+        "nextAttempt": None,
+        "memory": memory,
+        **more,
+    }
 
 
 def document(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     memory = {"budget": 8 * GIB, "charged": 4 * GIB, "waiting": 1, "pressure": "Normal", "why": "", "left": 4 * GIB}
     return {
-        "version": "1", "node": "mac", "cluster": {"server": "http://k", "reachable": True, "error": ""},
-        "supervisord": {"reachable": True, "error": ""}, "programs": {"controller": "RUNNING"}, "memory": memory,
-        "controller": {"notices": []}, "downloads": [], "services": list(rows), **more,
-    }  # fmt: skip
+        "version": "1",
+        "node": "mac",
+        "cluster": {"server": "http://k", "reachable": True, "error": ""},
+        "supervisord": {"reachable": True, "error": ""},
+        "programs": {"controller": "RUNNING"},
+        "memory": memory,
+        "controller": {"notices": []},
+        "downloads": [],
+        "services": list(rows),
+        **more,
+    }
 
 
 def shown(body: dict[str, Any], width: int | None = None, **beside: Beside) -> list[str]:
@@ -70,9 +89,15 @@ def test_a_service_that_serves() -> None:
     beside = Beside("default/tiny", "http://127.0.0.1:18101/v1", NOW - 3900, 41.26)
     found = {column: cell(document(service()), column, tiny=beside) for column in COLUMNS}
     assert found == {
-        "NAMESPACE/NAME": "default/tiny", "PHASE": "Ready", "RUNTIME": "llama-server", "URL": "http://127.0.0.1:18101/v1",
-        "MEMORY": "2.0/3.0 GiB", "RESTARTS": "2", "UPTIME": "65 min", "TOKENS/S": "41.3",
-    }  # fmt: skip
+        "NAMESPACE/NAME": "default/tiny",
+        "PHASE": "Ready",
+        "RUNTIME": "llama-server",
+        "URL": "http://127.0.0.1:18101/v1",
+        "MEMORY": "2.0/3.0 GiB",
+        "RESTARTS": "2",
+        "UPTIME": "65 min",
+        "TOKENS/S": "41.3",
+    }
     assert why(document(service())) == ""
 
 
@@ -130,9 +155,10 @@ def test_more_than_the_budget_fills_the_bar_and_is_told_in_numbers() -> None:
 def test_what_is_wrong_with_the_machine_is_told() -> None:
     body = document(
         cluster={"server": "https://k", "reachable": False, "error": "timed out"},
-        supervisord={"reachable": False, "error": "refused"}, programs={"controller": "FATAL", "sidecar": "RUNNING"},
+        supervisord={"reachable": False, "error": "refused"},
+        programs={"controller": "FATAL", "sidecar": "RUNNING"},
         controller={"notices": [{"name": "evil.conf", "reason": "no section"}]},
-    )  # fmt: skip
+    )
     text = "\n".join(shown(body))
     for part in ("https://k timed out", "supervisord: refused", "controller is FATAL", "evil.conf: no section"):
         assert part in text

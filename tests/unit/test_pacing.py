@@ -47,9 +47,18 @@ def adds(records: list[Record]) -> list[Step]:
     return [Step(Action.ADD, each.program, "new") for each in records]
 
 
-@pytest.mark.parametrize(("chosen", "cores", "most"), [
-    (0, None, 4), (0, 2, 4), (0, 8, 4), (0, 12, 6), (0, 32, 16), (1, 32, 1), (1000, 2, 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "cores", "most"),
+    [
+        (0, None, 4),
+        (0, 2, 4),
+        (0, 8, 4),
+        (0, 12, 6),
+        (0, 32, 16),
+        (1, 32, 1),
+        (1000, 2, 1000),
+    ],
+)
 def test_half_of_the_cores_load_unless_a_number_is_chosen(chosen: int, cores: int | None, most: int) -> None:
     assert most_at_once(chosen, cores) == most
 
@@ -57,9 +66,11 @@ def test_half_of_the_cores_load_unless_a_number_is_chosen(chosen: int, cores: in
 def test_those_that_load_take_places_and_those_that_serve_or_take_too_long_do_not() -> None:
     records = services(6)
     table = {
-        "default.s0": up("default.s0"), "default.s1": up("default.s1"), "default.s2": up("default.s2", LOADS_S),
+        "default.s0": up("default.s0"),
+        "default.s1": up("default.s1"),
+        "default.s2": up("default.s2", LOADS_S),
         "default.s3": up("default.s3", state=State.BACKOFF),
-    }  # fmt: skip
+    }
     told = {"default.s0": seen("default.s0", False), "default.s1": seen("default.s1", True)}
     steps = paced(adds(records[4:]), records, world(table, told), 2)
     assert started(steps) == ["s4"]
@@ -112,9 +123,7 @@ def test_engines_that_crash_again_and_again_keep_no_other_one_from_its_first_sta
     steps = [*again, *adds([fresh])]
 
     def first(ended_at: float) -> list[str]:
-        table = {
-            each.program: ProgramState(each.program, State.FATAL, 0, NOW - 60.0, ended_at) for each in crashed
-        }  # fmt: skip
+        table = {each.program: ProgramState(each.program, State.FATAL, 0, NOW - 60.0, ended_at) for each in crashed}
         return started(paced(steps, [*crashed, fresh], world(table), 1))
 
     assert first(NOW - 4.0) == ["fresh"]

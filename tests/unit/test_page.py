@@ -66,9 +66,14 @@ def worded(text: str) -> Board:
     """A board where this text stands wherever somebody else's may."""
     what = Happening("Warning", "Crashed", text)
     return boards.board(
-        4, text, cluster_error=text, supervisord_error=text, happenings=(Recent(boards.NOW, text, what),),
-        power=PowerReading(problem=text), programs={text: text},
-    )  # fmt: skip
+        4,
+        text,
+        cluster_error=text,
+        supervisord_error=text,
+        happenings=(Recent(boards.NOW, text, what),),
+        power=PowerReading(problem=text),
+        programs={text: text},
+    )
 
 
 # ── what it says ─────────────────────────────────────────────────────────────────────────────────
@@ -81,8 +86,9 @@ def test_it_has_every_service_with_phase_reason_message_and_what_to_do() -> None
         "Creating Loading loading the model Nothing to do: it serves once its engine answers.",
         "Failed CrashLoopBackOff exit status 1 All of its log: metal-supervisor logs default/model-002",
         "Pending InsufficientMemory needs 61.2 GiB, 10.3 GiB of 48.0 GiB left; try a smaller quantization",
-        "256 MiB 341 MiB charged", "1 of 4 services serve, 2 need a look",
-    ):  # fmt: skip
+        "256 MiB 341 MiB charged",
+        "1 of 4 services serve, 2 need a look",
+    ):
         assert said in text, said
 
 
@@ -96,11 +102,16 @@ def test_it_tells_downloads_events_notices_cluster_programs_and_power() -> None:
     what = Happening("Normal", "Serving", "it serves")
     document = page(boards.board(1, happenings=(Recent(boards.NOW, "default/x", what),), power=power))
     for said in (
-        "default/phi Downloading 25 % of 4.0 GiB", "Serving default/x it serves",
-        "Notice default.x.conf put aside: no section", "https://api.example:6443, reachable",
-        "controller RUNNING; sidecar RUNNING", "gpu 12.3 W", "llama-server b7200", f"metal-supervisor {__version__}",
+        "default/phi Downloading 25 % of 4.0 GiB",
+        "Serving default/x it serves",
+        "Notice default.x.conf put aside: no section",
+        "https://api.example:6443, reachable",
+        "controller RUNNING; sidecar RUNNING",
+        "gpu 12.3 W",
+        "llama-server b7200",
+        f"metal-supervisor {__version__}",
         "start default.model-000: new",
-    ):  # fmt: skip
+    ):
         assert said in document.text, said
     (progress,) = (attributes for tag, attributes in document.elements if tag == "progress")
     assert (progress["value"], progress["max"]) == (str(boards.GIB), str(4 * boards.GIB))
@@ -151,10 +162,12 @@ def test_what_is_stopped_on_purpose_is_not_missing() -> None:
     [
         {"cluster": [1], "memory": "x", "notices": {"a": 1}, "models": 7, "did": None},
         {"memory": {"budget": "48"}, "notices": [1, {}], "cluster": None},
-        {"memory": {"budget": True}}, {"memory": {"budget": 1 << 30}}, {"memory": {"budget": 10**400}},
+        {"memory": {"budget": True}},
+        {"memory": {"budget": 1 << 30}},
+        {"memory": {"budget": 10**400}},
         {"memory": {"budget": 1 << 30, "charged": 10**400}},
     ],
-)  # fmt: skip
+)
 def test_a_report_of_another_version_is_no_error(told: dict[str, Any]) -> None:
     board = boards.board(1, controller=told)
     assert "model-000" in page(board).text and status(board)["cluster"]["reachable"]

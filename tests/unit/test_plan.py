@@ -41,16 +41,26 @@ PROPERTY = settings(max_examples=300, database=None, derandomize=True)
 TAKES_AWAY = {Action.STOP, Action.REMOVE, Action.REPLACE, Action.TERM, Action.WITHDRAW}
 
 
-def row(state: State, *, up_s: float = 100.0, pid: int | None = None, stop: float = 0.0, name: str = NAME,
-        start: float | None = None) -> ProgramState:
+def row(
+    state: State,
+    *,
+    up_s: float = 100.0,
+    pid: int | None = None,
+    stop: float = 0.0,
+    name: str = NAME,
+    start: float | None = None,
+) -> ProgramState:
     alive = PID if state in LIVE else 0
-    return ProgramState(
-        name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop
-    )
+    return ProgramState(name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop)
 
 
-def note(spec: str = OLD, pid: int = PID, starts: tuple[float, ...] = (NOW - 100,), not_before: float = 0.0,
-         launcher: int | None = None) -> RunNote:
+def note(
+    spec: str = OLD,
+    pid: int = PID,
+    starts: tuple[float, ...] = (NOW - 100,),
+    not_before: float = 0.0,
+    launcher: int | None = None,
+) -> RunNote:
     return RunNote(pid, pid if launcher is None else launcher, "ticks 1", spec, starts, not_before, "", "")
 
 
@@ -299,7 +309,11 @@ def test_from_running_to_gone_takes_withdraw_stop_and_the_end_in_this_order(repl
         (row(State.STOPPED), Stopping(NOW, True, drained=True)),
     ]
     assert [do(state, stopping=stopping, **shared) for state, stopping in story] == [
-        Action.WITHDRAW, Action.WAIT, Action.STOP, Action.WAIT, Action.REPLACE if replaced else Action.REMOVE
+        Action.WITHDRAW,
+        Action.WAIT,
+        Action.STOP,
+        Action.WAIT,
+        Action.REPLACE if replaced else Action.REMOVE,
     ]
 
 
@@ -313,13 +327,19 @@ STATES = st.sampled_from(State)
 TIMES = st.floats(NOW - 5000, NOW + 5000)
 ROWS = st.builds(
     lambda state, pid, start, stop: ProgramState(NAME, state, pid if state in LIVE else 0, start, stop),
-    STATES, st.integers(1, 5), st.just(0.0) | TIMES, st.just(0.0) | TIMES,
+    STATES,
+    st.integers(1, 5),
+    st.just(0.0) | TIMES,
+    st.just(0.0) | TIMES,
 )
 NOTES = st.none() | st.builds(
     lambda spec, pid, launcher, starts, not_before: RunNote(
         pid, launcher, "t", spec, tuple(starts), not_before, "", ""
     ),
-    st.sampled_from([OLD, NEW]), st.integers(0, 5), st.integers(1, 5), st.lists(TIMES, max_size=20),
+    st.sampled_from([OLD, NEW]),
+    st.integers(0, 5),
+    st.integers(1, 5),
+    st.lists(TIMES, max_size=20),
     st.just(0.0) | TIMES,
 )
 SETS = st.sampled_from([frozenset[str](), frozenset({NAME})])

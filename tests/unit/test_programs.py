@@ -44,9 +44,31 @@ from tests.support.records import a_record
 PROPERTY = settings(max_examples=60, database=None, derandomize=True)
 HOME = "/state"
 NASTY = [
-    "a\n[program:evil]\ncommand=touch /tmp/pwned", "[program:evil]", "x'\nenvironment=LD_PRELOAD=/tmp/evil.so",
-    "be nice ;) please", " ;", "# comment", "\t#", "%(ENV_HOME)s", "%s", "%%", "%(here)s", "%", '"', "'", "\"'\"", "\\",
-    "\r\n", "\x0b\x0c\x85\u2028", "🦙", "a" * 5000, "", " ", "=", "-", "\x7f",
+    "a\n[program:evil]\ncommand=touch /tmp/pwned",
+    "[program:evil]",
+    "x'\nenvironment=LD_PRELOAD=/tmp/evil.so",
+    "be nice ;) please",
+    " ;",
+    "# comment",
+    "\t#",
+    "%(ENV_HOME)s",
+    "%s",
+    "%%",
+    "%(here)s",
+    "%",
+    '"',
+    "'",
+    '"\'"',
+    "\\",
+    "\r\n",
+    "\x0b\x0c\x85\u2028",
+    "🦙",
+    "a" * 5000,
+    "",
+    " ",
+    "=",
+    "-",
+    "\x7f",
 ]
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30) | st.sampled_from(NASTY)
 WORDS = st.text(max_size=20)
@@ -60,30 +82,64 @@ def names() -> st.SearchStrategy[str]:
 
 RECORDS = st.builds(
     lambda namespace, name, **rest: a_record(name, namespace, program=program_name((namespace, name)), **rest),
-    namespace=names(), name=names() | st.sampled_from(["a.b", "x" * 253]), uid=WORDS, generation=NUMBERS, model=WORDS,
-    runtime=WORDS, replicas=NUMBERS, mode=WORDS, priority=WORDS,
+    namespace=names(),
+    name=names() | st.sampled_from(["a.b", "x" * 253]),
+    uid=WORDS,
+    generation=NUMBERS,
+    model=WORDS,
+    runtime=WORDS,
+    replicas=NUMBERS,
+    mode=WORDS,
+    priority=WORDS,
     verdict=st.builds(Verdict, st.sampled_from(Standing), WORDS, TEXT, TIMES),
     endpoint=st.none() | st.builds(Endpoint, names(), NUMBERS, TEXT, WORDS, st.none() | NUMBERS),
-    port=st.none() | NUMBERS, spec_file=st.just(None),
+    port=st.none() | NUMBERS,
+    spec_file=st.just(None),
     probe=st.builds(Probe, TEXT, TEXT, TEXT, asleep_path=TEXT),
-    files=st.lists(TEXT, max_size=3).map(tuple), withdraw=WORDS,
-    stopped_by_hand=st.booleans(), retry_at=st.none() | TIMES, warning=st.none() | st.tuples(WORDS, TEXT),
+    files=st.lists(TEXT, max_size=3).map(tuple),
+    withdraw=WORDS,
+    stopped_by_hand=st.booleans(),
+    retry_at=st.none() | TIMES,
+    warning=st.none() | st.tuples(WORDS, TEXT),
 )
 OBSERVED = st.builds(
-    Observed, WORDS, NUMBERS, st.booleans(), TIMES, WORDS, TEXT, WORDS, NUMBERS, TIMES, TEXT, TEXT,
+    Observed,
+    WORDS,
+    NUMBERS,
+    st.booleans(),
+    TIMES,
+    WORDS,
+    TEXT,
+    WORDS,
+    NUMBERS,
+    TIMES,
+    TEXT,
+    TEXT,
     exits=st.dictionaries(WORDS, NUMBERS, max_size=3),
 )
 RECORD = a_record(
-    model="tiny", endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None), port=18100,
-    host="default.tiny.0123456789ab.json", files=("/m.gguf",),
-)  # fmt: skip
+    model="tiny",
+    endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None),
+    port=18100,
+    host="default.tiny.0123456789ab.json",
+    files=("/m.gguf",),
+)
 OBSERVATION = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 NOTE = {
-    "format": 1, "pid": 7, "launcher_pid": 7, "started": "ticks 1", "spec": "default.tiny.0123456789ab.json",
-    "starts": [1.0, 2.5], "not_before": 0.0, "refused": "", "refused_message": "",
+    "format": 1,
+    "pid": 7,
+    "launcher_pid": 7,
+    "started": "ticks 1",
+    "spec": "default.tiny.0123456789ab.json",
+    "starts": [1.0, 2.5],
+    "not_before": 0.0,
+    "refused": "",
+    "refused_message": "",
 }
 READERS: list[tuple[Callable[[str], Any], str]] = [
-    (read_record, text_of(RECORD)), (read_observed, text_of(OBSERVATION)), (read_run, json.dumps(NOTE)),
+    (read_record, text_of(RECORD)),
+    (read_observed, text_of(OBSERVATION)),
+    (read_run, json.dumps(NOTE)),
 ]
 EACH_READER = pytest.mark.parametrize(("read", "good"), READERS, ids=["record", "observed", "run"])
 
@@ -106,8 +162,16 @@ def test_an_observation_is_read_back_as_it_was_written(observed: Observed) -> No
 
 
 @PROPERTY
-@given(st.builds(ModelFile, st.sampled_from(("Ready", "Downloading")), TEXT, NUMBERS, real=st.tuples(TEXT, TEXT),
-                 gguf=st.dictionaries(WORDS, TEXT | NUMBERS, max_size=4)))
+@given(
+    st.builds(
+        ModelFile,
+        st.sampled_from(("Ready", "Downloading")),
+        TEXT,
+        NUMBERS,
+        real=st.tuples(TEXT, TEXT),
+        gguf=st.dictionaries(WORDS, TEXT | NUMBERS, max_size=4),
+    )
+)
 def test_a_file_of_a_model_is_read_back_as_the_controller_reports_it(file: ModelFile) -> None:
     assert built(ModelFile, json.loads(json.dumps(vars(file))), "model") == file
 
@@ -119,8 +183,16 @@ def test_a_launchers_note_is_read_back_as_it_was_written(
 ) -> None:
     text = json.dumps(
         {
-            "format": launch.FORMAT, "pid": pid, "launcher_pid": launcher, "started": started, "spec": spec,
-            "starts": starts, "held_after": 0, "not_before": not_before, "refused": refused, "refused_message": why,
+            "format": launch.FORMAT,
+            "pid": pid,
+            "launcher_pid": launcher,
+            "started": started,
+            "spec": spec,
+            "starts": starts,
+            "held_after": 0,
+            "not_before": not_before,
+            "refused": refused,
+            "refused_message": why,
         }
     )
     assert read_run(text) == RunNote(pid, launcher, started, spec, tuple(starts), not_before, refused, why)
@@ -208,9 +280,15 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("port", "18100"), ("spec_file", 5), ("replicas", None), ("generation", "1"), ("files", "/m.gguf"),
-        ("retry_at", "soon"), ("warning", "ab"), ("withdraw", None), ("endpoint", {**dataclasses.asdict(
-            Endpoint("tiny", 8080, "/", "ClusterIP", None)), "port": "x"}),
+        ("port", "18100"),
+        ("spec_file", 5),
+        ("replicas", None),
+        ("generation", "1"),
+        ("files", "/m.gguf"),
+        ("retry_at", "soon"),
+        ("warning", "ab"),
+        ("withdraw", None),
+        ("endpoint", {**dataclasses.asdict(Endpoint("tiny", 8080, "/", "ClusterIP", None)), "port": "x"}),
     ],
 )
 def test_a_record_whose_field_has_another_type_is_damaged_not_believed(field: str, value: Any) -> None:
@@ -283,8 +361,17 @@ def test_a_name_is_kept_to_its_longest_and_shortened_with_its_own_digest_beyond(
 
 @pytest.mark.parametrize(
     "key",
-    [("", "a"), ("a", ""), ("A", "b"), ("a", "b c"), ("a", "b\n"), ("a", "b:c"), ("a", "../x"), ("a", "-b"),
-     ("a", "b%")],
+    [
+        ("", "a"),
+        ("a", ""),
+        ("A", "b"),
+        ("a", "b c"),
+        ("a", "b\n"),
+        ("a", "b:c"),
+        ("a", "../x"),
+        ("a", "-b"),
+        ("a", "b%"),
+    ],
 )
 def test_what_is_no_kubernetes_name_is_refused(key: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="not a Kubernetes name"):
@@ -406,14 +493,21 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
     assert (group.name, len(group.process_configs)) == (program, 1)
     (process,) = group.process_configs
     assert shlex.split(process.command) == [
-        f"{home}/current/python", "-I", "-S", f"{home}/current/launch.py", f"{home}/specs/{made.spec_file}"
+        f"{home}/current/python",
+        "-I",
+        "-S",
+        f"{home}/current/launch.py",
+        f"{home}/specs/{made.spec_file}",
     ]
     assert process.name == program
     assert not process.environment
     assert (process.autostart, process.autorestart.__name__, process.stopsignal) == (True, "RestartUnconditionally", 15)
     assert (process.startsecs, process.startretries, process.stopwaitsecs) == (2, 3, 30)
     assert (process.stopasgroup, process.killasgroup, process.redirect_stderr, process.umask) == (
-        False, False, True, 0o77
+        False,
+        False,
+        True,
+        0o77,
     )
     assert process.stdout_logfile == f"{home}/log/{program}.log"
     assert text.isascii()
@@ -456,8 +550,11 @@ def test_the_same_engine_gives_the_same_spec_file_and_any_difference_another() -
     assert made() == made()
     assert made(dataclasses.replace(base, env=base.env[::-1])) == made()
     others = {
-        made(dataclasses.replace(base, argv=("/bin/x", "2"))), made(dataclasses.replace(base, env=(("A", "1"),))),
-        made(port=2), made(host="0.0.0.0"), made(program="a.c"),
+        made(dataclasses.replace(base, argv=("/bin/x", "2"))),
+        made(dataclasses.replace(base, env=(("A", "1"),))),
+        made(port=2),
+        made(host="0.0.0.0"),
+        made(program="a.c"),
     }
     assert len(others | {made()}) == 6
     assert made(dataclasses.replace(base, cwd="/tmp")) == made(), "an engine's directory is its own"

@@ -64,9 +64,20 @@ def test_no_more_than_all_is_said_to_be_here() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (0.4, "0 s"), (89, "89 s"), (89.7, "90 s"), (90, "2 min"), (719, "12 min"), (5369, "89 min"),
-     (5400, "1 h 30 min"), (7200, "2 h 0 min"), (11100, "3 h 5 min"), (360000, "100 h 0 min")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (89, "89 s"),
+        (89.7, "90 s"),
+        (90, "2 min"),
+        (719, "12 min"),
+        (5369, "89 min"),
+        (5400, "1 h 30 min"),
+        (7200, "2 h 0 min"),
+        (11100, "3 h 5 min"),
+        (360000, "100 h 0 min"),
+    ],
+)
 def test_a_time_is_said_as_people_say_it(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -42,8 +42,12 @@ def series(entry: MetricEntry) -> set[str]:
 def test_both_ways_to_a_mac_end_at_the_same_port_and_job() -> None:
     config, service, slice_, monitor, engines = scrape()
     assert [each["kind"] for each in (config, service, slice_, monitor, engines)] == [
-        "ScrapeConfig", "Service", "EndpointSlice", "ServiceMonitor", "ServiceMonitor",
-    ]  # fmt: skip
+        "ScrapeConfig",
+        "Service",
+        "EndpointSlice",
+        "ServiceMonitor",
+        "ServiceMonitor",
+    ]
     (port,), (address,) = slice_["ports"], slice_["endpoints"][0]["addresses"]
     assert config["spec"]["jobName"] == JOB == service["metadata"]["name"], "a ServiceMonitor's job is its Service"
     assert config["spec"]["staticConfigs"][0]["targets"] == [f"{address}:{port['port']}"]
@@ -65,9 +69,15 @@ def test_the_engines_are_found_by_the_services_that_we_make() -> None:
 def test_every_alert_names_metrics_that_are_served_and_says_what_to_do() -> None:
     known = {"up"}.union(*map(series, TABLE.values()))
     assert {rule["alert"].removeprefix("MetalSupervisor") for rule in rules()} == {
-        "AgentDown", "LoopStalled", "ClusterUnreachable", "ServiceNotReady", "CrashLooping", "MemoryPressure",
-        "EvictionHappened", "DownloadStuck",
-    }  # fmt: skip
+        "AgentDown",
+        "LoopStalled",
+        "ClusterUnreachable",
+        "ServiceNotReady",
+        "CrashLooping",
+        "MemoryPressure",
+        "EvictionHappened",
+        "DownloadStuck",
+    }
     for rule in rules():
         named = set(re.findall(r"([a-z_]+)\{", rule["expr"]))
         assert named and named <= known, rule["alert"]
@@ -110,14 +120,17 @@ def unknown(board: Any, understood: Any, at: str = "") -> list[str]:
     """Where a dashboard says what a Grafana's own types, once they have read it, do not say again."""
     if isinstance(board, dict) and isinstance(understood, dict):
         return [
-            where for name, value in board.items() if name != NO_SCHEMA
+            where
+            for name, value in board.items()
+            if name != NO_SCHEMA
             for where in unknown(value, understood.get(name), f"{at}.{name}")
-        ]  # fmt: skip
+        ]
     if isinstance(board, list) and isinstance(understood, list) and len(board) == len(understood):
         return [
-            where for at_, pair in enumerate(zip(board, understood, strict=True))
+            where
+            for at_, pair in enumerate(zip(board, understood, strict=True))
             for where in unknown(*pair, f"{at}[{at_}]")
-        ]  # fmt: skip
+        ]
     return [] if board == understood else [at]
 
 
@@ -140,9 +153,14 @@ def test_the_dashboard_says_only_what_grafanas_schema_knows() -> None:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [((), "templatin"), (("panels", 1), "fieldConfi"), (("panels", 1, "fieldConfig", "defaults"), "unti"),
-     (("panels", 1, "options"), "colourMode"), (("panels", 1, "targets", 0), "legend")],
-)  # fmt: skip
+    [
+        ((), "templatin"),
+        (("panels", 1), "fieldConfi"),
+        (("panels", 1, "fieldConfig", "defaults"), "unti"),
+        (("panels", 1, "options"), "colourMode"),
+        (("panels", 1, "targets", 0), "legend"),
+    ],
+)
 def test_a_name_that_no_grafana_knows_is_found(place: tuple[str | int, ...], name: str) -> None:
     board = json.loads(DASHBOARD.read_text())
     inside = board

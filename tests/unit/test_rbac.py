@@ -72,7 +72,9 @@ def test_every_binding_binds_what_is_shipped_to_the_account_of_one_mac() -> None
         assert (each["roleRef"]["kind"], each["roleRef"]["name"]) in everything
         (subject,) = each["subjects"]
         assert subject == {
-            "kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": account["metadata"]["namespace"]
+            "kind": "ServiceAccount",
+            "name": account["metadata"]["name"],
+            "namespace": account["metadata"]["namespace"],
         }
 
 
@@ -86,7 +88,10 @@ def test_values_of_an_environment_are_got_one_by_one_and_only_by_those_who_ask_f
 def test_a_mac_may_renew_its_own_token_only() -> None:
     (rule,) = objects("mac.yaml")["Role", "metal-mac-a-token"]["rules"]
     assert rule == {
-        "apiGroups": [""], "resources": ["serviceaccounts/token"], "resourceNames": ["metal-mac-a"], "verbs": ["create"]
+        "apiGroups": [""],
+        "resources": ["serviceaccounts/token"],
+        "resourceNames": ["metal-mac-a"],
+        "verbs": ["create"],
     }
 
 

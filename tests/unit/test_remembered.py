@@ -72,10 +72,19 @@ def test_nothing_is_computed_while_nothing_changes() -> None:
 
 
 EDITS: list[dict[str, Any]] = [
-    {"contextSize": 1024}, {"contextSize": "many"}, {"extraArgs": ["--threads", "2"]}, {"extraArgs": ["--rpc", "x"]},
-    {"runtime": "mlx-server"}, {"runtime": "vllm-swift"}, {"modelRef": "b"}, {"modelRef": "gone"}, {"replicas": 0},
-    {"speculativeDecoding": {"type": "draft", "draftModelRef": "b"}}, {"priority": "high"}, {"endpoint": {"port": 80}},
-]  # fmt: skip
+    {"contextSize": 1024},
+    {"contextSize": "many"},
+    {"extraArgs": ["--threads", "2"]},
+    {"extraArgs": ["--rpc", "x"]},
+    {"runtime": "mlx-server"},
+    {"runtime": "vllm-swift"},
+    {"modelRef": "b"},
+    {"modelRef": "gone"},
+    {"replicas": 0},
+    {"speculativeDecoding": {"type": "draft", "draftModelRef": "b"}},
+    {"priority": "high"},
+    {"endpoint": {"port": 80}},
+]
 
 
 def with_status(items: dict[tuple[str, str], Any], number: int) -> dict[tuple[str, str], Any]:

@@ -23,9 +23,10 @@ LOADING = replace(UP, ready=False)
 
 def record(standing: Standing = Standing.RUN, reason: str = "Admitted", message: str = "", **other: Any) -> Record:
     base = a_record(
-        verdict=Verdict(standing, reason, message, 1.0), port=18100,
+        verdict=Verdict(standing, reason, message, 1.0),
+        port=18100,
         host="default.tiny.a.json" if standing is Standing.RUN else None,
-    )  # fmt: skip
+    )
     return replace(base, **other)
 
 
@@ -41,9 +42,7 @@ def condition(told: Report, kind: str) -> tuple[str, str, str] | None:
 def test_a_serving_service_is_ready_in_the_operators_words() -> None:
     told = report(record(), UP)
     assert (told.phase, told.ready, told.ready_replicas, told.replicas) == ("Ready", True, 1, 1)
-    assert condition(told, "Available") == (
-        "True", "InferenceReady", "Inference service is ready and serving requests"
-    )
+    assert condition(told, "Available") == ("True", "InferenceReady", "Inference service is ready and serving requests")
     assert condition(told, "MetalReady") == ("True", "Serving", "llama-server serves tiny on port 18100")
     assert condition(told, "Suspended") == ("False", "NotSuspended", "spec.suspend is not set")
     assert condition(told, "Progressing") is None and condition(told, "Degraded") is None
@@ -66,7 +65,9 @@ def test_a_loading_service_is_creating_and_waits_for_the_agent() -> None:
         assert told.scheduling == ("WaitingForMetalAgent", WAITING)
         assert condition(told, "Progressing") == ("True", "Creating", "Creating inference service (0/1 replicas ready)")
         assert condition(told, "Available") == (
-            "False", "NoReadyReplicas", "0/1 replicas ready; service is not serving (phase Creating)"
+            "False",
+            "NoReadyReplicas",
+            "0/1 replicas ready; service is not serving (phase Creating)",
         )
     assert WAITING == "Waiting for the host metal-agent to fetch the model and register Endpoints"
 
@@ -74,9 +75,7 @@ def test_a_loading_service_is_creating_and_waits_for_the_agent() -> None:
 def test_zero_replicas_are_stopped_in_the_operators_words() -> None:
     told = report(record(Standing.STOPPED, "ManuallyScaledToZero", "spec.replicas=0", replicas=0), None)
     assert (told.phase, told.replicas, told.ready_replicas) == ("Stopped", 0, 0)
-    assert condition(told, "Available") == (
-        "False", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero"
-    )
+    assert condition(told, "Available") == ("False", "ManuallyScaledToZero", "spec.replicas=0; workload scaled to zero")
     assert condition(told, "Progressing") is None and condition(told, "Degraded") is None
     assert (told.wants_service, told.wants_slice) == (True, False), "Service and clusterIP stay"
 
@@ -85,7 +84,9 @@ def test_suspension_is_told_in_the_operators_words_and_keeps_the_service() -> No
     told = report(record(Standing.SUSPENDED, "Suspended", "spec.suspend=true", replicas=2), None)
     assert (told.phase, told.replicas) == ("Suspended", 0)
     assert condition(told, "Available") == (
-        "False", "Suspended", "spec.suspend=true; workload scaled to zero; spec.replicas preserved"
+        "False",
+        "Suspended",
+        "spec.suspend=true; workload scaled to zero; spec.replicas preserved",
     )
     suspended = condition(told, "Suspended")
     assert suspended is not None and suspended[:2] == ("True", "Suspended")
@@ -159,7 +160,9 @@ def test_a_stop_by_hand_is_told_as_such_and_keeps_the_slice_not_ready() -> None:
 def test_what_could_not_be_published_is_said() -> None:
     told = report(record(), replace(LOADING, published='Service "tiny" exists and is not ours'))
     assert (told.phase, told.reason, told.message) == (
-        "Creating", "PublishFailed", 'Service "tiny" exists and is not ours'
+        "Creating",
+        "PublishFailed",
+        'Service "tiny" exists and is not ours',
     )
 
 
@@ -205,13 +208,24 @@ def test_readiness_of_a_process_that_should_not_run_counts_for_nothing() -> None
 
 TEXT = st.text(max_size=8)
 RECORDS = st.builds(
-    record, st.sampled_from(Standing), st.sampled_from(["Admitted", "Downloading", "X"]), TEXT,
-    replicas=st.integers(0, 3), withdraw=st.sampled_from(["", "t"]), stopped_by_hand=st.booleans(),
-    port=st.none() | st.just(1), warning=st.none() | st.just(("InvalidSpec", "x")),
+    record,
+    st.sampled_from(Standing),
+    st.sampled_from(["Admitted", "Downloading", "X"]),
+    TEXT,
+    replicas=st.integers(0, 3),
+    withdraw=st.sampled_from(["", "t"]),
+    stopped_by_hand=st.booleans(),
+    port=st.none() | st.just(1),
+    warning=st.none() | st.just(("InvalidSpec", "x")),
 )
 OBSERVED = st.none() | st.builds(
-    Observed, st.just("default.tiny"), st.integers(0, 2), st.booleans(), st.just(1.0),
-    st.sampled_from(["RUNNING", "STARTING", "BACKOFF", "FATAL", "STOPPED", "EXITED", "STOPPING", ""]), TEXT,
+    Observed,
+    st.just("default.tiny"),
+    st.integers(0, 2),
+    st.booleans(),
+    st.just(1.0),
+    st.sampled_from(["RUNNING", "STARTING", "BACKOFF", "FATAL", "STOPPED", "EXITED", "STOPPING", ""]),
+    TEXT,
 )
 
 
@@ -307,7 +321,7 @@ def test_a_service_on_demand_is_told_with_the_port_at_which_it_is_reached() -> N
 
 
 def test_the_last_word_of_a_mac_that_stops_stays_true_while_it_is_away() -> None:
-    """"the engine is ending" stood in the cluster for as long as the Mac was off, and an idle one as Ready."""
+    """ "the engine is ending" stood in the cluster for as long as the Mac was off, and an idle one as Ready."""
     ending = replace(UP, ready=False, state="STOPPING")
     gone = Observed("", 0, False, 1.0, "STOPPING")
     rests = replace(record(Standing.WAIT, UNLOADED), idle_s=60.0, front_port=18200)

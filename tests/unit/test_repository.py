@@ -54,7 +54,7 @@ def refused(call: str, *given: object) -> tuple[str, str]:
         (["m-UD-IQ2_XXS.gguf", "m-UD-IQ2_M.gguf"], "IQ2_M", "m-UD-IQ2_M.gguf"),
         (["Q4_K_M/model.gguf", "Q8_0/model.gguf"], "Q8_0", "Q8_0/model.gguf"),
     ],
-)  # fmt: skip
+)
 def test_the_gguf_file_that_is_meant(names: list[str], quantization: str, wanted: str) -> None:
     assert gguf(names, quantization, "o/r") == wanted
 
@@ -64,11 +64,16 @@ def test_a_file_in_pieces_is_said_to_be_in_pieces() -> None:
     assert reason == "InvalidModelFile" and "cat X.i1-Q6_K.gguf.part1of2 … > X.i1-Q6_K.gguf, and name" in text
 
 
-@pytest.mark.parametrize(("names", "says"), [
-    (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf)"),
-    (["pytorch_model.bin", "config.json"], "PyTorch"), (["README.md"], "it has README.md"), ([], "it is empty"),
-    ([".git"], "it is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["a.gguf", "b.gguf"], "it has GGUF files (a.gguf, b.gguf)"),
+        (["pytorch_model.bin", "config.json"], "PyTorch"),
+        (["README.md"], "it has README.md"),
+        ([], "it is empty"),
+        ([".git"], "it is empty"),
+    ],
+)
 def test_a_directory_without_weights_is_said_to_hold_what_it_holds(names: list[str], says: str) -> None:
     assert says in contents(names)
 
@@ -86,15 +91,18 @@ def test_a_header_tells_companions_apart_that_names_do_not() -> None:
     assert caught.value.names == tuple(names)
 
 
-@pytest.mark.parametrize(("names", "order"), [
-    (["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf"], "Q4_K_M Q2_K Q8_0"),
-    (["m-UD-Q4_K_XL.gguf", "m-UD-IQ1_S.gguf", "m-UD-Q3_K_XL.gguf"], "UD-Q4_K_XL UD-Q3_K_XL UD-IQ1_S"),
-    (["m.i1-IQ4_XS.gguf", "m.i1-Q5_K_M.gguf", "m.i1-IQ2_M.gguf"], "i1-IQ4_XS i1-IQ2_M i1-Q5_K_M"),
-    (["Q3-4B-MXFP4_MOE.gguf", "Q3-4B-Q6_K.gguf", "Q3-4B-BF16.gguf"], "MXFP4_MOE Q6_K"),
-    (["m-NVFP4.gguf", "m-TQ1_0.gguf"], "NVFP4 TQ1_0"),
-    (["UD-Q4_K_XL/m-00001-of-00002.gguf", "Q8_0/m.gguf"], "UD-Q4_K_XL Q8_0"),
-    (["a.gguf", "b.gguf"], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf"], "Q4_K_M Q2_K Q8_0"),
+        (["m-UD-Q4_K_XL.gguf", "m-UD-IQ1_S.gguf", "m-UD-Q3_K_XL.gguf"], "UD-Q4_K_XL UD-Q3_K_XL UD-IQ1_S"),
+        (["m.i1-IQ4_XS.gguf", "m.i1-Q5_K_M.gguf", "m.i1-IQ2_M.gguf"], "i1-IQ4_XS i1-IQ2_M i1-Q5_K_M"),
+        (["Q3-4B-MXFP4_MOE.gguf", "Q3-4B-Q6_K.gguf", "Q3-4B-BF16.gguf"], "MXFP4_MOE Q6_K"),
+        (["m-NVFP4.gguf", "m-TQ1_0.gguf"], "NVFP4 TQ1_0"),
+        (["UD-Q4_K_XL/m-00001-of-00002.gguf", "Q8_0/m.gguf"], "UD-Q4_K_XL Q8_0"),
+        (["a.gguf", "b.gguf"], ""),
+    ],
+)
 def test_the_usual_quantizations_come_first(names: list[str], order: str) -> None:
     found = usual(names)
     assert len(found) == len(order.split())
@@ -124,17 +132,44 @@ def test_no_gguf_file_says_what_there_is() -> None:
 
 def test_of_a_directory_what_engines_read_and_config_first() -> None:
     names = [
-        "README.md", "LICENSE.txt", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-        "model.safetensors.index.json", "consolidated.safetensors", "consolidated.safetensors.index.json",
-        "modeling.py", "m.gguf", "pytorch_model.bin", "config.json", "tokenizer.json", "tokenizer.model",
-        "merges.txt", "chat_template.jinja", "sub/deep/vocab.jsonl", ".git/config.json", ".eval.json",
-        "sub/.x/y.json", "qwen.tiktoken", "weights.npz", "x.pt", "original/config.json", "original/model.safetensors",
-    ]  # fmt: skip
+        "README.md",
+        "LICENSE.txt",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "consolidated.safetensors",
+        "consolidated.safetensors.index.json",
+        "modeling.py",
+        "m.gguf",
+        "pytorch_model.bin",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "merges.txt",
+        "chat_template.jinja",
+        "sub/deep/vocab.jsonl",
+        ".git/config.json",
+        ".eval.json",
+        "sub/.x/y.json",
+        "qwen.tiktoken",
+        "weights.npz",
+        "x.pt",
+        "original/config.json",
+        "original/model.safetensors",
+    ]
     assert directory(names, (), "o/r") == (
-        "config.json", "chat_template.jinja", "merges.txt", "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors", "model.safetensors.index.json", "qwen.tiktoken", "sub/deep/vocab.jsonl",
-        "tokenizer.json", "tokenizer.model", "weights.npz",
-    )  # fmt: skip
+        "config.json",
+        "chat_template.jinja",
+        "merges.txt",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "qwen.tiktoken",
+        "sub/deep/vocab.jsonl",
+        "tokenizer.json",
+        "tokenizer.model",
+        "weights.npz",
+    )
 
 
 def test_consolidated_weights_are_read_where_there_are_no_others() -> None:
@@ -177,9 +212,27 @@ def test_more_files_than_any_model_has_are_refused() -> None:
     assert "spec.files" in refused("directory", names, (), "o/r")[1]
 
 
-HOSTILE = ["..", "../a.json", "a/../b.json", "/etc/passwd", "a//b", "a/", "", ".", "a/./b", "a\\b", "a\nb",
-           "a\0b", "a\x7fb", "a\x9bb", "\ud800.json", "a\u2028b", "a\u202eb", "x" * 256,
-           "/".join(["y" * 100] * 10)]  # fmt: skip
+HOSTILE = [
+    "..",
+    "../a.json",
+    "a/../b.json",
+    "/etc/passwd",
+    "a//b",
+    "a/",
+    "",
+    ".",
+    "a/./b",
+    "a\\b",
+    "a\nb",
+    "a\0b",
+    "a\x7fb",
+    "a\x9bb",
+    "\ud800.json",
+    "a\u2028b",
+    "a\u202eb",
+    "x" * 256,
+    "/".join(["y" * 100] * 10),
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

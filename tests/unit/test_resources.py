@@ -34,14 +34,20 @@ from tests.support.effort import cases
 
 KEY = ("default", "tiny")
 POLICY = Policy(
-    "llama-server", {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})},
-    allowed_env=frozenset({"A", "B", "GOOD", "T"}), vocabularies=VOCABULARIES,
-)  # fmt: skip
+    "llama-server",
+    {"llama-server": frozenset({"gguf"}), "mlx-server": frozenset({"mlx"})},
+    allowed_env=frozenset({"A", "B", "GOOD", "T"}),
+    vocabularies=VOCABULARIES,
+)
 ON_OMLX = replace(POLICY, runtimes={**POLICY.runtimes, "omlx": frozenset({"mlx"})})
 PROPERTY = settings(max_examples=150, database=None, derandomize=True)
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=12)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=12)
     | st.sampled_from(["metal", "tiny", "gguf", "\0", "\ud800", "a" * 300, "llamacpp", "/m.gguf", "NodePort"])
 )
 ANYTHING = st.recursive(
@@ -50,8 +56,19 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 FIELDS = [
-    "modelRef", "runtime", "replicas", "suspend", "endpoint", "mode", "priority", "containerPort", "extraArgs", "env",
-    "speculativeDecoding", *OPTIONS, *UNSUPPORTED,
+    "modelRef",
+    "runtime",
+    "replicas",
+    "suspend",
+    "endpoint",
+    "mode",
+    "priority",
+    "containerPort",
+    "extraArgs",
+    "env",
+    "speculativeDecoding",
+    *OPTIONS,
+    *UNSUPPORTED,
 ]
 
 
@@ -61,9 +78,7 @@ def model(name: str = "tiny", namespace: str = "default", **spec: Any) -> Json:
 
 
 def service(name: str = "tiny", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> Json:
-    metadata = {
-        "namespace": "default", "name": name, "uid": f"u-{name}", "generation": 3, "creationTimestamp": created
-    }
+    metadata = {"namespace": "default", "name": name, "uid": f"u-{name}", "generation": 3, "creationTimestamp": created}
     return {"metadata": metadata, "spec": {"modelRef": "tiny", **spec}}
 
 
@@ -90,8 +105,10 @@ def test_fields_of_pods_that_llmkube_added_are_named_as_ignored() -> None:
     spec = {"attestation": {"configMapKeyRef": {"name": "a"}}, "prefetchNodeSelector": {"a": "b"}}
     named = accepted(service(multiNode={"members": []}), model(**spec)).ignored
     assert [each.partition(" (")[0] for each in named] == [
-        "spec.multiNode", 'Model "tiny" spec.attestation', 'Model "tiny" spec.prefetchNodeSelector'
-    ]  # fmt: skip
+        "spec.multiNode",
+        'Model "tiny" spec.attestation',
+        'Model "tiny" spec.prefetchNodeSelector',
+    ]
     assert "--model-attestation" in named[1], "what is relied on"
     assert accepted(service(multiNode={}), model(attestation=None)).ignored == ()
 
@@ -152,7 +169,9 @@ def test_a_runtime_annotation_that_is_not_a_string_is_refused_by_name(value: Any
 @pytest.mark.parametrize(
     ("name", "item"),
     [
-        ("extraArgs", "--mlock"), ("tensorOverrides", "a=CPU"), ("metadataOverrides", "a=int:1"),
+        ("extraArgs", "--mlock"),
+        ("tensorOverrides", "a=CPU"),
+        ("metadataOverrides", "a=int:1"),
         ("env", {"name": "LANG", "value": "C"}),
     ],
 )
@@ -170,8 +189,10 @@ DEEP = "/" + "a/" * 2048 + "b"
 @pytest.mark.parametrize(
     ("where", "spec", "model_spec"),
     [
-        ("spec.source", {}, {"source": DEEP}), ("spec.source", {}, {"source": f"file://{DEEP}"}),
-        ("spec.mmproj", {}, {"mmproj": DEEP[1:]}), ("spec.files[0]", {}, {"files": [DEEP[1:]]}),
+        ("spec.source", {}, {"source": DEEP}),
+        ("spec.source", {}, {"source": f"file://{DEEP}"}),
+        ("spec.mmproj", {}, {"mmproj": DEEP[1:]}),
+        ("spec.files[0]", {}, {"files": [DEEP[1:]]}),
         ("spec.extraArgs[1]", {"extraArgs": ["--lora", DEEP]}, {}),
         ("spec.extraArgs[1]", {"extraArgs": ["--lora", DEEP[1:]]}, {}),
         ("spec.speculativeDecoding.draftModel", {"speculativeDecoding": {"type": "draft", "draftModel": DEEP}}, {}),
@@ -185,17 +206,31 @@ def test_no_path_has_more_parts_than_can_be_looked_up(where: str, spec: Json, mo
 
 
 WHOLE = service(
-    "whole", replicas=1, suspend=False, runtime="llamacpp", mode="chat", priority="high", containerPort=9000,
-    extraArgs=["--verbose"], env=[{"name": "A", "value": "b"}], flashAttention=True, jinja=False, contextSize=4096,
-    endpoint={"port": 8080, "path": "/v1", "type": "NodePort", "nodePort": 30000}, tensorOverrides=["a=CPU"],
-    ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 8192}, cacheTypeK="q8_0",
-    speculativeDecoding={"type": "none"}, reasoningBudgetMessage="stop",
-)  # fmt: skip
+    "whole",
+    replicas=1,
+    suspend=False,
+    runtime="llamacpp",
+    mode="chat",
+    priority="high",
+    containerPort=9000,
+    extraArgs=["--verbose"],
+    env=[{"name": "A", "value": "b"}],
+    flashAttention=True,
+    jinja=False,
+    contextSize=4096,
+    endpoint={"port": 8080, "path": "/v1", "type": "NodePort", "nodePort": 30000},
+    tensorOverrides=["a=CPU"],
+    ropeScaling={"type": "yarn", "factor": "2.5", "originalContext": 8192},
+    cacheTypeK="q8_0",
+    speculativeDecoding={"type": "none"},
+    reasoningBudgetMessage="stop",
+)
 """An InferenceService with something in every kind of field."""
 WHOLE["metadata"] |= {
     "annotations": {RUNTIME_ANNOTATION: "llama-server", IDLE_TTL_ANNOTATION: "15m"},
-    "deletionTimestamp": None, "labels": {},
-}  # fmt: skip
+    "deletionTimestamp": None,
+    "labels": {},
+}
 
 
 def manifests() -> list[Json]:
@@ -227,11 +262,49 @@ def nested(levels: int) -> Any:
 
 
 STRANGE = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, -(10**400), 0.5, float("nan"), float("inf"), -0.0, 1e308, "",
-    " ", "0", "true", "null", "\0", "\ud800", "\u202e", "🦙", "é" * 70, "x" * 100_000, "a\nb", "../x", "/", "http://",
-    "metal", "gguf", [], {}, [None], [[]], {"": None}, {"name": 5}, [{"name": "A"}], {"a": {"b": []}}, nested(50),
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2**31,
+    2**63,
+    10**400,
+    -(10**400),
+    0.5,
+    float("nan"),
+    float("inf"),
+    -0.0,
+    1e308,
+    "",
+    " ",
+    "0",
+    "true",
+    "null",
+    "\0",
+    "\ud800",
+    "\u202e",
+    "🦙",
+    "é" * 70,
+    "x" * 100_000,
+    "a\nb",
+    "../x",
+    "/",
+    "http://",
+    "metal",
+    "gguf",
+    [],
+    {},
+    [None],
+    [[]],
+    {"": None},
+    {"name": 5},
+    [{"name": "A"}],
+    {"a": {"b": []}},
+    nested(50),
     nested(900),
-)  # fmt: skip
+)
 MANIFESTS = manifests()
 PLACES = [(at, path) for at, each in enumerate(MANIFESTS) for path in paths(each)]
 DAMAGE = st.lists(st.tuples(st.sampled_from(PLACES), st.integers(-1, len(STRANGE) - 1)), min_size=1, max_size=4)
@@ -260,10 +333,14 @@ def damaged(damage: list[tuple[tuple[int, tuple[Any, ...]], int]]) -> list[Json]
 def test_no_damage_to_any_manifest_raises_and_every_refusal_names_a_field(
     damage: list[tuple[tuple[int, tuple[Any, ...]], int]], running: bool
 ) -> None:
-    services, models = ({
-        (each["metadata"]["namespace"], each["metadata"]["name"]): each
-        for each in damaged(damage) if each["kind"] == kind
-    } for kind in ("InferenceService", "Model"))  # fmt: skip
+    services, models = (
+        {
+            (each["metadata"]["namespace"], each["metadata"]["name"]): each
+            for each in damaged(damage)
+            if each["kind"] == kind
+        }
+        for kind in ("InferenceService", "Model")
+    )
     found = interpret(services, models, POLICY, set(services) if running else ())
     assert found.keys() == services.keys()
     for item in found.values():
@@ -284,14 +361,15 @@ def test_the_manifests_are_fine_before_they_are_damaged() -> None:
 
 def test_one_bad_service_leaves_the_others_alone() -> None:
     found = interpret(
-        {KEY: service(), ("default", "bad"): service("bad", priority=5), ("default", "worse"): service("worse")
-         | {"spec": None}},
+        {
+            KEY: service(),
+            ("default", "bad"): service("bad", priority=5),
+            ("default", "worse"): service("worse") | {"spec": None},
+        },
         {KEY: model()},
         POLICY,
     )
-    assert {key[1]: type(item) for key, item in found.items()} == {
-        "tiny": Service, "bad": Rejected, "worse": Rejected
-    }
+    assert {key[1]: type(item) for key, item in found.items()} == {"tiny": Service, "bad": Rejected, "worse": Rejected}
 
 
 def test_interpreting_changes_nothing_it_was_given() -> None:
@@ -308,11 +386,19 @@ def test_a_bare_service_gets_the_documented_defaults() -> None:
     found = accepted(service(), model(source=" /models/tiny.gguf\n"))
     assert (found.uid, found.generation, found.key) == ("u-tiny", 3, KEY)
     assert (found.runtime, found.replicas, found.suspended, found.mode, found.priority) == (
-        "llama-server", 1, False, "chat", "normal"
+        "llama-server",
+        1,
+        False,
+        "chat",
+        "normal",
     )
     endpoint = found.endpoint
     assert (endpoint.service, endpoint.port, endpoint.path, endpoint.type, endpoint.node_port) == (
-        "tiny", 8080, "/v1/chat/completions", "ClusterIP", None
+        "tiny",
+        8080,
+        "/v1/chat/completions",
+        "ClusterIP",
+        None,
     )
     assert (dict(found.options), found.extra_args, found.env, found.container_port) == ({}, (), (), None)
     assert found.model.source == "/models/tiny.gguf"
@@ -325,8 +411,14 @@ def test_null_counts_as_unset_in_every_field() -> None:
 
 def test_an_empty_string_counts_as_unset_where_llmkubes_schema_lets_one_in() -> None:
     """Templates render one for a value that is not given, and to LLMKube's programs, in Go, it is the same."""
-    names = ("cacheTypeCustomK", "cacheTypeCustomV", "reasoningBudgetMessage", "pagedSSDCacheDir",
-             "pagedSSDCacheMaxSize", "hotCacheMaxSize")  # fmt: skip
+    names = (
+        "cacheTypeCustomK",
+        "cacheTypeCustomV",
+        "reasoningBudgetMessage",
+        "pagedSSDCacheDir",
+        "pagedSSDCacheMaxSize",
+        "hotCacheMaxSize",
+    )
     assert accepted(service(**dict.fromkeys(names, ""))) == accepted(service())
     assert accepted(service(endpoint={"path": ""})) == accepted(service(endpoint={}))
     repository = {"source": "hf://o/r", "mmproj": "", "sourceSecretRef": {"name": ""}}
@@ -341,12 +433,29 @@ def test_a_model_without_format_is_gguf() -> None:
 
 def test_every_option_reaches_the_service_as_it_was_written() -> None:
     options = {
-        "contextSize": 4096, "parallelSlots": 4, "batchSize": 512, "uBatchSize": 256, "flashAttention": False,
-        "cacheTypeK": "q8_0", "cacheTypeV": "q4_0", "cacheTypeCustomK": "turbo4", "cacheTypeCustomV": "turbo3",
-        "moeCPUOffload": True, "moeCPULayers": 0, "noKvOffload": True, "noWarmup": False, "jinja": False,
-        "reasoningBudget": 0, "reasoningBudgetMessage": "stop.\nnow", "tensorOverrides": ["a=CPU"],
-        "metadataOverrides": ["k=int:1"], "ropeScaling": {"type": "yarn", "factor": "2.5", "originalContext": 8192},
-        "turboQuantBits": 6, "pagedSSDCacheDir": "/cache", "pagedSSDCacheMaxSize": "100GB", "hotCacheMaxSize": "0.5GB",
+        "contextSize": 4096,
+        "parallelSlots": 4,
+        "batchSize": 512,
+        "uBatchSize": 256,
+        "flashAttention": False,
+        "cacheTypeK": "q8_0",
+        "cacheTypeV": "q4_0",
+        "cacheTypeCustomK": "turbo4",
+        "cacheTypeCustomV": "turbo3",
+        "moeCPUOffload": True,
+        "moeCPULayers": 0,
+        "noKvOffload": True,
+        "noWarmup": False,
+        "jinja": False,
+        "reasoningBudget": 0,
+        "reasoningBudgetMessage": "stop.\nnow",
+        "tensorOverrides": ["a=CPU"],
+        "metadataOverrides": ["k=int:1"],
+        "ropeScaling": {"type": "yarn", "factor": "2.5", "originalContext": 8192},
+        "turboQuantBits": 6,
+        "pagedSSDCacheDir": "/cache",
+        "pagedSSDCacheMaxSize": "100GB",
+        "hotCacheMaxSize": "0.5GB",
     }
     assert set(options) == set(OPTIONS), "an option was added: add it here"
     expected = {**options, "tensorOverrides": ("a=CPU",), "metadataOverrides": ("k=int:1",)}
@@ -437,11 +546,24 @@ def test_annotation_wins_over_spec_runtime_which_wins_over_the_setting(
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (None, None), ("", None), ("off", None), ("0", None), ("0s", None), ("0h0m", None), ("15m", 900), ("10", 10),
-        ("10s", 10), ("9.5s", 10), ("90", 90), (" 1h30m ", 5400), ("1.5h", 5400), ("1m500ms", 61), ("168h", 604_800),
+        (None, None),
+        ("", None),
+        ("off", None),
+        ("0", None),
+        ("0s", None),
+        ("0h0m", None),
+        ("15m", 900),
+        ("10", 10),
+        ("10s", 10),
+        ("9.5s", 10),
+        ("90", 90),
+        (" 1h30m ", 5400),
+        ("1.5h", 5400),
+        ("1m500ms", 61),
+        ("168h", 604_800),
         ("604800", 604_800),
     ],
-)  # fmt: skip
+)
 def test_an_idle_ttl_is_read_as_a_duration(said: str | None, expected: int | None) -> None:
     resource = service()
     resource["metadata"]["annotations"] = {IDLE_TTL_ANNOTATION: said}
@@ -451,9 +573,36 @@ def test_an_idle_ttl_is_read_as_a_duration(said: str | None, expected: int | Non
 
 @pytest.mark.parametrize(
     "said",
-    ["9", "9s", "8.999s", "168h1s", "604801", "-15m", "+15m", "15 m", "m", "1d", "15M", "1e3", "0x10", "٣٠m", ".5h",
-     "1h" * 9, "9" * 400, "1.h", "never", "\0", "on", 900, 0, True, [], {}, 1.5],
-)  # fmt: skip
+    [
+        "9",
+        "9s",
+        "8.999s",
+        "168h1s",
+        "604801",
+        "-15m",
+        "+15m",
+        "15 m",
+        "m",
+        "1d",
+        "15M",
+        "1e3",
+        "0x10",
+        "٣٠m",
+        ".5h",
+        "1h" * 9,
+        "9" * 400,
+        "1.h",
+        "never",
+        "\0",
+        "on",
+        900,
+        0,
+        True,
+        [],
+        {},
+        1.5,
+    ],
+)
 def test_an_idle_ttl_that_is_none_is_refused_by_name_with_advice(said: Any) -> None:
     resource = service()
     resource["metadata"]["annotations"] = {IDLE_TTL_ANNOTATION: said}
@@ -616,7 +765,7 @@ def test_a_text_that_no_process_can_be_given_is_refused_by_name(field: str, text
     found.message.encode("utf-8")
 
 
-@pytest.mark.parametrize("text", ["\n[program:evil]", "%s %(ENV_HOME)s", " ; #", "\r\t\x01", "🦙", '"\'\\'])
+@pytest.mark.parametrize("text", ["\n[program:evil]", "%s %(ENV_HOME)s", " ; #", "\r\t\x01", "🦙", "\"'\\"])
 def test_nasty_but_possible_arguments_are_kept_byte_for_byte(text: str) -> None:
     assert accepted(service(extraArgs=[text])).extra_args == (text,)
 
@@ -678,8 +827,14 @@ def test_a_number_must_be_a_whole_number_and_no_boolean(field: str, value: Any) 
 @pytest.mark.parametrize(
     ("field", "low", "high"),
     [
-        ("contextSize", 128, 2_097_152), ("parallelSlots", 1, 64), ("batchSize", 1, 16_384), ("uBatchSize", 1, None),
-        ("containerPort", 1, 65535), ("replicas", 0, None), ("moeCPULayers", 0, None), ("reasoningBudget", 0, None),
+        ("contextSize", 128, 2_097_152),
+        ("parallelSlots", 1, 64),
+        ("batchSize", 1, 16_384),
+        ("uBatchSize", 1, None),
+        ("containerPort", 1, 65535),
+        ("replicas", 0, None),
+        ("moeCPULayers", 0, None),
+        ("reasoningBudget", 0, None),
     ],
 )
 def test_a_number_is_accepted_to_its_very_bounds_and_refused_beyond(field: str, low: int, high: int | None) -> None:
@@ -752,15 +907,22 @@ def test_a_model_without_source_is_refused(source: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("pvc://claim/m.gguf", "UnsupportedSource"), ("oci://x/y", "UnsupportedSource"),
+        ("pvc://claim/m.gguf", "UnsupportedSource"),
+        ("oci://x/y", "UnsupportedSource"),
         ("ftp://x", "UnsupportedSource"),
-        ("models/x.gguf", "UnsupportedSource"), ("m.gguf", "UnsupportedSource"), ("a/b/c", "UnsupportedSource"),
-        ("s3://a", "InvalidModel"), ("http://", "InvalidModel"), ("hf://a", "InvalidModel"),
-        ("hf://datasets/a/b", "InvalidModel"), ("file://host/m.gguf", "InvalidModel"),
+        ("models/x.gguf", "UnsupportedSource"),
+        ("m.gguf", "UnsupportedSource"),
+        ("a/b/c", "UnsupportedSource"),
+        ("s3://a", "InvalidModel"),
+        ("http://", "InvalidModel"),
+        ("hf://a", "InvalidModel"),
+        ("hf://datasets/a/b", "InvalidModel"),
+        ("file://host/m.gguf", "InvalidModel"),
         ("http://[bad/m", "InvalidModel"),
-        ("https://user:secret@x/m.gguf", "InvalidModel"), ("http://h:99999/m", "InvalidModel"),
+        ("https://user:secret@x/m.gguf", "InvalidModel"),
+        ("http://h:99999/m", "InvalidModel"),
     ],
-)  # fmt: skip
+)
 def test_a_source_that_cannot_be_fetched_is_refused(source: str, reason: str) -> None:
     found = refused(service(), model(source=source))
     assert found.reason == reason and 'Model "tiny": spec.source' in found.message
@@ -833,8 +995,10 @@ def test_what_is_refused_has_no_endpoint_where_another_one_has_its_service(
 ) -> None:
     """Its status.endpoint was the URL of the other one's model."""
     at = {refused_one: "2026-01-01T00:00:00Z" if wrong else "2026-03-01T00:00:00Z", served: "2026-02-01T00:00:00Z"}
-    services = {("default", refused_one): service(refused_one, at[refused_one], **wrong),
-                ("default", served): service(served, at[served])}  # fmt: skip
+    services = {
+        ("default", refused_one): service(refused_one, at[refused_one], **wrong),
+        ("default", served): service(served, at[served]),
+    }
     found = interpret(services, {KEY: model()}, POLICY)
     loser, winner = found["default", refused_one], found["default", served]
     assert isinstance(loser, Rejected) and loser.endpoint is None

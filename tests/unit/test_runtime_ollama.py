@@ -22,9 +22,15 @@ FILE, LIBRARY = "/models/m.gguf", "https://ollama.com/library/phi4-mini:3.8b"
 
 
 def service(
-    *, source: str = FILE, mode: str = "chat", layers: int | None = None, extra: tuple[str, ...] = (),
-    env: tuple[tuple[str, str], ...] = (), port: int | None = None, **options: Any,
-) -> Service:  # fmt: skip
+    *,
+    source: str = FILE,
+    mode: str = "chat",
+    layers: int | None = None,
+    extra: tuple[str, ...] = (),
+    env: tuple[tuple[str, str], ...] = (),
+    port: int | None = None,
+    **options: Any,
+) -> Service:
     model = Model("default", "phi", "m", 1, source, "gguf", layers, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
@@ -42,9 +48,16 @@ def test_a_service_of_a_file_is_an_attendant_that_makes_it() -> None:
     assert made.argv == ("/state/current/attacher", "default.tiny", "/state") and made.daemon == "ollama"
     assert made.probe.shared and made.probe.identity == "tiny"
     assert job(service(contextSize=512)) == {
-        "daemon": "ollama", "name": "tiny", "library": "", "registry": "", "path": FILE, "models": "/state/ollama",
-        "book": "/state/ollama.made", "parameters": {"num_ctx": 512}, "mode": "chat",
-    }  # fmt: skip
+        "daemon": "ollama",
+        "name": "tiny",
+        "library": "",
+        "registry": "",
+        "path": FILE,
+        "models": "/state/ollama",
+        "book": "/state/ollama.made",
+        "parameters": {"num_ctx": 512},
+        "mode": "chat",
+    }
 
 
 def test_a_service_of_the_library_is_pulled_from_the_mirror_if_there_is_one() -> None:
@@ -89,10 +102,15 @@ def test_what_it_cannot_be_asked_for_is_refused_by_name(asked: Service, words: s
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"contextSize": 512, "batchSize": 64}, {"parallelSlots": 1}, {"flashAttention": True}, {"jinja": True},
-        {"cacheTypeK": "f16", "cacheTypeV": "f16"}, {"moeCPUOffload": False, "noKvOffload": False, "noWarmup": False},
+        {},
+        {"contextSize": 512, "batchSize": 64},
+        {"parallelSlots": 1},
+        {"flashAttention": True},
+        {"jinja": True},
+        {"cacheTypeK": "f16", "cacheTypeV": "f16"},
+        {"moeCPUOffload": False, "noKvOffload": False, "noWarmup": False},
     ],
-)  # fmt: skip
+)
 def test_what_it_can_be_asked_for_or_changes_nothing_is_not(options: dict[str, Any]) -> None:
     assert refuse(service(**options)) is None
     assert refuse(service(mode="embedding", **options)) is None
@@ -102,10 +120,14 @@ def test_the_daemon_unloads_nothing_by_itself_and_keeps_its_models_in_a_place_of
     made = daemon(BINARY, PLACE, {})
     assert made.argv == (f"{PLACE.cwd}/current/ollama-gate", "127.0.0.1", "18100", PLACE.cwd, "/opt/ollama")
     assert dict(made.env) == {
-        "HOME": f"{PLACE.cwd}/ollama", "TMPDIR": f"{PLACE.cwd}/ollama", "OLLAMA_MODELS": "/state/ollama",
+        "HOME": f"{PLACE.cwd}/ollama",
+        "TMPDIR": f"{PLACE.cwd}/ollama",
+        "OLLAMA_MODELS": "/state/ollama",
         "OLLAMA_KEEP_ALIVE": "-1",
-        "OLLAMA_MAX_LOADED_MODELS": "64", "OLLAMA_NOPRUNE": "1", "OLLAMA_NO_CLOUD": "1",
-    }  # fmt: skip
+        "OLLAMA_MAX_LOADED_MODELS": "64",
+        "OLLAMA_NOPRUNE": "1",
+        "OLLAMA_NO_CLOUD": "1",
+    }
 
 
 def test_services_of_one_model_have_to_agree_on_what_it_is_made_with() -> None:

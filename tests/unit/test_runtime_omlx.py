@@ -16,18 +16,27 @@ from metal_supervisor.spec.types import Endpoint, Model, Service
 
 BINARY = Binary("/opt/omlx", frozenset({"--model-dir"}), "omlx", "/opt/python")
 CONFIG = {
-    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "model_type": "llama", "max_position_embeddings": 4096,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
 READ = Reading(GIB, config=CONFIG)
 PLACE = Place("/models/m", "127.0.0.1", 18100, 8, "/state", READ)
 CACHE = "/cache"
 
 
 def service(
-    *, mode: str = "chat", extra: tuple[str, ...] = (), env: tuple[tuple[str, str], ...] = (), port: int | None = None,
+    *,
+    mode: str = "chat",
+    extra: tuple[str, ...] = (),
+    env: tuple[tuple[str, str], ...] = (),
+    port: int | None = None,
     **options: Any,
-) -> Service:  # fmt: skip
+) -> Service:
     model = Model("default", "phi", "m", 1, "/models/m", "mlx", None, None)
     endpoint = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
     return Service(
@@ -45,8 +54,12 @@ def test_a_service_is_an_attendant_with_a_job_and_no_secret() -> None:
     assert made.argv == ("/state/current/attacher", "default.tiny", "/state") and made.daemon == "omlx"
     settings = {"max_context_window": 512, "turboquant_kv_enabled": True, "turboquant_kv_bits": 4}
     assert job(service(contextSize=512, turboQuantBits=4)) == {
-        "daemon": "omlx", "name": "tiny", "path": "/models/m", "settings": settings, "key_file": "/state/omlx.key",
-    }  # fmt: skip
+        "daemon": "omlx",
+        "name": "tiny",
+        "path": "/models/m",
+        "settings": settings,
+        "key_file": "/state/omlx.key",
+    }
     assert job(service())["settings"] == {}
 
 
@@ -80,11 +93,18 @@ def test_what_it_cannot_be_asked_for_is_refused_by_name(asked: Service, reason: 
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"contextSize": 4096}, {"parallelSlots": 2}, {"cacheTypeK": "f16", "cacheTypeV": "bf16"}, {"jinja": True},
-        {"flashAttention": True}, {"moeCPULayers": 0}, {"noWarmup": False}, {"turboQuantBits": 4},
+        {},
+        {"contextSize": 4096},
+        {"parallelSlots": 2},
+        {"cacheTypeK": "f16", "cacheTypeV": "bf16"},
+        {"jinja": True},
+        {"flashAttention": True},
+        {"moeCPULayers": 0},
+        {"noWarmup": False},
+        {"turboQuantBits": 4},
         {"pagedSSDCacheDir": CACHE, "pagedSSDCacheMaxSize": "8GB", "hotCacheMaxSize": "1GB"},
     ],
-)  # fmt: skip
+)
 def test_what_it_can_be_asked_for_or_changes_nothing_is_not(options: dict[str, Any]) -> None:
     assert refuse(service(**options)) is None
 
@@ -92,20 +112,40 @@ def test_what_it_can_be_asked_for_or_changes_nothing_is_not(options: dict[str, A
 def test_the_daemon_keeps_no_cache_that_nobody_asked_for_and_fetches_nothing() -> None:
     made = daemon(BINARY, PLACE, {})
     assert made.argv == (
-        "/opt/python", "-E", "/state/current/omlx_engine.py", "--key-file", "/state/served/omlx/key", "--base-path",
-        "/state/omlx", "--served", "/state/served/omlx/models", "--host", "127.0.0.1", "--port", "18100", "--no-cache",
-    )  # fmt: skip
+        "/opt/python",
+        "-E",
+        "/state/current/omlx_engine.py",
+        "--key-file",
+        "/state/served/omlx/key",
+        "--base-path",
+        "/state/omlx",
+        "--served",
+        "/state/served/omlx/models",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "18100",
+        "--no-cache",
+    )
     assert dict(made.env) == {
-        "HF_HUB_CACHE": "/state/hub", "HF_HUB_OFFLINE": "1", "HOME": "/state/omlx", "TMPDIR": "/state/omlx",
-    }  # fmt: skip
+        "HF_HUB_CACHE": "/state/hub",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": "/state/omlx",
+        "TMPDIR": "/state/omlx",
+    }
     assert not made.probe.shared and made.cwd == "/state/omlx"
 
 
 def test_the_daemon_has_the_caches_that_its_services_agree_on() -> None:
     options = {"hotCacheMaxSize": "1GB", "pagedSSDCacheDir": CACHE, "pagedSSDCacheMaxSize": "8GB"}
     assert daemon(BINARY, PLACE, options).argv[-6:] == (
-        "--paged-ssd-cache-dir", CACHE, "--paged-ssd-cache-max-size", "8GB", "--hot-cache-max-size", "1GB",
-    )  # fmt: skip
+        "--paged-ssd-cache-dir",
+        CACHE,
+        "--paged-ssd-cache-max-size",
+        "8GB",
+        "--hot-cache-max-size",
+        "1GB",
+    )
     shared = RUNTIMES["omlx"].shared
     assert shared is not None and set(shared.options) == set(options) and shared.per_file is None
 

@@ -36,20 +36,23 @@ from metal_supervisor.state.own_processes import CannotBoot
 from metal_supervisor.state.reports import CONTROLLER_REPORT
 
 
-@pytest.mark.parametrize(("source", "name"), [
-    ("hf://o/r/Llama-3.2-3B-Instruct-Q4_K_M.gguf", "llama-3-2-3b-instruct-q4-k-m"),
-    ("hf://mlx-community/Qwen3-4B-4bit", "qwen3-4b-4bit"),
-    ("file:///models/big-00001-of-00003.gguf", "big"),
-    ("https://ollama.com/library/llama3.2:3b", "llama3-2-3b"),
-    ("https://example.com/m.gguf?token=secret/x", "m"),
-    ("/models/7B/", "model-7b"),
-    ("file:///models/Ünïcode €.gguf", "n-code"),
-    ("file:///models/€€€.gguf", "model"),
-    (f"file:///{'x' * 200}.gguf", "x" * 50),
-    (f"file:///hub/models--acme--M-GGUF/snapshots/{'0' * 40}", "m-gguf"),
-    (f"/hub/models--gpt2/snapshots/{'0' * 40}/", "gpt2"),
-    (f"file:///hub/models--acme--M/snapshots/{'0' * 40}/M-Q8_0.gguf", "m-q8-0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf://o/r/Llama-3.2-3B-Instruct-Q4_K_M.gguf", "llama-3-2-3b-instruct-q4-k-m"),
+        ("hf://mlx-community/Qwen3-4B-4bit", "qwen3-4b-4bit"),
+        ("file:///models/big-00001-of-00003.gguf", "big"),
+        ("https://ollama.com/library/llama3.2:3b", "llama3-2-3b"),
+        ("https://example.com/m.gguf?token=secret/x", "m"),
+        ("/models/7B/", "model-7b"),
+        ("file:///models/Ünïcode €.gguf", "n-code"),
+        ("file:///models/€€€.gguf", "model"),
+        (f"file:///{'x' * 200}.gguf", "x" * 50),
+        (f"file:///hub/models--acme--M-GGUF/snapshots/{'0' * 40}", "m-gguf"),
+        (f"/hub/models--gpt2/snapshots/{'0' * 40}/", "gpt2"),
+        (f"file:///hub/models--acme--M/snapshots/{'0' * 40}/M-Q8_0.gguf", "m-q8-0"),
+    ],
+)
 def test_the_name_is_a_label_made_of_the_source(source: str, name: str) -> None:
     assert model_source.name_of(source) == name
 
@@ -78,9 +81,7 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", ["M-00001-of-00002.gguf", "linked/M-00001-of-00002.gguf", "mlx"])
-def test_a_link_keeps_the_name_that_the_user_typed(
-    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_keeps_the_name_that_the_user_typed(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     (blobs / "86198").write_bytes(b"GGUF")
@@ -217,9 +218,13 @@ def test_what_a_cluster_lacks_is_told_with_the_way_to_make_it(tmp_path: Path, to
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize(("name", "why"), [
-    ("README.md", "README.md is something else, not a GGUF file"), ("empty", "a directory without config.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("README.md", "README.md is something else, not a GGUF file"),
+        ("empty", "a directory without config.json"),
+    ],
+)
 def test_what_is_no_model_is_not_applied(
     name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,10 +331,13 @@ def test_a_download_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert "1 %" in text and "2 %" not in text and text.count("\x1b[?25h") == text.count("\x1b[?25l") > 0
 
 
-@pytest.mark.parametrize(("state", "what"), [
-    (DOWNLOADS[0], "m: its download carries on in the running system"),
-    (("Creating", "Loading"), "m: it stays applied"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        (DOWNLOADS[0], "m: its download carries on in the running system"),
+        (("Creating", "Loading"), "m: it stays applied"),
+    ],
+)
 def test_ctrl_c_names_what_goes_on_and_how_to_remove_it(
     state: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,14 +429,17 @@ def test_a_mistyped_example_is_answered_with_the_nearest() -> None:
     assert "did you mean phi-4-mini?" in caught.value.message
 
 
-@pytest.mark.parametrize(("there", "fitting", "chosen"), [
-    (("Q4_K_M", "Q8_0"), ("Q4_K_M", "Q8_0"), "Q4_K_M"),
-    (("Q4_K_M", "Q3_K_M", "Q2_K"), ("Q3_K_M", "Q2_K"), "Q3_K_M"),
-    (("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), "Q6_K"),
-    (("Q4_K_M", "Q2_K"), (), "Q4_K_M"),
-    (("UD-Q4_K_XL", "Q8_0"), ("UD-Q4_K_XL", "Q8_0"), "UD-Q4_K_XL"),
-    (("F16", "BF16"), ("F16",), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("there", "fitting", "chosen"),
+    [
+        (("Q4_K_M", "Q8_0"), ("Q4_K_M", "Q8_0"), "Q4_K_M"),
+        (("Q4_K_M", "Q3_K_M", "Q2_K"), ("Q3_K_M", "Q2_K"), "Q3_K_M"),
+        (("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), "Q6_K"),
+        (("Q4_K_M", "Q2_K"), (), "Q4_K_M"),
+        (("UD-Q4_K_XL", "Q8_0"), ("UD-Q4_K_XL", "Q8_0"), "UD-Q4_K_XL"),
+        (("F16", "BF16"), ("F16",), ""),
+    ],
+)
 def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
     there: tuple[str, ...], fitting: tuple[str, ...], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,9 +458,7 @@ def test_of_several_quantizations_the_usual_one_that_fits_is_taken(
     assert found.note == f"of several files, m-{chosen}.gguf is taken; o/r:QUANT names another"
 
 
-def test_what_is_to_be_typed_next_is_what_the_model_can_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_to_be_typed_next_is_what_the_model_can_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where no `make run` has left a system
     monkeypatch.delenv("METAL_SUPERVISOR_STATE_DIR", raising=False)
     base = "http://127.0.0.1:18100/v1"
@@ -495,9 +504,7 @@ def test_no_request_is_sent_to_a_gateway_that_does_not_answer(
         ("10.0.7.2", False, ""),
     ],
 )
-def test_in_a_cluster_a_model_is_asked_where_an_engine_is(
-    address: str, ready: bool, url: str, tmp_path: Path
-) -> None:
+def test_in_a_cluster_a_model_is_asked_where_an_engine_is(address: str, ready: bool, url: str, tmp_path: Path) -> None:
     """The name of its Service is one for pods."""
     endpoint = "http://one.n.svc.cluster.local:8080/v1/chat/completions"
     found = {"metadata": {"namespace": "n", "name": "one"}, "status": {"phase": "Ready", "endpoint": endpoint}}
@@ -523,7 +530,6 @@ def test_an_empty_source_is_not_the_current_directory(source: str, capsys: pytes
     assert main.main(["serve", source, "--print"]) == 2
     said = capsys.readouterr()
     assert "SOURCE is empty; name a file" in said.err and not said.out
-
 
 
 CLOSED = "http://127.0.0.1:9"

@@ -40,9 +40,12 @@ class StandInKube:
             raise self.failure
         if method == "GET":
             said = [{"type": "MetalReady", "reason": self.reason}]
-            return {"items": [{"metadata": {"namespace": "default", "name": name}, "spec": spec,
-                               "status": {"conditions": said}}
-                              for name, spec in self.services.items()]}  # fmt: skip
+            return {
+                "items": [
+                    {"metadata": {"namespace": "default", "name": name}, "spec": spec, "status": {"conditions": said}}
+                    for name, spec in self.services.items()
+                ]
+            }
         self.asked.append((method, path.removeprefix(PREFIX)))
         return {}
 
@@ -70,8 +73,9 @@ def test_a_model_that_another_service_drafts_with_stays(kube: type[StandInKube])
     assert kube.asked == [("DELETE", "/namespaces/default/inferenceservices/small")]
     assert "and its Model" in client().remove("large"), "the draft is not its own to remove"
     assert kube.asked[1:] == [
-        ("DELETE", "/namespaces/default/inferenceservices/large"), ("DELETE", "/namespaces/default/models/big"),
-    ]  # fmt: skip
+        ("DELETE", "/namespaces/default/inferenceservices/large"),
+        ("DELETE", "/namespaces/default/models/big"),
+    ]
 
 
 def test_what_was_stopped_with_supervisorctl_is_started_there(kube: type[StandInKube]) -> None:

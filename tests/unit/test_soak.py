@@ -234,9 +234,15 @@ def test_waits_are_counted_when_they_begin() -> None:
     def record(name: str, standing: Standing, reason: str, warning: tuple[str, str] | None = None) -> Record:
         verdict = Verdict(standing, reason, "text", 0.0)
         return a_record(
-            name, program=name, model="m", runtime="llama.cpp", verdict=verdict, endpoint=name, port=1,
+            name,
+            program=name,
+            model="m",
+            runtime="llama.cpp",
+            verdict=verdict,
+            endpoint=name,
+            port=1,
             warning=warning,
-        )  # fmt: skip
+        )
 
     runs, out = record("a", Standing.RUN, "Admitted"), record("b", Standing.WAIT, "InsufficientMemory")
     edit, loads = record("c", Standing.RUN, "", ("InsufficientMemory", "t")), record("d", Standing.WAIT, "Downloading")

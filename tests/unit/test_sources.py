@@ -68,10 +68,16 @@ def test_anything_else_is_none(source: str) -> None:
 
 EQUAL = [
     {
-        "hf://O/R@main/q/m.gguf", "hf://O/R/q/m.gguf", "hf://models/O/R/q/m.gguf", "hf://O/R@main/q%2Fm.gguf",
-        "https://huggingface.co/O/R/resolve/main/q/m.gguf", "https://huggingface.co/O/R/blob/main/q/m.gguf?download=true",
-        "HTTPS://HuggingFace.co/O/R/resolve/main/q/m.gguf", "https://huggingface.co:443/O/R/raw/main/q/m.gguf#L1",
-        "http://hf.co/O/R/resolve/main/q/m.gguf", "https://www.huggingface.co/O/R/resolve/main/q/m.gguf/",
+        "hf://O/R@main/q/m.gguf",
+        "hf://O/R/q/m.gguf",
+        "hf://models/O/R/q/m.gguf",
+        "hf://O/R@main/q%2Fm.gguf",
+        "https://huggingface.co/O/R/resolve/main/q/m.gguf",
+        "https://huggingface.co/O/R/blob/main/q/m.gguf?download=true",
+        "HTTPS://HuggingFace.co/O/R/resolve/main/q/m.gguf",
+        "https://huggingface.co:443/O/R/raw/main/q/m.gguf#L1",
+        "http://hf.co/O/R/resolve/main/q/m.gguf",
+        "https://www.huggingface.co/O/R/resolve/main/q/m.gguf/",
     },
     {"O/R", "hf://O/R", "hf://O/R@main", "hf://O/R/", "https://huggingface.co/O/R", "https://hf.co/O/R/tree/main/"},
     {"hf://O/R@refs/pr/1/m.gguf", "hf://O/R@refs%2Fpr%2F1/m.gguf", "https://hf.co/O/R/blob/refs%2Fpr%2F1/m.gguf"},
@@ -82,11 +88,22 @@ EQUAL = [
     {"http://h/m-00001-of-00003.gguf", "http://h/m-00003-of-00003.gguf"},
     {"s3://bucket/m-00001-of-00002.gguf", "s3://bucket/m-00002-of-00002.gguf"},
     {"https://ollama.com/x", "https://ollama.com/library/x:latest", "https://www.ollama.com/library/x/"},
-]  # fmt: skip
+]
 UNEQUAL = [
-    "http://h/m", "https://h/m", "http://h:8080/m", "https://h:80/m", "http://h/M", "http://h/m?v=1", "http://h/m?v=2",
-    "hf://O/R@main/m", "hf://O/R@v1/m", "hf://o/R@main/m", "hf://O/R@main", "s3://bucket/m", "/m",
-]  # fmt: skip
+    "http://h/m",
+    "https://h/m",
+    "http://h:8080/m",
+    "https://h:80/m",
+    "http://h/M",
+    "http://h/m?v=1",
+    "http://h/m?v=2",
+    "hf://O/R@main/m",
+    "hf://O/R@v1/m",
+    "hf://o/R@main/m",
+    "hf://O/R@main",
+    "s3://bucket/m",
+    "/m",
+]
 
 
 @pytest.mark.parametrize("spellings", EQUAL, ids=min)
@@ -101,21 +118,44 @@ def test_what_is_another_file_stays_another() -> None:
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("", "InvalidModel"), ("m.gguf", "UnsupportedSource"), ("a/b.gguf", "UnsupportedSource"),
-        ("./m.gguf", "UnsupportedSource"), ("~/m.gguf", "UnsupportedSource"), ("pvc://claim/m", "UnsupportedSource"),
-        ("PVC://claim/m", "UnsupportedSource"), ("ftp://h/m", "UnsupportedSource"), ("oci://h/m", "UnsupportedSource"),
-        ("data:text/plain,GGUF", "UnsupportedSource"), ("javascript://x", "UnsupportedSource"),
-        ("file://", "InvalidModel"), ("file://host/m", "InvalidModel"), ("file://[x/m", "InvalidModel"),
-        ("file:///a%00b", "InvalidSpec"), ("/a\0b", "InvalidSpec"), ("/\ud800", "InvalidSpec"),
-        ("http://", "InvalidModel"), ("http:///m", "InvalidModel"), ("http://[::1/m", "InvalidModel"),
-        ("http://h:99999/m", "InvalidModel"), ("http://h:x/m", "InvalidModel"), ("http://u:p@h/m", "InvalidModel"),
-        ("http://token@h/m", "InvalidModel"), ("http://h/\x1b[31m", "InvalidModel"), ("http://h/a\nb", "InvalidModel"),
-        ("hf://O", "InvalidModel"), ("hf://datasets/x", "InvalidModel"), ("hf://buckets/o/r", "InvalidModel"),
+        ("", "InvalidModel"),
+        ("m.gguf", "UnsupportedSource"),
+        ("a/b.gguf", "UnsupportedSource"),
+        ("./m.gguf", "UnsupportedSource"),
+        ("~/m.gguf", "UnsupportedSource"),
+        ("pvc://claim/m", "UnsupportedSource"),
+        ("PVC://claim/m", "UnsupportedSource"),
+        ("ftp://h/m", "UnsupportedSource"),
+        ("oci://h/m", "UnsupportedSource"),
+        ("data:text/plain,GGUF", "UnsupportedSource"),
+        ("javascript://x", "UnsupportedSource"),
+        ("file://", "InvalidModel"),
+        ("file://host/m", "InvalidModel"),
+        ("file://[x/m", "InvalidModel"),
+        ("file:///a%00b", "InvalidSpec"),
+        ("/a\0b", "InvalidSpec"),
+        ("/\ud800", "InvalidSpec"),
+        ("http://", "InvalidModel"),
+        ("http:///m", "InvalidModel"),
+        ("http://[::1/m", "InvalidModel"),
+        ("http://h:99999/m", "InvalidModel"),
+        ("http://h:x/m", "InvalidModel"),
+        ("http://u:p@h/m", "InvalidModel"),
+        ("http://token@h/m", "InvalidModel"),
+        ("http://h/\x1b[31m", "InvalidModel"),
+        ("http://h/a\nb", "InvalidModel"),
+        ("hf://O", "InvalidModel"),
+        ("hf://datasets/x", "InvalidModel"),
+        ("hf://buckets/o/r", "InvalidModel"),
         ("datasets/x", "InvalidModel"),
-        ("hf://O/R@/m", "InvalidModel"), ("hf://O/R/../../m", "InvalidSpec"), ("hf://O/R/%2e%2e%2fm", "InvalidSpec"),
-        ("hf://../R", "InvalidModel"), ("s3://B/m", "InvalidModel"), ("s3://bucket", "InvalidModel"),
+        ("hf://O/R@/m", "InvalidModel"),
+        ("hf://O/R/../../m", "InvalidSpec"),
+        ("hf://O/R/%2e%2e%2fm", "InvalidSpec"),
+        ("hf://../R", "InvalidModel"),
+        ("s3://B/m", "InvalidModel"),
+        ("s3://bucket", "InvalidModel"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_fetched_is_refused_by_its_field(written: str, reason: str) -> None:
     with pytest.raises(Bad) as caught:
         canonical(written, "spec.draft")
@@ -123,24 +163,40 @@ def test_what_cannot_be_fetched_is_refused_by_its_field(written: str, reason: st
     assert "spec.draft" in caught.value.message and caught.value.message.isprintable()
 
 
-@pytest.mark.parametrize(("written", "says"), [
-    ("~/m.gguf", "begins with ~"), ("~user/m.gguf", "begins with ~"), ("C:\\models\\m.gguf", "Windows path"),
-    ("C:/models/m.gguf", "Windows path"), ("\\\\server\\share\\m.gguf", "Windows path"), ("models\\m.gguf", "Windows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("~/m.gguf", "begins with ~"),
+        ("~user/m.gguf", "begins with ~"),
+        ("C:\\models\\m.gguf", "Windows path"),
+        ("C:/models/m.gguf", "Windows path"),
+        ("\\\\server\\share\\m.gguf", "Windows path"),
+        ("models\\m.gguf", "Windows"),
+    ],
+)
 def test_a_path_that_no_mac_has_is_named(written: str, says: str) -> None:
     with pytest.raises(Bad) as caught:
         canonical(written)
     assert caught.value.reason == "UnsupportedSource" and says in caught.value.message
 
 
-@pytest.mark.parametrize("name", [
-    "X.gguf.part1of2", "X.gguf.part-a", "X.gguf.partaa", "X.gguf-split-a", "X.gguf.001", "X.gguf.part2", "X.GGUF.01",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X.gguf.part1of2",
+        "X.gguf.part-a",
+        "X.gguf.partaa",
+        "X.gguf-split-a",
+        "X.gguf.001",
+        "X.gguf.part2",
+        "X.GGUF.01",
+    ],
+)
 @pytest.mark.parametrize("where", ["/a b/", "file:///a/", "hf://O/R/", "https://h/", "s3://bucket/"])
 def test_the_pieces_of_a_file_are_to_be_joined(name: str, where: str) -> None:
     with pytest.raises(Bad) as caught:
         canonical(where + name)
-    whole = name[:len("X.gguf")]
+    whole = name[: len("X.gguf")]
     assert f"is a piece of {whole}; join the pieces in their order: cat {name} … > {whole}" in caught.value.message
 
 
@@ -149,16 +205,19 @@ def test_what_is_no_piece_is_not_taken_for_one(name: str) -> None:
     assert canonical(f"/a/{name}") == f"/a/{name}"
 
 
-@pytest.mark.parametrize(("written", "expected"), [
-    ("hf://O/R:Q4_K_M", ("hf://O/R", "Q4_K_M")),
-    ("hf://O/R@v1:IQ2_XS", ("hf://O/R@v1", "IQ2_XS")),
-    ("O/R:Q8_0", ("O/R", "Q8_0")),
-    ("hf://O/R/m.gguf", ("hf://O/R/m.gguf", "")),
-    ("hf://O/R/a:b", ("hf://O/R/a:b", "")),
-    ("hf://O/R:", ("hf://O/R:", "")),
-    ("hf://O/R:../x", ("hf://O/R:../x", "")),
-    ("http://h:80", ("http://h:80", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("hf://O/R:Q4_K_M", ("hf://O/R", "Q4_K_M")),
+        ("hf://O/R@v1:IQ2_XS", ("hf://O/R@v1", "IQ2_XS")),
+        ("O/R:Q8_0", ("O/R", "Q8_0")),
+        ("hf://O/R/m.gguf", ("hf://O/R/m.gguf", "")),
+        ("hf://O/R/a:b", ("hf://O/R/a:b", "")),
+        ("hf://O/R:", ("hf://O/R:", "")),
+        ("hf://O/R:../x", ("hf://O/R:../x", "")),
+        ("http://h:80", ("http://h:80", "")),
+    ],
+)
 def test_a_repository_may_name_its_quantization(written: str, expected: tuple[str, str]) -> None:
     assert without_quantization(written) == expected
 
@@ -175,11 +234,14 @@ def test_a_named_quantization_is_that_of_the_field() -> None:
     assert named == field == read_artifact({"spec": {"source": "hf://O/R:Q4_K_M", "quantization": "q4_k_m"}})
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ({"quantization": "Q8_0"}, "spec.quantization 'Q8_0'; remove one"),
-    ({"files": ["m.gguf"]}, "beside spec.files; remove it"),
-    ({"format": "mlx"}, "beside a spec.format that is a directory; remove it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"quantization": "Q8_0"}, "spec.quantization 'Q8_0'; remove one"),
+        ({"files": ["m.gguf"]}, "beside spec.files; remove it"),
+        ({"format": "mlx"}, "beside a spec.format that is a directory; remove it"),
+    ],
+)
 def test_a_named_quantization_beside_what_contradicts_it_is_refused(more: dict[str, object], says: str) -> None:
     with pytest.raises(Bad) as caught:
         read_artifact({"spec": {"source": "hf://O/R:Q4_K_M", **more}})
@@ -195,12 +257,68 @@ def test_no_secret_of_a_url_is_in_a_refusal(written: str) -> None:
 
 
 PARTS = st.sampled_from(
-    ["http://", "https://", "hf://", "s3://", "file://", "HTTP://", "pvc://", "/", "//", "huggingface.co", "hf.co/",
-     "h", ":80", ":443", ":", "@", "@main", "O", "R", "O/R", "models/", "datasets/", "spaces/", "resolve/", "blob/",
-     "tree/", "main/", "refs/pr/1/", "m.gguf", "m-00002-of-00003.gguf", "%2F", "%2e%2e", "..", ".", "%", "%00", "%25",
-     "%ff", "?", "#", "a=b", "[", "]", "[::1]", "\\", " ", "\n", "\t", "\0", "\x1b", "\u202e", "ü", "\ud800", "🦙",
-     "ollama.com/", "library/", "x:latest", "localhost", "bucket"]
-)  # fmt: skip
+    [
+        "http://",
+        "https://",
+        "hf://",
+        "s3://",
+        "file://",
+        "HTTP://",
+        "pvc://",
+        "/",
+        "//",
+        "huggingface.co",
+        "hf.co/",
+        "h",
+        ":80",
+        ":443",
+        ":",
+        "@",
+        "@main",
+        "O",
+        "R",
+        "O/R",
+        "models/",
+        "datasets/",
+        "spaces/",
+        "resolve/",
+        "blob/",
+        "tree/",
+        "main/",
+        "refs/pr/1/",
+        "m.gguf",
+        "m-00002-of-00003.gguf",
+        "%2F",
+        "%2e%2e",
+        "..",
+        ".",
+        "%",
+        "%00",
+        "%25",
+        "%ff",
+        "?",
+        "#",
+        "a=b",
+        "[",
+        "]",
+        "[::1]",
+        "\\",
+        " ",
+        "\n",
+        "\t",
+        "\0",
+        "\x1b",
+        "\u202e",
+        "ü",
+        "\ud800",
+        "🦙",
+        "ollama.com/",
+        "library/",
+        "x:latest",
+        "localhost",
+        "bucket",
+    ]
+)
 
 
 @settings(max_examples=cases(2000))
@@ -219,8 +337,10 @@ def test_a_spelling_is_its_own_spelling_and_nothing_raises_but_a_refusal(written
 
 
 @settings(max_examples=500)
-@given(st.sampled_from(["/d/m.gguf", "hf://O/R@main/q/m.gguf", "http://h/d/m.gguf?x=1", "s3://bucket/d/m.gguf"]),
-       st.one_of(st.lists(PARTS, max_size=5).map("".join), st.text(max_size=20)))  # fmt: skip
+@given(
+    st.sampled_from(["/d/m.gguf", "hf://O/R@main/q/m.gguf", "http://h/d/m.gguf?x=1", "s3://bucket/d/m.gguf"]),
+    st.one_of(st.lists(PARTS, max_size=5).map("".join), st.text(max_size=20)),
+)
 def test_what_is_beside_a_source_stays_there(source: str, name: str) -> None:
     try:
         found = beside(source, name, "spec.mmproj")

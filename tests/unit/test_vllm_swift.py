@@ -17,9 +17,14 @@ from metal_supervisor.spec.types import Endpoint, Model, Probe, Service
 
 BINARY = Binary("/opt/vllm-swift", frozenset({"--max-model-len"}), "vllm-swift")
 CONFIG = {
-    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "model_type": "llama", "max_position_embeddings": 4096,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
 READ = Reading(GIB, config=CONFIG)
 PLACE = Place("/models/m", "127.0.0.1", 18100, 8, "/state", READ)
 HEAD = ["/opt/vllm-swift", "serve", "/models/m", "--host", "127.0.0.1", "--port", "18100"]
@@ -93,11 +98,21 @@ def test_what_is_ours_is_refused_by_name(argument: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "--por=1", "--port=1", "--hos", "--trust", "--trust_remote_code", "--served", "--data",
-        "--data_parallel_size=2", "--max_model_len=8", "--ssl", "--worker-cls=x", "--tool-parser-plugin",
+        "--por=1",
+        "--port=1",
+        "--hos",
+        "--trust",
+        "--trust_remote_code",
+        "--served",
+        "--data",
+        "--data_parallel_size=2",
+        "--max_model_len=8",
+        "--ssl",
+        "--worker-cls=x",
+        "--tool-parser-plugin",
         "--speculative-config",
     ],
-)  # fmt: skip
+)
 def test_other_spellings_of_it_are_refused_too(argument: str) -> None:
     why, text = reason(service(extra=(argument, "1")))
     plain = argument.partition("=")[0].replace("_", "-")
@@ -107,10 +122,21 @@ def test_other_spellings_of_it_are_refused_too(argument: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "--compilation_config.level=3", "--additional-config.kv_bits=4", "-O3", "-tp", "-dp=2", "-asc", "--", "-",
-        "--X", "--data-parallel-any", "--longctx-any", "--kv-transfer-any", "--some-new-flag",
+        "--compilation_config.level=3",
+        "--additional-config.kv_bits=4",
+        "-O3",
+        "-tp",
+        "-dp=2",
+        "-asc",
+        "--",
+        "-",
+        "--X",
+        "--data-parallel-any",
+        "--longctx-any",
+        "--kv-transfer-any",
+        "--some-new-flag",
     ],
-)  # fmt: skip
+)
 def test_what_is_in_no_table_is_refused(argument: str) -> None:
     why, text = reason(service(extra=(argument, "1")))
     assert why == "UnsupportedField" and text.startswith(f"spec.extraArgs[0] {argument!r} is not known")
@@ -119,10 +145,14 @@ def test_what_is_in_no_table_is_refused(argument: str) -> None:
 @pytest.mark.parametrize(
     ("extra", "index"),
     [
-        (("other-model",), 0), (("--seed", "1", "2"), 2), (("--seed=1", "2"), 1), (("--hf-overrides", '{"a": 1}'), 0),
-        (("--hf-overrides={}",), 0), (("--seed", " [1]"), 1),
+        (("other-model",), 0),
+        (("--seed", "1", "2"), 2),
+        (("--seed=1", "2"), 1),
+        (("--hf-overrides", '{"a": 1}'), 0),
+        (("--hf-overrides={}",), 0),
+        (("--seed", " [1]"), 1),
     ],
-)  # fmt: skip
+)
 def test_words_without_a_flag_and_settings_as_json_are_refused(extra: tuple[str, ...], index: int) -> None:
     why, text = reason(service(extra=extra))
     assert why == "InvalidSpec" and text.startswith(f"spec.extraArgs[{index}]")
@@ -130,10 +160,20 @@ def test_words_without_a_flag_and_settings_as_json_are_refused(extra: tuple[str,
 
 def test_other_extra_arguments_are_the_users() -> None:
     extra = (
-        "--gpu-memory-utilization", "0.5", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--seed=-1",
-        "--reasoning_parser", "qwen3", "--default-chat-template-kwargs", '{"enable_thinking": false}', "--seed", "-1",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+        "--seed=-1",
+        "--reasoning_parser",
+        "qwen3",
+        "--default-chat-template-kwargs",
+        '{"enable_thinking": false}',
+        "--seed",
+        "-1",
         "--no-enable-log-requests",
-    )  # fmt: skip
+    )
     assert refuse(service(extra=extra)) is None
 
 
@@ -151,10 +191,12 @@ def test_what_means_nothing_for_it_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"cacheTypeCustomK": "q5_0"}, {"cacheTypeCustomV": "turbo4"}, {"mode": "embedding"},
+        {"cacheTypeCustomK": "q5_0"},
+        {"cacheTypeCustomV": "turbo4"},
+        {"mode": "embedding"},
         {"cacheTypeCustomK": "turbo4", "cacheTypeCustomV": "turbo3"},
     ],
-)  # fmt: skip
+)
 def test_other_caches_and_modes_are_refused(asked: dict[str, Any]) -> None:
     assert reason(service(**asked))[0] == "UnsupportedField"
     assert refuse(service(cacheTypeCustomK="turbo4", cacheTypeCustomV="turbo4")) is None

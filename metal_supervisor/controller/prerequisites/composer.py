@@ -49,9 +49,17 @@ class Composer:
             return None
         runtime, settings = RUNTIMES[parts.service.runtime], self._settings
         place = Place(
-            parts.path, settings.bind_address, parts.port, machine.performance_cores(), self._home, parts.reading,
-            parts.further, settings.ollama_registry, settings.ollama_models_path, parts.judged,
-        )  # fmt: skip
+            parts.path,
+            settings.bind_address,
+            parts.port,
+            machine.performance_cores(),
+            self._home,
+            parts.reading,
+            parts.further,
+            settings.ollama_registry,
+            settings.ollama_models_path,
+            parts.judged,
+        )
         engine = runtime.engine(parts.service, parts.binary, place)
         demand = runtime.demand(parts.service, engine.argv, parts.reading, look)
         return None if demand is None else (engine, demand)

@@ -65,9 +65,7 @@ class Confinement:
     def _trials(self) -> Trials:
         return Trials(self._state.path, Path(launch.__file__), self._wake)
 
-    def of(
-        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
-    ) -> Confined | None:
+    def of(self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int) -> Confined | None:
         """The confinement of a service's engine; None while its build is being tried, or a path being looked at.
 
         `paths`: real ones of its model's files, as they were judged; they are not resolved again.
@@ -80,9 +78,7 @@ class Confinement:
             return replace(found, warning=(UNSAFE_BUILD, f"{danger}; until then only its confinement holds it"))
         return replace(found, problem=(UNSAFE_BUILD, f"{danger}; it does not start unconfined, and {found.why}"))
 
-    def _of(
-        self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int
-    ) -> Confined | None:
+    def _of(self, service: Service, binary: Binary, engine: Engine, paths: Sequence[str], port: int) -> Confined | None:
         if engine.daemon:
             return self._shared(service.runtime, binary)
         found = self.tried(service.runtime, binary)

@@ -99,10 +99,13 @@ class Daemons:
         """
         self._records, self._services, self._asked = records, {}, True
         shared = [
-            each for each in services
-            if each.runtime in DAEMONS and each.replicas and not each.suspended
+            each
+            for each in services
+            if each.runtime in DAEMONS
+            and each.replicas
+            and not each.suspended
             and self._has_place(each, records.get(each.key))
-        ]  # fmt: skip
+        ]
         for each in sorted(shared, key=lambda each: _seniority(each, records.get(each.key))):
             self._services.setdefault(each.runtime, []).append(each)
         served = [each for each in shared if self.problem(each) is None]
@@ -242,9 +245,11 @@ class Daemons:
         record = _record(program, known, where, engine.probe, now)
         record = replace(record, spec_file=made.spec_file, unconfined=confined.why)
         if (
-            known is not None and up is not None and known.spec_file == up.spec_file != made.spec_file
+            known is not None
+            and up is not None
+            and known.spec_file == up.spec_file != made.spec_file
             and not reconcile.is_overdue(known, up.started)
-        ):  # fmt: skip
+        ):
             record = replace(
                 record, spec_file=up.spec_file, next_spec=made.spec_file, next_after=up.started, probe=known.probe
             )
@@ -354,6 +359,9 @@ def _record(program: str, known: Record | None, where: tuple[str, int], probe: P
         return fresh
     leaving = known.verdict.standing is Standing.REMOVING  # it is needed again
     return replace(
-        fresh, withdraw=NO_WITHDRAWAL if leaving else known.withdraw, retry_at=known.retry_at,
-        stop_sent=known.stop_sent, stopped_by_hand=known.stopped_by_hand,
+        fresh,
+        withdraw=NO_WITHDRAWAL if leaving else known.withdraw,
+        retry_at=known.retry_at,
+        stop_sent=known.stop_sent,
+        stopped_by_hand=known.stopped_by_hand,
     )

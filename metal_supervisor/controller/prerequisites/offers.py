@@ -28,9 +28,14 @@ class Offers:
     """Judges services by the files, the engines and the memory that are here."""
 
     def __init__(
-        self, store: Store, composer: Composer, readings: Readings, daemons: Daemons, binary: FindBinary,
+        self,
+        store: Store,
+        composer: Composer,
+        readings: Readings,
+        daemons: Daemons,
+        binary: FindBinary,
         wake: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._composer, self._readings, self._daemons = store, composer, readings, daemons
         self._binary = binary
         self._fetched: BackgroundLooks[str] = BackgroundLooks("fetched", wake)
@@ -53,8 +58,9 @@ class Offers:
         paths = [each.source if each.local else self._path_of(each) for each in parts]
         readings = {
             path: self._readings.judged(each) if each.local else self._readings.headers.look(path)
-            for each, path in zip(parts, paths, strict=True) if path
-        }  # fmt: skip
+            for each, path in zip(parts, paths, strict=True)
+            if path
+        }
         missing = MISSING in readings.values()
         binary, problem = self._binary(item, snapshot)
         if missing or problem or (RUNTIMES[item.runtime].shared is not None and self._daemons.foreign(item)):

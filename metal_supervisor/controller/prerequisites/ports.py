@@ -24,9 +24,7 @@ MOST_NAMED = 3
 """Namespaces that are named once no port is free."""
 
 
-def choose_port(
-    wanted: int | None, kept: Sequence[int], allowed: range, is_free: Callable[[int], bool]
-) -> int | None:
+def choose_port(wanted: int | None, kept: Sequence[int], allowed: range, is_free: Callable[[int], bool]) -> int | None:
     """Choose a service's port within the `allowed` range: the wanted one, else one it has, else the first free one.
 
     `kept`: ports of its record and its specs, the most current first. A `wanted` port outside of the range counts as

@@ -82,9 +82,14 @@ class Prerequisites:
         self.specs[name] = text
 
     def _confine(
-        self, program: str, binary: Binary, port: int, services: Sequence[Service], own: Sequence[str],
+        self,
+        program: str,
+        binary: Binary,
+        port: int,
+        services: Sequence[Service],
+        own: Sequence[str],
         write: Sequence[str],
-    ) -> Confined | None:  # fmt: skip
+    ) -> Confined | None:
         """Confinement of a shared daemon, which may read the checked files of its services and its `own` paths."""
         judged = [path for each in services for _, file in self._files(each).values() for path in file.real]
         return self._confinement.daemon(program, binary, port, [*own, *judged], write)
@@ -179,9 +184,11 @@ class Prerequisites:
         parts = EngineParts(service, binary, file.path, port, reading, further, file.real)
         contexts = self._composer.contexts(context_choice.known(service, record), parts)
         compositions = self._composed.of(
-            service.key, (contexts, parts), self._readings.look_from_home,
+            service.key,
+            (contexts, parts),
+            self._readings.look_from_home,
             lambda look: self._composer.alternatives(contexts, parts, look),
-        )  # fmt: skip
+        )
         if compositions is None:
             return Outlook(READING, port)
         has = record.room_bytes if record is not None and record.runs else 0
@@ -199,15 +206,23 @@ class Prerequisites:
         sizes = demand.bytes or 0, demand.mapped_bytes
         policy = False if engine.daemon else confined.policy if confined else None  # an attacher is ours
         program = self._programs.of(
-            service.key, (engine, port, service.asked, sizes, policy), nothing,
+            service.key,
+            (engine, port, service.asked, sizes, policy),
+            nothing,
             lambda _: programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy),
-        )  # fmt: skip
+        )
         self.specs[program.spec_file] = program.spec
         running = self._running(name, record, engine, up)
         return Outlook(
-            file, port, engine, program, running=running, demand=demand,
+            file,
+            port,
+            engine,
+            program,
+            running=running,
+            demand=demand,
             limit_bytes=service.model.limit.resolve(room.total),
-            slot_context=composed.slot_context, unconfined=confined.why if confined else "",
+            slot_context=composed.slot_context,
+            unconfined=confined.why if confined else "",
             warning=confined.warning if confined else None,
         )
 
@@ -216,9 +231,11 @@ class Prerequisites:
         if demand.bytes is None or demand.bytes <= budget_bytes:
             return demand
         return self._advised.of(
-            parts.service.key, (parts, demand, budget_bytes), self._readings.look_from_home,
+            parts.service.key,
+            (parts, demand, budget_bytes),
+            self._readings.look_from_home,
             lambda look: replace(demand, advice=self._composer.advice(parts, demand, budget_bytes, look)),
-        )  # fmt: skip
+        )
 
     def _files(self, service: Service) -> Files:
         """State of each file of a service, the model's first."""

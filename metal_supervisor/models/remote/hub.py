@@ -62,9 +62,7 @@ def listing(
     return _at(hub, artifact, revision, path, headers, client)
 
 
-def _at(
-    hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping[str, str], client: Client
-) -> Listing:
+def _at(hub: Hub, artifact: Artifact, revision: str, path: str, headers: Mapping[str, str], client: Client) -> Listing:
     commit = ""
     if artifact.directory:
         commit = hub.commit(revision)

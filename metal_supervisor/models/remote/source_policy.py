@@ -43,9 +43,7 @@ class SourcePolicy:
         """True if requests to a host name are allowed, whatever its address."""
         return not self.hosts or _among(host, self.hosts)
 
-    def allows_address(
-        self, host: str, address: Address, port: int = 0, near: Collection[Network] = ()
-    ) -> bool:
+    def allows_address(self, host: str, address: Address, port: int = 0, near: Collection[Network] = ()) -> bool:
         """True if a host may be connected to at an address that it resolves to. `near`: see `is_public`."""
         return is_public(address, near) or self.is_named(host, address, port)
 

@@ -191,9 +191,14 @@ class Client:
         try:
             with self.in_time():
                 answer = pool.request(
-                    method, url, headers=dict(headers), preload_content=False, decode_content=False, redirect=False,
+                    method,
+                    url,
+                    headers=dict(headers),
+                    preload_content=False,
+                    decode_content=False,
+                    redirect=False,
                     timeout=urllib3.Timeout(connect=min(CONNECT_S, wait_s or CONNECT_S), read=wait_s or self.stall_s),
-                )  # fmt: skip
+                )
             if self.cut:  # a header that ends like that counts as whole
                 raise ConnectionAbortedError
             return answer

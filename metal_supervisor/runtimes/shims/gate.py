@@ -36,9 +36,19 @@ def _is_local(origin: str) -> bool:
         return False
 
 
-MEDIA = frozenset({
-    "image", "image_url", "input_image", "video", "video_url", "input_video", "audio", "audio_url", "input_audio",
-})  # fmt: skip
+MEDIA = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "video",
+        "video_url",
+        "input_video",
+        "audio",
+        "audio_url",
+        "input_audio",
+    }
+)
 """Keys and types under which a request's content names an image, a recording or the like."""
 HOLDERS = MEDIA | {"source", "file", "input_file"}
 """Keys of objects that may hold its URL."""
@@ -55,8 +65,12 @@ def names_foreign_media(asked: Any) -> bool:
         elif isinstance(each, dict):
             left += each.values()
             named = [each[key] for key in MEDIA & each.keys()]
-            named += [value.get(name) for key in HOLDERS & each.keys() if isinstance(value := each[key], dict)
-                      for name in ("url", "path")]  # fmt: skip
+            named += [
+                value.get(name)
+                for key in HOLDERS & each.keys()
+                if isinstance(value := each[key], dict)
+                for name in ("url", "path")
+            ]
             if isinstance(kind := each.get("type"), str) and kind in HOLDERS:
                 named += [each.get("url"), each.get("path")]
             if any(isinstance(value, str) and not value.startswith("data:") for value in named):

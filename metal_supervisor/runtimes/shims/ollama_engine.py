@@ -32,15 +32,42 @@ from metal_supervisor.state.directory import StateDir
 
 LOOPBACK = "127.0.0.1"
 READING = frozenset({"/", "/api/version", "/api/tags", "/api/ps", "/v1/models"})
-INFERENCE = frozenset({
-    "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show",
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
-})  # fmt: skip
-SAMPLING = frozenset({
-    "num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "tfs_z", "typical_p", "repeat_last_n", "temperature",
-    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
-    "penalize_newline", "stop",
-})  # fmt: skip
+INFERENCE = frozenset(
+    {
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/show",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+    }
+)
+SAMPLING = frozenset(
+    {
+        "num_keep",
+        "seed",
+        "num_predict",
+        "top_k",
+        "top_p",
+        "min_p",
+        "tfs_z",
+        "typical_p",
+        "repeat_last_n",
+        "temperature",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "penalize_newline",
+        "stop",
+    }
+)
 """The `options` of a request that do not make Ollama reload the model."""
 OF_THE_SERVICE = ("model", "name", "keep_alive")
 HOP_BY_HOP = frozenset({"host", "connection", "keep-alive", "proxy-connection", "expect", "upgrade"})

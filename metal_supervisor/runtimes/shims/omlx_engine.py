@@ -43,10 +43,17 @@ KNOWN = "0.7.0"
 """Version of oMLX that this was written for."""
 end = functools.partial(wrapper.end, "omlx_engine")
 OURS = "/metal-supervisor/"
-INFERENCE = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/messages",
-    "/v1/messages/count_tokens",
-})  # fmt: skip
+INFERENCE = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+)
 READING = frozenset({"/health", "/v1/models"})
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

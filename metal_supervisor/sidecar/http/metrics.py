@@ -110,9 +110,7 @@ def _engines(page: _Page, board: Board) -> None:
         page.add(OURS + "engine_metrics_up", int(taken), name=name, namespace=namespace)
     for (namespace, name), reasons in board.told.dropped.items():
         for reason, count in sorted(reasons.items()):
-            page.add(
-                OURS + "engine_metrics_dropped_total", count, name=name, namespace=namespace, reason=reason
-            )
+            page.add(OURS + "engine_metrics_dropped_total", count, name=name, namespace=namespace, reason=reason)
 
 
 def _system(page: _Page, board: Board) -> None:

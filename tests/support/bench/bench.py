@@ -200,8 +200,12 @@ def outages(system: System, lengths_s: list[float]) -> Figure:
         before = system.pid("away")
         system.supervisorctl("stop", "apiserver")
         stopped = time.monotonic()
-        options = Options(data_file=system.state / "apiserver.db", prefix=prefix, port=free_ports(1)[0],
-                          crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")))
+        options = Options(
+            data_file=system.state / "apiserver.db",
+            prefix=prefix,
+            port=free_ports(1)[0],
+            crd_paths=tuple((conf_dir() / "crds").glob("*.yaml")),
+        )
         with ApiServer(options) as other, tempfile.NamedTemporaryFile("w", suffix=".json") as kubeconfig:
             kubeconfig.write(boot.kubeconfig(other.url))
             kubeconfig.flush()

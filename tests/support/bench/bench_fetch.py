@@ -62,7 +62,7 @@ def serve(path: Path, listener: socket.socket) -> None:
             start = int(found[1]) if found else 0
             status = b"206 Partial Content" if found else b"200 OK"
             span = b"Content-Range: bytes %d-%d/%d\r\n" % (start, size - 1, size) if found else b""
-            head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n%sETag: \"one\"\r\nConnection: close\r\n\r\n"
+            head = b'HTTP/1.1 %s\r\nContent-Length: %d\r\n%sETag: "one"\r\nConnection: close\r\n\r\n'
             connection.sendall(head % (status, size - start, span))
             try:
                 connection.sendfile(file, start)

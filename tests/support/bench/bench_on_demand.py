@@ -122,9 +122,10 @@ def theirs(base: Path, binary: Path, engine: Started, names: list[str], together
     pairs = {f"{one}-{two}": f"{one} & {two}" for index, one in enumerate(names) for two in names[index + 1 :]}
     routing = {"router": {"use": "matrix", "settings": {"matrix": {"sets": pairs}}}}
     config = {
-        "startPort": free_ports(1)[0], "models": {name: {"cmd": line, "concurrencyLimit": 1000} for name in names},
+        "startPort": free_ports(1)[0],
+        "models": {name: {"cmd": line, "concurrencyLimit": 1000} for name in names},
         **({"routing": routing} if together == 2 else {}),
-    }  # fmt: skip
+    }
     (base / "llama-swap.yaml").write_text(json.dumps(config))
     words: list[str | Path] = [binary, "--config", base / "llama-swap.yaml", "--listen", f"127.0.0.1:{port}"]
     with (base / "llama-swap.log").open("wb") as log:
@@ -272,9 +273,7 @@ def own_engines(gateway: Gateway, names: list[str]) -> Callable[[], set[int]]:
 
 def children_of(port: int) -> Callable[[], set[int]]:
     """The pids of llama-swap's engines now."""
-    (parent,) = (
-        each for each in psutil.Process().children() if any(f":{port}" in word for word in each.cmdline())
-    )
+    (parent,) = (each for each in psutil.Process().children() if any(f":{port}" in word for word in each.cmdline()))
     return lambda: {each.pid for each in parent.children()}
 
 

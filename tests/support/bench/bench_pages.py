@@ -26,6 +26,7 @@ APART_S = 0.26
 """Between two requests."""
 EDIT_EVERY_S = 1.0
 
+
 @contextlib.contextmanager
 def busy_system(services: int) -> Iterator[int]:
     """The sidecar's port of a system with so many services, some of which are edited all the time."""

@@ -60,9 +60,12 @@ class Side:
     def __init__(self, checkout: Path, name: str, services: int) -> None:
         self._process = subprocess.Popen(
             [checkout / ".venv/bin/python", Path(__file__), "--side", PORTS[name], "--services", str(services)],
-            cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)}, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.all_ready_s = self._told()["allReady"]
 
     def _told(self) -> Figures:

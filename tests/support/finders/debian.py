@@ -65,9 +65,14 @@ def run(command: list[str], directory: str | None = None, timeout_s: float = TIM
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s,
+            command,
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotFound(f"{' '.join(command)}: {error}") from None
     if done.returncode:

@@ -19,9 +19,13 @@ from tests.support.finders.find_mlx import NotFound, main
 __all__ = ["NotFound", "find"]
 
 PROGRAM = go_program.Program(
-    "actionlint", "a checker of workflows", "github.com/rhysd/actionlint", "v1.7.8",
-    "h1:3d+N9ourgAxVYG4z2IFxFIk/YiT6V+VnKASfXGwT60E=", "METAL_SUPERVISOR_ACTIONLINT",
-)  # fmt: skip
+    "actionlint",
+    "a checker of workflows",
+    "github.com/rhysd/actionlint",
+    "v1.7.8",
+    "h1:3d+N9ourgAxVYG4z2IFxFIk/YiT6V+VnKASfXGwT60E=",
+    "METAL_SUPERVISOR_ACTIONLINT",
+)
 
 
 def find(cache: Path | None = None, *, install_it: bool = True) -> Path:

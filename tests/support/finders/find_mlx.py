@@ -46,9 +46,7 @@ def find(cache: Path | None = None, *, install_it: bool = True) -> Path:
     return program("mlx_lm.server", "mlx_lm", VARIABLE, LOCK, cache, install_it)
 
 
-def program(
-    name: str, part: str, variable: str, lock: str, cache: Path | None, install_it: bool
-) -> Path:
+def program(name: str, part: str, variable: str, lock: str, cache: Path | None, install_it: bool) -> Path:
     """Absolute path of a program of Python packages, in an environment of its own that a file in tools/locks describes.
 
     `part`: its name in tests/support/finders/prepare.py. Raises NotFound.

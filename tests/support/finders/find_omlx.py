@@ -22,9 +22,22 @@ __all__ = ["NotFound", "find"]
 VARIABLE = "METAL_SUPERVISOR_OMLX"
 LOCK = "omlx"
 PACKAGES = (
-    *MLX, "mlx-lm==0.31.3", "transformers<6", "fastapi", "uvicorn", "psutil", "itsdangerous", "openai-harmony",
-    "python-multipart", "pyyaml", "jinja2", "requests", "jsonschema", "Pillow", "httpx",
-)  # fmt: skip
+    *MLX,
+    "mlx-lm==0.31.3",
+    "transformers<6",
+    "fastapi",
+    "uvicorn",
+    "psutil",
+    "itsdangerous",
+    "openai-harmony",
+    "python-multipart",
+    "pyyaml",
+    "jinja2",
+    "requests",
+    "jsonschema",
+    "Pillow",
+    "httpx",
+)
 """What tests/support/finders/lock.py locks, with all that these need."""
 ALONE = ("flyto-mlx==0.7.0", "mlx-vlm==0.6.3", "mlx-embeddings==0.1.0")
 """Locked without what these ask for besides (torch, a Mac), which is not needed to serve text."""

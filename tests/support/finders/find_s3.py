@@ -23,9 +23,13 @@ __all__ = ["NotFound", "find"]
 
 VARIABLE = "METAL_SUPERVISOR_VERSITYGW"
 PROGRAM = go_program.Program(
-    "versitygw", "an S3 server", "github.com/versity/versitygw", "v1.8.0",
-    "h1:au+wI+aybno/STsQiSm35Uu6Q6iK5MWReQxgO6SEMFc=", VARIABLE,
-)  # fmt: skip
+    "versitygw",
+    "an S3 server",
+    "github.com/versity/versitygw",
+    "v1.8.0",
+    "h1:au+wI+aybno/STsQiSm35Uu6Q6iK5MWReQxgO6SEMFc=",
+    VARIABLE,
+)
 
 
 def find(cache: Path | None = None, *, install_it: bool = True) -> Path:

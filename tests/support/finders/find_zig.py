@@ -67,8 +67,11 @@ def _install(home: Path) -> None:
             for target in TARGETS:
                 done = subprocess.run(
                     command(zig, target, *LINKED, str(source), "-o", str(part / "empty")),
-                    env=environment(zig), capture_output=True, text=True, timeout=TIMEOUT_S,
-                )  # fmt: skip
+                    env=environment(zig),
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                )
                 if done.returncode != 0:
                     raise NotFound(f"{PACKAGE} cannot link for {target}: {done.stderr.strip()[-300:]}")
     except (OSError, Unusable, subprocess.TimeoutExpired) as error:

@@ -105,18 +105,22 @@ def build(program: Program, target: Path) -> None:
     say(f"built in {time.monotonic() - started_s:.0f} s, {size_mib} MiB")
 
 
-def run(
-    command: list[str], part: Path, cwd: Path, advice: str, timeout_s: float = TIMEOUT_S, **more: str
-) -> str:
+def run(command: list[str], part: Path, cwd: Path, advice: str, timeout_s: float = TIMEOUT_S, **more: str) -> str:
     """Standard output of a command that is killed with us. Raises NotFound with the advice and its last lines.
 
     `part`: directory of all that it writes; `more`: variables of its environment beside Go's.
     """
     environment = {
-        **os.environ, "CGO_ENABLED": "0", **more, "GOTOOLCHAIN": "local", "GOWORK": "off",
+        **os.environ,
+        "CGO_ENABLED": "0",
+        **more,
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
         "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
-        "GOCACHE": str(part / "cache"), "GOMODCACHE": str(part / "modules"), "GOTMPDIR": str(part),
-    }  # fmt: skip
+        "GOCACHE": str(part / "cache"),
+        "GOMODCACHE": str(part / "modules"),
+        "GOTMPDIR": str(part),
+    }
     log = part / "log"
     log.write_bytes(b"")
     guard = Guard()

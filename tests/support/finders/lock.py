@@ -80,8 +80,12 @@ def compile_lock(uv: Path, lock: Lock, upgrade: bool) -> None:
                 named += ["--extra", lock.extra, "--constraint", "requirements.txt"]
             subprocess.run(
                 [str(uv), "pip", "compile", *flags, *more, "--output-file", str(output), *named],
-                cwd=ROOT, input="\n".join(wanted), text=True, stdout=subprocess.DEVNULL, check=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                input="\n".join(wanted),
+                text=True,
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
             parts.append(output.read_text("utf-8"))
     target.write_text("".join(parts), "utf-8")
 

@@ -154,10 +154,14 @@ def build(target: Path) -> Path:
         out.mkdir()
         environment = {
             **os.environ,
-            "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off",
+            "CGO_ENABLED": "0",
+            "GOTOOLCHAIN": "local",
+            "GOWORK": "off",
             "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
-            "GOCACHE": str(part / "cache"), "GOMODCACHE": str(part / "modules"), "GOTMPDIR": str(part),
-        }  # fmt: skip
+            "GOCACHE": str(part / "cache"),
+            "GOMODCACHE": str(part / "modules"),
+            "GOTMPDIR": str(part),
+        }
         command = ["go", "build", "-trimpath", "-ldflags", flags, "-o", f"{out}{os.sep}", *SOURCES]
         log = part / "log"  # a line per download: shown only when it fails
         guard = Guard()

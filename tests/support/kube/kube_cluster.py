@@ -126,23 +126,40 @@ class KubeCluster:
     def _start_etcd(self) -> None:
         client, peer = f"http://127.0.0.1:{self.etcd_port}", f"http://127.0.0.1:{self._peer_port}"
         self._start(
-            "etcd", "--name=test", f"--data-dir={self.directory / 'etcd'}", "--log-level=warn", "--unsafe-no-fsync",
-            f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}",
-        )  # fmt: skip
+            "etcd",
+            "--name=test",
+            f"--data-dir={self.directory / 'etcd'}",
+            "--log-level=warn",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=test={peer}",
+        )
 
     def start_apiserver(self) -> None:
         """Starts the API server on its port, with the data that etcd has, and waits until it serves."""
         key = self.directory / "service-accounts.key"
         self._start(
-            "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
-            "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--secure-port={self.port}",
-            f"--cert-dir={self._certificates}", f"--token-auth-file={self.directory / 'tokens.csv'}",
-            "--anonymous-auth=false", "--authorization-mode=RBAC", f"--service-cluster-ip-range={SERVICE_RANGE}",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}", "--disable-admission-plugins=ServiceAccount",
-            "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s", "--profiling=false",
-        )  # fmt: skip
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            f"--cert-dir={self._certificates}",
+            f"--token-auth-file={self.directory / 'tokens.csv'}",
+            "--anonymous-auth=false",
+            "--authorization-mode=RBAC",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--disable-admission-plugins=ServiceAccount",
+            "--endpoint-reconciler-type=none",
+            "--shutdown-delay-duration=0s",
+            "--profiling=false",
+        )
         self.wait_ready()
 
     def stop_apiserver(self) -> None:
@@ -196,9 +213,13 @@ class KubeCluster:
         """Starts garbage collection, quotas, removal of namespaces. After the CRDs, as it learns of new ones late."""
         config = self.kubeconfig(self.directory / "controllers.kubeconfig")
         self._start(
-            "kube-controller-manager", f"--kubeconfig={config}", f"--controllers={CONTROLLERS}",
-            "--leader-elect=false", "--secure-port=0", "--concurrent-gc-syncs=2",
-        )  # fmt: skip
+            "kube-controller-manager",
+            f"--kubeconfig={config}",
+            f"--controllers={CONTROLLERS}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--concurrent-gc-syncs=2",
+        )
 
     @property
     def has_controllers(self) -> bool:
@@ -233,11 +254,13 @@ class KubeCluster:
         """Writes a kubeconfig, the administrator's by default, and returns its path."""
         context = {"cluster": "test", "user": "test", **({"namespace": namespace} if namespace else {})}
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self.ca_file)}}],
             "users": [{"name": "test", "user": {"token": token or self.token}}],
             "contexts": [{"name": "test", "context": context}],
-        }  # fmt: skip
+        }
         path.touch(mode=0o600)
         path.write_text(json.dumps(config, indent=1))
         return path

@@ -57,9 +57,14 @@ class Guard:
         """Starts a process whose output is appended to a file."""
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=cwd,
+                env=env,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self._tell(f"+{process.pid}")
         return process
 

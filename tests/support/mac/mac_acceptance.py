@@ -98,19 +98,25 @@ def about(checks: Sequence[Check], options: Options) -> dict[str, Any]:
     """This Mac and this release, as far as that may be told."""
     mac = darwin_memory.mac()
     facts = {"release": __version__, "python": platform.python_version(), "date": date.today().isoformat()}
-    names = {"model": "hw.model", "chip": "machdep.cpu.brand_string", "macos": "kern.osproductversion",
-             "build": "kern.osversion"}  # fmt: skip
+    names = {
+        "model": "hw.model",
+        "chip": "machdep.cpu.brand_string",
+        "macos": "kern.osproductversion",
+        "build": "kern.osversion",
+    }
     for name, key in names.items():
         try:
             facts[name] = mac.text(key) if mac else ""
         except OSError as error:
             facts[name] = f"not told: {error.strerror}"
     return {
-        **facts, "memory_gib": mac_report.rounded(machine_memory.total_bytes() / 1024**3), "hosted": options.hosted,
+        **facts,
+        "memory_gib": mac_report.rounded(machine_memory.total_bytes() / 1024**3),
+        "hosted": options.hosted,
         "sudo": options.sudo,
         "model_file": options.model.name if options.model else f"made, {options.model_mib} MiB",
         "asked_for": [each.name for each in checks],
-    }  # fmt: skip
+    }
 
 
 def file_name(facts: dict[str, Any]) -> Path:
@@ -159,10 +165,14 @@ def options_of(asked: argparse.Namespace) -> Options:
     if not 1 <= asked.model_mib <= 1 << 16:
         raise ValueError("--model-mib must be between 1 and 65536")
     return Options(
-        lan=asked.lan, model=asked.model and asked.model.expanduser().absolute(),
-        mlx_model=asked.mlx_model and asked.mlx_model.expanduser().absolute(), model_mib=asked.model_mib,
-        hosted=asked.hosted, sudo=not asked.no_sudo, terminal=sys.stdin.isatty(),
-    )  # fmt: skip
+        lan=asked.lan,
+        model=asked.model and asked.model.expanduser().absolute(),
+        mlx_model=asked.mlx_model and asked.mlx_model.expanduser().absolute(),
+        model_mib=asked.model_mib,
+        hosted=asked.hosted,
+        sudo=not asked.no_sudo,
+        terminal=sys.stdin.isatty(),
+    )
 
 
 def run(checks: Sequence[Check], options: Options, base: Path, output: Path | None, say: Say) -> int:

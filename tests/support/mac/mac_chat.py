@@ -41,10 +41,16 @@ class Stream:
         self.whole = False
         """Whether it ended as an answer does."""
         self.error = ""
-        self._port, self._body = port, {
-            "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": tokens,
-            **({"model": model} if model else {}), **({"ignore_eos": True} if endless else {}),
-        }  # fmt: skip
+        self._port, self._body = (
+            port,
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "stream": True,
+                "max_tokens": tokens,
+                **({"model": model} if model else {}),
+                **({"ignore_eos": True} if endless else {}),
+            },
+        )
         self._flows = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()

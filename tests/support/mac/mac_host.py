@@ -84,13 +84,22 @@ def timed_us(call: Callable[[], object], calls: int = CALLS) -> list[float]:
 
 
 NUMBERS = (
-    "hw.nperflevels", "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu", "sysctl.proc_translated",
-    "iogpu.wired_limit_mb", "debug.iogpu.wired_limit",
-)  # fmt: skip
+    "hw.nperflevels",
+    "hw.perflevel0.physicalcpu",
+    "hw.perflevel1.physicalcpu",
+    "sysctl.proc_translated",
+    "iogpu.wired_limit_mb",
+    "debug.iogpu.wired_limit",
+)
 TEXTS = (
-    "machdep.cpu.brand_string", "hw.model", "kern.osproductversion", "kern.osversion", "kern.bootsessionuuid",
-    "hw.perflevel0.name", "hw.perflevel1.name",
-)  # fmt: skip
+    "machdep.cpu.brand_string",
+    "hw.model",
+    "kern.osproductversion",
+    "kern.osversion",
+    "kern.bootsessionuuid",
+    "hw.perflevel0.name",
+    "hw.perflevel1.name",
+)
 """sysctls that no header names, and that the system's own tool is asked for too; either may be absent."""
 
 

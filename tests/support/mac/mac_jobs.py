@@ -54,10 +54,15 @@ def launchctl(kit: Kit, context: str) -> Launchctl:
 def plist(context: str, argv: list[str], scratch: Path, process_type: str = "Interactive") -> dict[str, Any]:
     """A property list of a job that runs once. `process_type`: "" for none."""
     content: dict[str, Any] = {
-        "Label": TRIAL, "ProgramArguments": argv, "WorkingDirectory": str(scratch), "RunAtLoad": True,
-        "KeepAlive": False, "StandardOutPath": str(scratch / "job.log"), "StandardErrorPath": str(scratch / "job.log"),
+        "Label": TRIAL,
+        "ProgramArguments": argv,
+        "WorkingDirectory": str(scratch),
+        "RunAtLoad": True,
+        "KeepAlive": False,
+        "StandardOutPath": str(scratch / "job.log"),
+        "StandardErrorPath": str(scratch / "job.log"),
         "EnvironmentVariables": {"HOME": str(Path.home()), "PATH": ":".join((*PREFIXES, *SYSTEM_PATH))},
-    }  # fmt: skip
+    }
     if context == DAEMON:
         content |= {"UserName": getpass.getuser(), "InitGroups": True}
     if process_type:

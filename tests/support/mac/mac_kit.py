@@ -63,7 +63,11 @@ class Kit:
     """The means of the checks, one check at a time."""
 
     def __init__(
-        self, options: Options, base: Path, run: Runner = commands.run, here: Feeder = commands.run_here,
+        self,
+        options: Options,
+        base: Path,
+        run: Runner = commands.run,
+        here: Feeder = commands.run_here,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """`base`: an empty directory for everything that is written. `here`: runs within this terminal's session."""

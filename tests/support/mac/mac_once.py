@@ -29,9 +29,10 @@ def run(argv: list[str]) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         return {"code": 127, "out": "", "err": f"{type(error).__name__}: {error}"}
     return {
-        "code": done.returncode, "out": done.stdout.decode("utf-8", "replace"),
+        "code": done.returncode,
+        "out": done.stdout.decode("utf-8", "replace"),
         "err": done.stderr.decode("utf-8", "replace"),
-    }  # fmt: skip
+    }
 
 
 def connect(host: str, port: str) -> dict[str, Any]:

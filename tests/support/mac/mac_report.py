@@ -102,11 +102,17 @@ class Result:
     def row(self) -> dict[str, Any]:
         """As in the report."""
         found: dict[str, Any] = {
-            "name": self.name, "item": self.item, "proves": self.proves, "outcome": self.outcome, "why": self.why,
+            "name": self.name,
+            "item": self.item,
+            "proves": self.proves,
+            "outcome": self.outcome,
+            "why": self.why,
             "claims": [{"holds": holds, "claim": text} for holds, text in self.sheet.claims],
             "figures": [each.row() for each in self.sheet.figures],
-            "omitted": self.sheet.omitted, "evidence": self.sheet.evidence, "seconds": rounded(self.seconds),
-        }  # fmt: skip
+            "omitted": self.sheet.omitted,
+            "evidence": self.sheet.evidence,
+            "seconds": rounded(self.seconds),
+        }
         if self.outcome == FAIL:
             found["on_failure"] = self.on_failure
         return found

@@ -50,15 +50,23 @@ class Engine:
 
 
 ENGINES = (
-    Engine("llama-server", "llama-server", "--llama-server", "llama-server", "gguf", "brew install llama.cpp",
-           endless=True),
-    Engine("mlx-server", "mlx-server", "--mlx-server", "mlx-server", "mlx", "github.com/defilantech/mlx-server",
-           named=False),
+    Engine(
+        "llama-server", "llama-server", "--llama-server", "llama-server", "gguf", "brew install llama.cpp", endless=True
+    ),
+    Engine(
+        "mlx-server",
+        "mlx-server",
+        "--mlx-server",
+        "mlx-server",
+        "mlx",
+        "github.com/defilantech/mlx-server",
+        named=False,
+    ),
     Engine("mlx_lm", "mlx-server", "--mlx-lm-server", "mlx_lm.server", "mlx", "pipx install mlx-lm"),
     Engine("omlx", "omlx", "--omlx", "omlx", "mlx", "brew install jundot/omlx/omlx", "omlx"),
     Engine("vllm-swift", "vllm-swift", "--vllm-swift", "vllm-swift", "mlx", "brew install TheTom/tap/vllm-swift"),
     Engine("ollama", "ollama", "--ollama", "ollama", "gguf", "brew install ollama", "ollama", "/api/version"),
-)  # fmt: skip
+)
 SETTINGS = tuple(each.setting for each in ENGINES if each.setting != "--llama-server")
 
 

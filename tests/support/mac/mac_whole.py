@@ -45,8 +45,13 @@ def make_run(checkout: Path, base: Path, environ: Mapping[str, str]) -> Iterator
     with system.log.open("wb") as log:
         process = subprocess.Popen(
             ["make", "run", f"PORT={system.http}", f"ARGS=--ports {ports}"],
-            cwd=checkout, env=dict(environ), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            cwd=checkout,
+            env=dict(environ),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     try:
         eventually(lambda: "default.tiny             Ready" in system.said(), READY_S, f"Ready; {system.said()}")
         yield system

@@ -126,107 +126,160 @@ GPT_OSS_120B = replace(
     metadata={**published.GPT_OSS_20B.metadata, "gpt-oss.block_count": 36, "gpt-oss.expert_count": 128},
 )
 QWEN3_4B_MLX = {
-    "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151_936,
-    "max_position_embeddings": 40_960, "quantization": {"group_size": 64, "bits": 4},
-}  # fmt: skip
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "quantization": {"group_size": 64, "bits": 4},
+}
 HF = "hf://"
 SMALL_LLAMA = Weights(f"{HF}bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_K_M.gguf", 0.81, LLAMA_1B)
 SMALL_QWEN = Weights(f"{HF}Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf", 0.64, qwen3(28, 1024, 3072, 16))
 
 EXAMPLES = (
     Example(
-        16, "llama-3.2-3b", "Llama 3.2 3B: small and quick, for short tasks.",
+        16,
+        "llama-3.2-3b",
+        "Llama 3.2 3B: small and quick, for short tasks.",
         Weights(f"{HF}bartowski/Llama-3.2-3B-Instruct-GGUF/Llama-3.2-3B-Instruct-Q4_K_M.gguf", 2.02, LLAMA_3B),
     ),
     Example(
-        16, "qwen3-8b", "Qwen3 8B: a chat model that thinks before it answers.",
+        16,
+        "qwen3-8b",
+        "Qwen3 8B: a chat model that thinks before it answers.",
         Weights(f"{HF}Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 5.03, qwen3(36, 4096, 12_288, 32)),
     ),
     Example(
-        16, "gemma-3-4b", "Gemma 3 4B: reads images, too.",
+        16,
+        "gemma-3-4b",
+        "Gemma 3 4B: reads images, too.",
         Weights(f"{HF}ggml-org/gemma-3-4b-it-GGUF/gemma-3-4b-it-Q4_K_M.gguf", 2.49, gemma3(34, 2560, 10_240, 8, 4)),
         projector=("mmproj-model-f16.gguf", 0.85),
     ),
     Example(
-        16, "qwen3-4b-4bit", "Qwen3 4B in MLX's own format, for mlx-server or mlx_lm.",
-        Weights("mlx-community/Qwen3-4B-4bit", 2.26), kind="mlx", config=QWEN3_4B_MLX,
+        16,
+        "qwen3-4b-4bit",
+        "Qwen3 4B in MLX's own format, for mlx-server or mlx_lm.",
+        Weights("mlx-community/Qwen3-4B-4bit", 2.26),
+        kind="mlx",
+        config=QWEN3_4B_MLX,
     ),
     Example(
-        16, "llama3.2-3b", "Llama 3.2 3B out of Ollama's library, served by Ollama.",
-        Weights("https://ollama.com/library/llama3.2:3b", 2.02, LLAMA_3B), context=8192,
+        16,
+        "llama3.2-3b",
+        "Llama 3.2 3B out of Ollama's library, served by Ollama.",
+        Weights("https://ollama.com/library/llama3.2:3b", 2.02, LLAMA_3B),
+        context=8192,
     ),
     Example(
-        16, "qwen3-embedding-0.6b", "Qwen3 Embedding 0.6B: turns texts into vectors.",
-        Weights(
-            f"{HF}Qwen/Qwen3-Embedding-0.6B-GGUF/Qwen3-Embedding-0.6B-Q8_0.gguf", 0.64, qwen3(28, 1024, 3072, 16)
-        ),
-        context=8192, mode="embedding",
+        16,
+        "qwen3-embedding-0.6b",
+        "Qwen3 Embedding 0.6B: turns texts into vectors.",
+        Weights(f"{HF}Qwen/Qwen3-Embedding-0.6B-GGUF/Qwen3-Embedding-0.6B-Q8_0.gguf", 0.64, qwen3(28, 1024, 3072, 16)),
+        context=8192,
+        mode="embedding",
     ),
     Example(
-        16, "bge-reranker-v2-m3", "BGE reranker v2 m3: sorts texts by how well they answer a question.",
+        16,
+        "bge-reranker-v2-m3",
+        "BGE reranker v2 m3: sorts texts by how well they answer a question.",
         Weights(f"{HF}gpustack/bge-reranker-v2-m3-GGUF/bge-reranker-v2-m3-Q8_0.gguf", 0.64, RERANKER),
-        context=8192, mode="rerank",
+        context=8192,
+        mode="rerank",
     ),
     Example(
-        32, "gpt-oss-20b", "gpt-oss 20B: OpenAI's open model, experts in 4 bits.",
-        Weights(f"{HF}ggml-org/gpt-oss-20b-GGUF", 12.11, published.GPT_OSS_20B), context=32_768,
+        32,
+        "gpt-oss-20b",
+        "gpt-oss 20B: OpenAI's open model, experts in 4 bits.",
+        Weights(f"{HF}ggml-org/gpt-oss-20b-GGUF", 12.11, published.GPT_OSS_20B),
+        context=32_768,
     ),
     Example(
-        32, "gemma-3-12b", "Gemma 3 12B: reads images, too.",
+        32,
+        "gemma-3-12b",
+        "Gemma 3 12B: reads images, too.",
         Weights(f"{HF}ggml-org/gemma-3-12b-it-GGUF/gemma-3-12b-it-Q4_K_M.gguf", 7.30, gemma3(48, 3840, 15_360, 16, 8)),
-        context=32_768, projector=("mmproj-model-f16.gguf", 0.85),
+        context=32_768,
+        projector=("mmproj-model-f16.gguf", 0.85),
     ),
     Example(
-        32, "mistral-small-3.2", "Mistral Small 3.2, 24B: an all-round model.",
+        32,
+        "mistral-small-3.2",
+        "Mistral Small 3.2, 24B: an all-round model.",
         Weights(
             f"{HF}unsloth/Mistral-Small-3.2-24B-Instruct-2506-GGUF/Mistral-Small-3.2-24B-Instruct-2506-Q4_K_M.gguf",
-            14.33, published.MISTRAL_SMALL,
+            14.33,
+            published.MISTRAL_SMALL,
         ),
     ),
     Example(
-        32, "llama-3.1-8b-drafted", "Llama 3.1 8B, to which Llama 3.2 1B proposes tokens.",
+        32,
+        "llama-3.1-8b-drafted",
+        "Llama 3.1 8B, to which Llama 3.2 1B proposes tokens.",
         Weights(
-            f"{HF}bartowski/Meta-Llama-3.1-8B-Instruct-GGUF/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", 4.92,
+            f"{HF}bartowski/Meta-Llama-3.1-8B-Instruct-GGUF/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf",
+            4.92,
             published.LLAMA_8B,
         ),
-        context=32_768, draft=("llama-3.2-1b", SMALL_LLAMA),
+        context=32_768,
+        draft=("llama-3.2-1b", SMALL_LLAMA),
     ),
     Example(
-        64, "qwen3-coder-30b", "Qwen3 Coder 30B-A3B: writes programs; of its 128 experts 8 work at a time.",
+        64,
+        "qwen3-coder-30b",
+        "Qwen3 Coder 30B-A3B: writes programs; of its 128 experts 8 work at a time.",
         Weights(
             f"{HF}unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF/Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf", 18.56, CODER
         ),
         context=65_536,
     ),
     Example(
-        64, "gemma-3-27b", "Gemma 3 27B: reads images, too.",
+        64,
+        "gemma-3-27b",
+        "Gemma 3 27B: reads images, too.",
         Weights(f"{HF}ggml-org/gemma-3-27b-it-GGUF/gemma-3-27b-it-Q4_K_M.gguf", 16.55, published.GEMMA_27B),
-        context=32_768, projector=("mmproj-model-f16.gguf", 0.86),
+        context=32_768,
+        projector=("mmproj-model-f16.gguf", 0.86),
     ),
     Example(
-        64, "qwen3-32b-drafted", "Qwen3 32B, to which Qwen3 0.6B proposes tokens.",
+        64,
+        "qwen3-32b-drafted",
+        "Qwen3 32B, to which Qwen3 0.6B proposes tokens.",
         Weights(f"{HF}Qwen/Qwen3-32B-GGUF/Qwen3-32B-Q4_K_M.gguf", 19.76, qwen3(64, 5120, 25_600, 64)),
-        context=32_768, draft=("qwen3-0.6b", SMALL_QWEN),
+        context=32_768,
+        draft=("qwen3-0.6b", SMALL_QWEN),
     ),
     Example(
-        128, "llama-3.3-70b", "Llama 3.3 70B: large and thorough.",
+        128,
+        "llama-3.3-70b",
+        "Llama 3.3 70B: large and thorough.",
         Weights(f"{HF}bartowski/Llama-3.3-70B-Instruct-GGUF/Llama-3.3-70B-Instruct-Q4_K_M.gguf", 42.52, LLAMA_70B),
         context=32_768,
     ),
     Example(
-        128, "gpt-oss-120b", "gpt-oss 120B: OpenAI's larger open model, in three files.",
-        Weights(f"{HF}ggml-org/gpt-oss-120b-GGUF", 63.39, GPT_OSS_120B), context=65_536,
+        128,
+        "gpt-oss-120b",
+        "gpt-oss 120B: OpenAI's larger open model, in three files.",
+        Weights(f"{HF}ggml-org/gpt-oss-120b-GGUF", 63.39, GPT_OSS_120B),
+        context=65_536,
     ),
     Example(
-        128, "qwen3-next-80b", "Qwen3 Next 80B-A3B: keeps little for each token, so long texts are cheap.",
+        128,
+        "qwen3-next-80b",
+        "Qwen3 Next 80B-A3B: keeps little for each token, so long texts are cheap.",
         Weights(
-            f"{HF}unsloth/Qwen3-Next-80B-A3B-Instruct-GGUF/Qwen3-Next-80B-A3B-Instruct-Q4_K_M.gguf", 48.41,
+            f"{HF}unsloth/Qwen3-Next-80B-A3B-Instruct-GGUF/Qwen3-Next-80B-A3B-Instruct-Q4_K_M.gguf",
+            48.41,
             published.QWEN3_NEXT,
         ),
         context=131_072,
     ),
-)  # fmt: skip
+)
 """No Model has the name of another: all of them can be applied together."""
 
 

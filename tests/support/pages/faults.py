@@ -38,9 +38,12 @@ KINDS = {
     "W": "Gateway",
 }
 ELSEWHERE = (
-    "boundary/test_headers.py", "boundary/test_kube_tls.py", "boundary/test_memory_held.py", "boundary/test_strings.py",
+    "boundary/test_headers.py",
+    "boundary/test_kube_tls.py",
+    "boundary/test_memory_held.py",
+    "boundary/test_strings.py",
     "boundary/test_watchdog.py",
-)  # fmt: skip
+)
 """What proves cases without a running system."""
 HEAD = """# What happens when something breaks
 

@@ -21,8 +21,16 @@ IN_PLACE = "a directory of the Mac is used whole; its files are listed for spec.
 
 MLX_RUNTIMES = ("mlx-server", "omlx", "vllm-swift")
 OF_GPUS = (
-    "enabled", "count", "memory", "vendor", "runtime", "resourceName", "resourceClaims", "tolerationKey", "sharding",
-)  # fmt: skip
+    "enabled",
+    "count",
+    "memory",
+    "vendor",
+    "runtime",
+    "resourceName",
+    "resourceClaims",
+    "tolerationKey",
+    "sharding",
+)
 OF_PODS = ("cpu", "ephemeralStorage", "gpu", "gpuMemory", "gpuSharing")
 """Fields of `resources`. The others are named one by one: they mean something."""
 

@@ -27,9 +27,14 @@ FLAGS: Mapping[str, frozenset[str]] = {
 """Flags of executables that are documented to know no others; of all others the best build is meant."""
 
 MLX_CONFIG: Mapping[str, int | str] = {
-    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "model_type": "llama", "head_dim": 128, "max_position_embeddings": 131072,
-}  # fmt: skip
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "model_type": "llama",
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+}
 """config.json of the directory that MLX runtimes are tried with."""
 
 MAP_KEY = "base.gguf"
@@ -48,7 +53,10 @@ SCALARS: Mapping[str, tuple[Any, ...]] = {
 VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Model": {
         "spec.source": (
-            "/models/example.gguf", "https://ollama.com/library/example:8b", "hf://example/example", "pvc://example/m",
+            "/models/example.gguf",
+            "https://ollama.com/library/example:8b",
+            "hf://example/example",
+            "pvc://example/m",
             "oci://example/m",
         ),
         "spec.quantization": ("Q4_K_M",),
@@ -109,8 +117,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "spec.env[].valueFrom": NAMED,
     **{kept: {**NAMED, f"{kept}.name": "keys", f"{kept}.key": "engine"} for kept in (SECRET, CONFIG_MAP)},
     **{
-        f"{kept}.optional": {**NAMED, f"{kept}.name": "keys", f"{kept}.key": "missing"}
-        for kept in (SECRET, CONFIG_MAP)
+        f"{kept}.optional": {**NAMED, f"{kept}.name": "keys", f"{kept}.key": "missing"} for kept in (SECRET, CONFIG_MAP)
     },
     "spec.speculativeDecoding.draftModelRef": DRAFTS,
     "spec.speculativeDecoding.draftModel": DRAFTS,

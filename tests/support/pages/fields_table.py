@@ -30,10 +30,11 @@ def table(kind: str, fields: Sequence[Leaf]) -> Table:
 def listed(path: str, runtime: str, reasons: Mapping[str, str]) -> str:
     """The key that stands for a field with a runtime: of the field or the nearest above it; "" if there is none."""
     found = [
-        key for key in reasons
+        key
+        for key in reasons
         for above, _, only in [key.partition(" with ")]
         if only in ("", runtime) and (path == above or path.startswith((f"{above}.", f"{above}[")))
-    ]  # fmt: skip
+    ]
     return max(found, key=len, default="")
 
 
@@ -47,8 +48,11 @@ def reason(kind: str, path: str, runtime: str) -> tuple[str, bool] | None:
 
 def problems(found: Table) -> list[str]:
     """What keeps the table from being whole and true."""
-    told = [f"{found.kind}: {each.title}: the base is refused" for each in found.columns
-            if attempt(each, found.kind, {}).refusal]  # fmt: skip
+    told = [
+        f"{found.kind}: {each.title}: the base is refused"
+        for each in found.columns
+        if attempt(each, found.kind, {}).refusal
+    ]
     used: set[tuple[str, bool]] = set()
     idle: dict[str, set[str]] = {}
     for leaf, cells in found.rows:
@@ -80,9 +84,11 @@ def _unused(found: Table, idle: Mapping[str, set[str]]) -> list[str]:
     told = [f"{found.kind} {path}: there is no such field" for path in known if path not in paths]
     return told + [
         f"{found.kind} {path}: {said(value)} is not neutral"
-        for path, values in fields_samples.NEUTRAL.items() if path in paths
-        for value in values if said(value) not in idle[path]
-    ]  # fmt: skip
+        for path, values in fields_samples.NEUTRAL.items()
+        if path in paths
+        for value in values
+        if said(value) not in idle[path]
+    ]
 
 
 def all_tables() -> list[Table]:

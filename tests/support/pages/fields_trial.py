@@ -163,9 +163,12 @@ def attempt(column: Column, kind: str, values: Mapping[str, Any]) -> Outcome:
     }
     offered = {name: row.formats for name, row in runtimes.RUNTIMES.items()}
     policy = Policy(
-        "llama-server", offered, allowed_args=frozenset({"--your-flag"}), allowed_env=frozenset({"YOUR_NAME"}),
+        "llama-server",
+        offered,
+        allowed_args=frozenset({"--your-flag"}),
+        allowed_env=frozenset({"YOUR_NAME"}),
         vocabularies=runtimes.VOCABULARIES,
-    )  # fmt: skip
+    )
     found = interpret({("default", NAME): asked}, models, policy)["default", NAME]
     if isinstance(found, Rejected):
         return Outcome((found.reason, found.message), Counter(), {})
@@ -196,9 +199,14 @@ def _run(column: Column, service: Service, asked: Json) -> Outcome:
     demand = row.demand(service, engine.argv, reading, lambda _path: reading) or Demand(None)
     limit = service.model.limit.resolve(TOTAL_BYTES)
     outlook = reconcile.Outlook(
-        ModelFile("Ready", path, 4 * GIB), port, engine, Program("p", "p.json", ""), host=HOST, demand=demand,
+        ModelFile("Ready", path, 4 * GIB),
+        port,
+        engine,
+        Program("p", "p.json", ""),
+        host=HOST,
+        demand=demand,
         limit_bytes=limit,
-    )  # fmt: skip
+    )
     record = accept(service, None, outlook, 0.0)
     artifact = service.model.artifact
     facts = {
@@ -236,9 +244,17 @@ def daemon_arguments(service: Service, binary: Binary, place: Place) -> Counter[
 
 DAEMON = "daemon: "
 ACTED_ON = (
-    "replicas", "mode", "priority", "drain_s", "protected", "limit_bytes", "reserved_bytes", "runtime", "model",
+    "replicas",
+    "mode",
+    "priority",
+    "drain_s",
+    "protected",
+    "limit_bytes",
+    "reserved_bytes",
+    "runtime",
+    "model",
     "daemon_names",
-)  # fmt: skip
+)
 """Fields of a record that others act on."""
 
 

@@ -94,6 +94,8 @@ LLMKube's own agent charges file size + blocks x embedding x tokens x bytes of a
 | model | tokens | KV type | KV cache by hand | KV cache | LLMKube's | times | in all | LLMKube's |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+
+
 def _pair(ours: float, theirs: list[float] | None) -> str:
     """`6.00 / 6.00 (+0.0 %)`; nothing where there is nothing on either side."""
     if not ours and (theirs is None or not theirs[0]):
@@ -150,10 +152,16 @@ def published() -> str:
             found = estimate(model.header, settings)
             theirs = model.incumbent_kv_bytes(settings)
             cells = (
-                model.name, str(settings.context), settings.cache_k, model.arithmetic(settings), amount(found.kv_bytes),
-                amount(theirs), f"{theirs / found.kv_bytes:.1f}", amount(found.total_bytes),
+                model.name,
+                str(settings.context),
+                settings.cache_k,
+                model.arithmetic(settings),
+                amount(found.kv_bytes),
+                amount(theirs),
+                f"{theirs / found.kv_bytes:.1f}",
+                amount(found.total_bytes),
                 amount(model.incumbent_bytes(settings)),
-            )  # fmt: skip
+            )
             lines.append(f"| {' | '.join(cells)} |\n")
         explained.append(_explained(model))
     lines += ["\nEach estimate explains itself in a line, as here at 8192 tokens:\n\n```text\n", *explained, "```\n"]

@@ -120,9 +120,13 @@ def budgets() -> str:
 
 def _waiting(name: str, priority: int, gib: float | None, asked: float, limit_gib: float | None = None) -> Entry:
     return Entry(
-        ("default", name), priority, None if gib is None else round(gib * GIB), True, asked,
+        ("default", name),
+        priority,
+        None if gib is None else round(gib * GIB),
+        True,
+        asked,
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
-    )  # fmt: skip
+    )
 
 
 def _table(entries: list[Entry], budget_bytes: int, preemption: bool) -> list[str]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/mistakes.md from tests/support/mistakes.py.
 
-    python -m tests.support.pages.mistakes_page [--check]
+python -m tests.support.pages.mistakes_page [--check]
 """
 
 from __future__ import annotations

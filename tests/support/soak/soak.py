@@ -96,9 +96,16 @@ class Soak:
         api, scan = Api(self.system.kubeconfig), Scan((str(base), self.system.files.home))
         self.watcher = Watcher(scan, api, SLICES, self.system.http, self.checker, self.budget_bytes)
         self.hand = Hand(
-            self.system, api, scan, self.watcher, self.checker, self.excuses, self.sizes,
-            loose=self.loose, preemption=given.preemption,
-        )  # fmt: skip
+            self.system,
+            api,
+            scan,
+            self.watcher,
+            self.checker,
+            self.excuses,
+            self.sizes,
+            loose=self.loose,
+            preemption=given.preemption,
+        )
         self.chats = [Chat(name, self.watcher.engine, tokens, 0.3) for name, tokens in STREAMS.items()]
         self.outcomes: dict[str, Outcome] = {}
         self.violations: list[Violation] = []
@@ -264,21 +271,29 @@ class Soak:
         done = sum(each["done"] for each in told["faults"].values())
         worst = max(self.converged_s, default=0.0)
         print(f"{done} faults, {len(self.checkpoints)} checkpoints, worst convergence {worst:.1f} s")
-        print(f"{told['streams_completed']} streams completed, {told['tokens']} tokens; "
-              f"{told['streams_cut_by_a_fault_of_their_own']} cut by a fault of their own")  # fmt: skip
-        print(f"without one: {told['streams_cut_without_one']} cut, {told['tokens_lost_without_one']} tokens lost, "
-              f"{told['engine_restarts_not_asked_for']} engine restarts "
-              f"({told['engine_restarts_asked_for']} asked for)")  # fmt: skip
-        print(f"an endpoint without an engine: at most {told['longest_dead_endpoint_s']:.2f} s, sidecar and API up "
-              f"(as in {self.checker.steady} of {self.watcher.samples} samples)")  # fmt: skip
+        print(
+            f"{told['streams_completed']} streams completed, {told['tokens']} tokens; "
+            f"{told['streams_cut_by_a_fault_of_their_own']} cut by a fault of their own"
+        )
+        print(
+            f"without one: {told['streams_cut_without_one']} cut, {told['tokens_lost_without_one']} tokens lost, "
+            f"{told['engine_restarts_not_asked_for']} engine restarts "
+            f"({told['engine_restarts_asked_for']} asked for)"
+        )
+        print(
+            f"an endpoint without an engine: at most {told['longest_dead_endpoint_s']:.2f} s, sidecar and API up "
+            f"(as in {self.checker.steady} of {self.watcher.samples} samples)"
+        )
         for role, each in (self.checkpoints[-1] if self.checkpoints else {}).items():
             first = self.checkpoints[0].get(role, each)
             rss = f"{first.rss_bytes / 2**20:.0f} -> {each.rss_bytes / 2**20:.0f} MiB"
             print(f"{role:<12} {first.fds} -> {each.fds} descriptors, {rss}")
         mib = self.budget_bytes / 2**20, self.checker.peak_bytes / 2**20
-        print(f"budget {mib[0]:.1f} MiB, at most {mib[1]:.1f} MiB reserved for live engines (unknown of one in "
-              f"{self.checker.unsized} samples); {self.queue.times} times somebody waited for memory, at most "
-              f"{self.queue.longest} together")  # fmt: skip
+        print(
+            f"budget {mib[0]:.1f} MiB, at most {mib[1]:.1f} MiB reserved for live engines (unknown of one in "
+            f"{self.checker.unsized} samples); {self.queue.times} times somebody waited for memory, at most "
+            f"{self.queue.longest} together"
+        )
 
     def tails(self) -> None:
         """What a reader needs who was not there."""

@@ -136,8 +136,11 @@ class Checker:
     def see(self, sample: Sample) -> list[Violation]:
         """What this sample breaks."""
         return [
-            *self._doubles(sample), *self._dead_endpoints(sample), *self._restarts(sample), *self._over_budget(sample),
-        ]  # fmt: skip
+            *self._doubles(sample),
+            *self._dead_endpoints(sample),
+            *self._restarts(sample),
+            *self._over_budget(sample),
+        ]
 
     def _doubles(self, sample: Sample) -> list[Violation]:
         found: dict[str, list[Engine]] = {}
@@ -146,11 +149,14 @@ class Checker:
         doubled = {name: several for name, several in found.items() if len(several) > 1}
         news, self._doubled = doubled.keys() - self._doubled, frozenset(doubled)
         return [
-            Violation(1, sample.at, f"{name} has {len(doubled[name])} live engines: " + ", ".join(
-                f"pid {each.pid} on port {each.port}" for each in doubled[name]
-            ))
+            Violation(
+                1,
+                sample.at,
+                f"{name} has {len(doubled[name])} live engines: "
+                + ", ".join(f"pid {each.pid} on port {each.port}" for each in doubled[name]),
+            )
             for name in sorted(news)
-        ]  # fmt: skip
+        ]
 
     def _dead_endpoints(self, sample: Sample) -> list[Violation]:
         if not sample.steady:
@@ -224,7 +230,7 @@ def cut(answers: Iterable[Answer], excuses: Excuses) -> list[Violation]:
         Violation(3, each.ended, f"{each.service}: an answer was cut, {each.got} of {each.asked} events: {each.error}")
         for each in answers
         if each.error and not excuses.covers(each.service, each.began, each.ended)
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True)
@@ -256,16 +262,19 @@ def overdue(claims: Sequence[Claim], budget_bytes: int, preemption: bool = False
     waiting = sorted((each for each in claims if each.waits and each.need_bytes <= budget_bytes), key=lambda c: c.rank)
     for place, claim in enumerate(waiting):
         over = held - claim.holds_bytes + claim.need_bytes - budget_bytes
-        behind = {ahead.service: sum(
-            each.holds_bytes for each in claims if each.rank > ahead.rank and each is not claim
-        ) for ahead in waiting[:place]}  # fmt: skip
+        behind = {
+            ahead.service: sum(each.holds_bytes for each in claims if each.rank > ahead.rank and each is not claim)
+            for ahead in waiting[:place]
+        }
         if any(ahead.need_bytes + behind[ahead.service] + claim.need_bytes > budget_bytes for ahead in waiting[:place]):
             continue
         if preemption:
             over -= sum(each.holds_bytes for each in claims if each.priority < claim.priority and not each.protected)
         if over <= 0:
-            found.append(f"{claim.service} waits, but {held} of {budget_bytes} bytes are held, of these "
-                         f"{claim.holds_bytes} by itself, and it needs {claim.need_bytes}")  # fmt: skip
+            found.append(
+                f"{claim.service} waits, but {held} of {budget_bytes} bytes are held, of these "
+                f"{claim.holds_bytes} by itself, and it needs {claim.need_bytes}"
+            )
     return found
 
 

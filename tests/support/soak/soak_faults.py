@@ -225,9 +225,15 @@ class Hand:
         if name in CALM:
             more["evictionProtection"] = True
         return service(
-            name, "tiny" if name.endswith("-calm") or "-new-" in name else "loose", contextSize=want.context,
-            parallelSlots=2, priority=want.priority, replicas=want.replicas, extraArgs=arguments, **more,
-        )  # fmt: skip
+            name,
+            "tiny" if name.endswith("-calm") or "-new-" in name else "loose",
+            contextSize=want.context,
+            parallelSlots=2,
+            priority=want.priority,
+            replicas=want.replicas,
+            extraArgs=arguments,
+            **more,
+        )
 
     def ask_for(self, name: str, want: Want | None) -> None:
         """Changes what is wanted, and asks the API once. Raises ApiError."""
@@ -382,10 +388,15 @@ class Hand:
         self.typing()
         tool = [str(Path(sys.executable).parent / "supervisorctl"), "-c", f"{self.system.state}/supervisord.conf"]
         line = "; ".join(" ".join([*tool, command]) for command in commands)
-        self.typed.append(subprocess.Popen(
-            ["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ))  # fmt: skip
+        self.typed.append(
+            subprocess.Popen(
+                ["/bin/sh", "-c", line],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
 
     def _start_by_hand(self, name: str, *commands: str) -> None:
         """Types commands that start a service, whether it is switched on or not."""
@@ -468,14 +479,22 @@ class Hand:
         base = Path(tempfile.mkdtemp(prefix="soak-copy-"))
         subprocess.run(["cp", "-a", self.system.state, base / "run"], check=False, stderr=subprocess.DEVNULL)
         http_port, engine_port = free_ports(2)
-        flags = {"--state-dir": base / "run", "--port": http_port, "--ports": f"{engine_port}-{engine_port}",
-                 "--gateway": "off", "--llama-server": base / "none"}  # fmt: skip
+        flags = {
+            "--state-dir": base / "run",
+            "--port": http_port,
+            "--ports": f"{engine_port}-{engine_port}",
+            "--gateway": "off",
+            "--llama-server": base / "none",
+        }
         words = [str(word) for pair in flags.items() for word in pair]
         with (base / "run.log").open("wb") as log:
             copy = subprocess.Popen(
-                [sys.executable, "-I", "-m", "metal_supervisor", "run", *words], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-I", "-m", "metal_supervisor", "run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
         def end() -> None:
             copy.terminate()

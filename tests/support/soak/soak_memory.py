@@ -75,8 +75,16 @@ class Sizes:
     def flags(self) -> list[str]:
         """Settings of a system with that budget, on a machine whose other users do not matter."""
         share = str(FEW_SHARE)
-        return ["--memory-fraction", repr(self.fraction), "--memory-pressure-warning", share,
-                "--memory-pressure-critical", share, "--memory-watchdog-interval", "1"]  # fmt: skip
+        return [
+            "--memory-fraction",
+            repr(self.fraction),
+            "--memory-pressure-warning",
+            share,
+            "--memory-pressure-critical",
+            share,
+            "--memory-watchdog-interval",
+            "1",
+        ]
 
     def need_bytes(self, want: Want) -> int:
         """What an engine takes that runs as it is wanted."""
@@ -131,10 +139,17 @@ def claims(wanted: Mapping[str, Want], records: Mapping[str, Record], sizes: Siz
         record = records.get(f"default.{name}")
         if want.runs and record is not None:
             holds = record.reserved_bytes if record.verdict.standing is Standing.RUN else 0
-            found.append(Claim(
-                name, PRIORITIES[want.priority], record.queued_at or 0.0, sizes.need_bytes(want), holds,
-                waits=bool(waits(record)), protected=record.protected,
-            ))  # fmt: skip
+            found.append(
+                Claim(
+                    name,
+                    PRIORITIES[want.priority],
+                    record.queued_at or 0.0,
+                    sizes.need_bytes(want),
+                    holds,
+                    waits=bool(waits(record)),
+                    protected=record.protected,
+                )
+            )
     return found
 
 

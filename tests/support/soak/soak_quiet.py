@@ -112,8 +112,13 @@ def _memory(hand: Hand, records: Mapping[str, Record]) -> list[Problem]:
         if claim.waits and (text := untrue(claim, waits(record), claimed, budget_bytes)):
             found.append((7, f"{claim.service}: {text}"))
         if not claim.waits and claim.holds_bytes != claim.need_bytes:
-            found.append((7, f"{claim.service} is charged {claim.holds_bytes} bytes, not {claim.need_bytes}: "
-                             f"{record.verdict.reason} {record.warning}"))  # fmt: skip
+            found.append(
+                (
+                    7,
+                    f"{claim.service} is charged {claim.holds_bytes} bytes, not {claim.need_bytes}: "
+                    f"{record.verdict.reason} {record.warning}",
+                )
+            )
     told = json.loads(hand.system.fetch("/status")[1])["memory"] or {}  # None until the controller has said anything
     kept = told.get("budget"), told.get("charged"), told.get("waiting")
     queued = sum(each.waits and each.need_bytes <= budget_bytes for each in claimed)  # who never fits is in no queue

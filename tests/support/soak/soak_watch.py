@@ -121,9 +121,7 @@ def role_of(command: list[str]) -> str:
 class Watcher:
     """Samples in threads of its own, and hands every sample to the checker."""
 
-    def __init__(
-        self, scan: Scan, api: Api, slices: str, port: int, checker: Checker, budget_bytes: int
-    ) -> None:
+    def __init__(self, scan: Scan, api: Api, slices: str, port: int, checker: Checker, budget_bytes: int) -> None:
         self._scan, self._api, self._slices, self._port, self._checker = scan, api, slices, port, checker
         self._budget_bytes, self._reservations = budget_bytes, Reservations()
         self._told: tuple[float, frozenset[str] | None, bool] = (0.0, None, False)
@@ -223,8 +221,12 @@ class Chat(threading.Thread):
 
     def _one(self, port: int) -> Answer:
         began, got, error, last = time.monotonic(), 0, "", b""
-        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True,
-                "max_tokens": self._tokens}  # fmt: skip
+        body = {
+            "messages": [{"role": "user", "content": "hi"}],
+            "stream": True,
+            "ignore_eos": True,
+            "max_tokens": self._tokens,
+        }
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CHAT_TIMEOUT_S)
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
