@@ -30,14 +30,27 @@ FORMAT = 1
 UNCONFINED = "ConfinementFailed"
 BARRED = "StartBarred"
 """Reason of a refused start: the controller has written a bar for the program."""
-SAYS, CRASHED, ADOPTS = "metal-supervisor: ", "crashed ", "outlived supervisord; standing in for it"
-EXIT_NOT_NOW, EXIT_UNCONFINED, EXIT_BAD_SPEC, EXIT_UNSEEN, EXIT_CANNOT_EXEC, EXIT_NOT_FOUND = 75, 77, 78, 99, 126, 127
-FIRST_HOLD_S, LONGEST_HOLD_S, FORGET_AFTER_S = 10.0, 300.0, 600.0
+SAYS = "metal-supervisor: "
+CRASHED = "crashed "
+ADOPTS = "outlived supervisord; standing in for it"
+EXIT_NOT_NOW = 75
+EXIT_UNCONFINED = 77
+EXIT_BAD_SPEC = 78
+EXIT_UNSEEN = 99
+EXIT_CANNOT_EXEC = 126
+EXIT_NOT_FOUND = 127
+FIRST_HOLD_S = 10.0
+LONGEST_HOLD_S = 300.0
+FORGET_AFTER_S = 600.0
 LOG_TAIL_BYTES = 65536
 ANSWER_WAIT_S = 0.2
 ANSWERED = "another server answers there"
-NOW, LATER, SOON = b".", b",", b";"
-"""Rings for news that the reader should have at once, that can wait, and that can wait unless it is in a hurry."""
+NOW = b"."
+"""Ring for news that the reader should have at once."""
+LATER = b","
+"""Ring for news that can wait."""
+SOON = b";"
+"""Ring for news that can wait unless the reader is in a hurry."""
 UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
 """The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
@@ -89,10 +102,18 @@ def _linux_stat(pid: int) -> list[bytes]:
 
 
 # Numbers and signatures of macOS: tests/boundary/test_darwin_headers.py holds them against Apple's headers.
-PROC_PIDTBSDINFO, PROC_BSDINFO_BYTES, STARTED_AT = 3, 136, (120, 128)
-"""Flavour of proc_pidinfo; size of its `proc_bsdinfo`, and offsets of seconds and microseconds of the start in it."""
-PROC_PGRP_ONLY, PROC_PPID_ONLY, MOST_PIDS = 2, 6, 1024
-CTL_KERN, KERN_PROCARGS2, PROCARGS_BYTES = 1, 49, 1 << 20
+PROC_PIDTBSDINFO = 3
+"""Flavour of proc_pidinfo."""
+PROC_BSDINFO_BYTES = 136
+"""Size of its `proc_bsdinfo`."""
+STARTED_AT = (120, 128)
+"""Offsets in it of the seconds and microseconds of a process's start."""
+PROC_PGRP_ONLY = 2
+PROC_PPID_ONLY = 6
+MOST_PIDS = 1024
+CTL_KERN = 1
+KERN_PROCARGS2 = 49
+PROCARGS_BYTES = 1 << 20
 DARWIN = {
     "proc_pidinfo": ("c_int", "c_int", "c_uint64", "c_void_p", "c_int"),
     "proc_listpids": ("c_uint32", "c_uint32", "c_void_p", "c_int"),

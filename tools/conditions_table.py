@@ -10,11 +10,18 @@ from dataclasses import dataclass
 
 from metal_supervisor.cluster.report import CLAIM_LOST, TROUBLE
 
-METAL, AVAILABLE, PROGRESSING, DEGRADED = "MetalReady", "Available", "Progressing", "Degraded"
-PRESSURE, SUSPENDED, CONFINED = "MemoryPressure", "Suspended", "Confined"
+METAL = "MetalReady"
+AVAILABLE = "Available"
+PROGRESSING = "Progressing"
+DEGRADED = "Degraded"
+PRESSURE = "MemoryPressure"
+SUSPENDED = "Suspended"
+CONFINED = "Confined"
 MODEL = "Model: "
 """Before the type of a condition that a Model has; the others are an InferenceService's."""
-EVENT, SCHEDULING, RECORD = "Event", "schedulingStatus", "record"
+EVENT = "Event"
+SCHEDULING = "schedulingStatus"
+RECORD = "record"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from metal_supervisor.controller import plan  # noqa: E402
 from metal_supervisor.placement import leases  # noqa: E402
 from metal_supervisor.settings import logging  # noqa: E402
 
-PAGE, SOURCE = ROOT / "docs" / "logs.md", ROOT / "metal_supervisor"
+PAGE = ROOT / "docs" / "logs.md"
+SOURCE = ROOT / "metal_supervisor"
 LEVEL_OF = {**{level: level for level in logging.LEVELS}, "exception": "error", "critical": "critical", "log": "any"}
 BESIDE = frozenset({"extra", "exc_info"})
 ANY_PROGRAM = "the program's"

@@ -19,7 +19,8 @@ from metal_supervisor.runtimes import RUNTIMES  # noqa: E402
 from metal_supervisor.runtimes.engine_metrics import REASONS  # noqa: E402
 from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, SERVED, MetricEntry  # noqa: E402
 
-PAGE, ALERTS = ROOT / "docs" / "metrics.md", ROOT / "conf" / "prometheus" / "alerts.yaml"
+PAGE = ROOT / "docs" / "metrics.md"
+ALERTS = ROOT / "conf" / "prometheus" / "alerts.yaml"
 HEAD = """# Metrics
 
 <!-- written by tools/metrics_page.py from metal_supervisor/sidecar/http/metric_table.py; change that, then run it -->

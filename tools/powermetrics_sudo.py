@@ -28,7 +28,8 @@ from metal_supervisor.host import root_file
 from metal_supervisor.host.powermetrics import FRAGMENT, POWERMETRICS
 from metal_supervisor.install.steps import shown_as_root
 
-UNDO, DO = "make uninstall-powermetrics-sudo", "make install-powermetrics-sudo"
+UNDO = "make uninstall-powermetrics-sudo"
+DO = "make install-powermetrics-sudo"
 VISUDO_TIMEOUT_S = 20.0
 # A macOS account may have dots. Nothing here means anything to sudoers, which a capital letter (ALL) might.
 USER = re.compile(r"[a-z_][a-z0-9_.-]*")

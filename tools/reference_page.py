@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, SCHEMAS = ROOT / "docs" / "reference.md", ROOT / "conf" / "crds"
+PAGE = ROOT / "docs" / "reference.md"
+SCHEMAS = ROOT / "conf" / "crds"
 HEAD = """# Custom resources
 
 <!-- written by tools/reference_page.py from conf/crds; change those, then run it -->

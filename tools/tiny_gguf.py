@@ -37,7 +37,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPACE = "\u2581"  # how SentencePiece writes the space before a word
-UNK, BOS, EOS = 0, 1, 2
+UNK = 0
+BOS = 1
+EOS = 2
 MIB = 1 << 20
 
 

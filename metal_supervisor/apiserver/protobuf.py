@@ -16,8 +16,10 @@ from .errors import ApiError, Json, bad_request
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
-_VARINT, _BYTES = 0, 2
-"""Types of fields."""
+_VARINT = 0
+"""Wire type of a number."""
+_BYTES = 2
+"""Wire type of a text, of bytes, and of a message."""
 
 Numbers: TypeAlias = "dict[int, str | tuple[str, Numbers]]"
 """Names of the fields of a message by their numbers; with the numbers of its own where a field is a message."""

@@ -16,7 +16,9 @@ from .errors import Json, no_such_path, not_found
 from .storage import Name, ObjectStore
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-NAMESPACES, SERVICES, EVENTS = "/namespaces", "/services", "/events"
+NAMESPACES = "/namespaces"
+SERVICES = "/services"
+EVENTS = "/events"
 DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
 """Names under which objects of these kinds are stored."""
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")

@@ -39,7 +39,9 @@ from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailabl
 LOOK_EVERY_S = 0.1
 ASK_S = 2.0
 API_WAIT_S = 15.0
-STOP_WAIT_S, STOP_EACH_S, RETRY_S = 75.0, 0.5, 2.0
+STOP_WAIT_S = 75.0
+STOP_EACH_S = 0.5
+RETRY_S = 2.0
 QUICK_END_S = 3.0
 KUBECTL_TIMEOUT_S = 60.0
 

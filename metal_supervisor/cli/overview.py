@@ -26,15 +26,20 @@ LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "URL", "MEMORY")
 """Columns left out on a narrow terminal, the least important first."""
 FIRST = "Failed", "Stopped", "Pending"
 """Phases listed first, in this order; then what is under way, and last what is Ready or rests."""
-LEAST_NAME, INDENT = 20, "    "
-GREEN, YELLOW, RED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+LEAST_NAME = 20
+INDENT = "    "
+GREEN = "\x1b[32m"
+YELLOW = "\x1b[33m"
+RED = "\x1b[31m"
+PLAIN = "\x1b[0m"
 COLOURS = {
     "Ready": GREEN,
     "Failed": RED,
     **dict.fromkeys(("Pending", "Creating", "Progressing", "Downloading", WAKING), YELLOW),
 }
 STATE_WORD = re.compile(rf"(\S+/\S+ +)({'|'.join(COLOURS)})(?= |$)")
-LONGEST_BAR, SHORTEST_BAR = 40, 10
+LONGEST_BAR = 40
+SHORTEST_BAR = 10
 LABEL = 10
 DAY_S = 86400
 NEXT_START = re.compile(r"; next start at \S+$")

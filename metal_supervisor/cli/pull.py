@@ -35,7 +35,8 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Json, ModelFile
 from metal_supervisor.state.downloads import AGAIN, counts
 
-LOOK_S, SAY_S = 0.2, 10.0
+LOOK_S = 0.2
+SAY_S = 10.0
 CONTINUES = "the same command continues from there"
 FIRST_TRIES = 4
 """Attempts at a server that has not sent a byte yet."""

@@ -54,9 +54,12 @@ from metal_supervisor.state.downloads import AGAIN
 from metal_supervisor.state.own_processes import CannotBoot
 
 MANAGER = "metal-supervisor-serve"
-API_WAIT_S, LOOK_EVERY_S = 30.0, 0.3
-RETRIED, PATIENT_S = "DownloadFailed", 60.0
-"""Reason of a failure that is tried again, and seconds that it may last."""
+API_WAIT_S = 30.0
+LOOK_EVERY_S = 0.3
+RETRIED = "DownloadFailed"
+"""Reason of a failed download that is tried again."""
+PATIENT_S = 60.0
+"""Longest time for which such a failure is waited out."""
 UNREACHED = frozenset({RETRIED, "SourceNotFound"})
 """Reasons of a server that does not answer, or lacks the model."""
 FLAGS_OF_OTHERS = (" --kv-type ", " --slots ", " --cache-ram ")

@@ -30,7 +30,8 @@ from metal_supervisor.state.own_processes import run_holds
 from metal_supervisor.supervisord.client import Supervisord
 
 COLUMNS = ("NAMESPACE/NAME", "STATE", "MEMORY", "MODEL", "URL")
-START_WAIT_S, LOOK_EVERY_S = 10.0, 0.1
+START_WAIT_S = 10.0
+LOOK_EVERY_S = 0.1
 T = TypeVar("T")
 
 

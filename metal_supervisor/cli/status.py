@@ -27,7 +27,8 @@ from metal_supervisor.supervisord.client import Supervisord
 from metal_supervisor.supervisord.ctl_plugin import endpoint, listing
 
 LOOK_EVERY_S = 1.0
-ANSWER_S, ENGINE_S = 5.0, 0.5
+ANSWER_S = 5.0
+ENGINE_S = 0.5
 ASKED_AT_ONCE = 16
 COUNTING = frozenset({"llama-server"})
 """Runtimes whose engines count their generation speed."""

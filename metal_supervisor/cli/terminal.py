@@ -16,8 +16,13 @@ from typing import TextIO
 from metal_supervisor.spec.terminal_text import fitted
 from metal_supervisor.spec.user_error import UserError
 
-OK, FAILED, USAGE, NOT_FOUND, INTERRUPTED = 0, 1, 2, 4, 130
-"""Exit codes. 2: the command line, or what it names, cannot be used; 3 is `NOT_RUNNING`; 4: nothing of that name."""
+OK = 0
+FAILED = 1
+USAGE = 2
+"""Exit code: the command line, or what it names, cannot be used."""
+NOT_FOUND = 4
+"""Exit code: nothing has that name. 3 is `NOT_RUNNING`."""
+INTERRUPTED = 130
 UP_AND_CLEAR = "\x1b[{}A\r\x1b[J"
 CLEAR = "\r\x1b[J"
 UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})

@@ -31,12 +31,15 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
-SHORTEST_S, LONGEST_S = 600, 2**32
-"""Lifetimes of a token that the API accepts."""
+SHORTEST_S = 600
+"""Shortest lifetime of a token that the API accepts."""
+LONGEST_S = 2**32
+"""Longest lifetime of a token that the API accepts."""
 FRESH = 2 / 3
 """Share of a token's lifetime after which it is renewed: a Mac may sleep through the last third."""
 LOOK_AGAIN_S = 3600.0
-RETRY_S, LONGEST_RETRY_S = 60.0, 900.0
+RETRY_S = 60.0
+LONGEST_RETRY_S = 900.0
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 log = logging.getLogger(__name__)
 

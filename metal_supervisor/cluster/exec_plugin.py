@@ -112,7 +112,8 @@ class Plugin:
     """Once a credential has expired, every request waits this long for a plugin that hangs, the heartbeat too. With the
     third of a Lease that has passed by then, it must be less than a Lease (40 s), or peers take this Mac for dead."""
     MOST_BYTES = 1 << 20
-    RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
+    RETRY_S = 30.0
+    LONGEST_RETRY_S = 300.0
     FRESH = 0.8
     """Share of a credential's lifetime after which it is renewed."""
 

@@ -35,10 +35,17 @@ from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import Edition, edition_of
 
-APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
-CONNECT_S, READ_S, WATCH_READ_S, RELOAD_EVERY_S = 5.0, 15.0, 75.0, 30.0
-ANSWER_S, LONGEST_ANSWER_BYTES, PART_BYTES = 120.0, 256 << 20, 1 << 18
-"""Limits of a whole answer: the longest is a page of a list, of 500 objects that mostly have a few KiB each."""
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+CONNECT_S = 5.0
+READ_S = 15.0
+WATCH_READ_S = 75.0
+RELOAD_EVERY_S = 30.0
+ANSWER_S = 120.0
+"""Time limit of a whole answer."""
+LONGEST_ANSWER_BYTES = 256 << 20
+"""The longest answer is a page of a list: 500 objects, most of a few KiB."""
+PART_BYTES = 1 << 18
 KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 POOL: Json = {
     "maxsize": 4,

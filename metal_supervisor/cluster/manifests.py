@@ -19,8 +19,10 @@ from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Endpoint, Json, ModelFile, Standing
 
 KIND = "InferenceService"
-MANAGED_BY, NODES = "metal-supervisor", "metal/"
-METAL_READY, READY = "MetalReady", "Ready"
+MANAGED_BY = "metal-supervisor"
+NODES = "metal/"
+METAL_READY = "MetalReady"
+READY = "Ready"
 OWN_CONDITIONS = frozenset({METAL_READY, "MemoryPressure"})
 SHARED_CONDITIONS = frozenset({"Available", "Progressing", "Degraded", "GPUAvailable", "Suspended", "MemoryPressure"})
 """Conditions that LLMKube's operator or agent writes of the same things as this program does without them."""

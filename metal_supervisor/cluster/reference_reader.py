@@ -19,7 +19,8 @@ from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.references import HOSTS_ANNOTATION, Holding, Source, read_hosts
 
-AGAIN_S, FAILED_AGAIN_S = 30.0, 5.0
+AGAIN_S = 30.0
+FAILED_AGAIN_S = 5.0
 LOOK_WAIT_S = 0.3
 SAID = (403, 404)
 """Status codes that are about the object; any other error is about the server."""

@@ -28,8 +28,12 @@ from metal_supervisor.cluster.kube import Kube, KubeError
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.types import Json, Key
 
-WATCH_S, RELIST_S = 300.0, 1800.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S, FORBIDDEN_PAUSE_S, MISSING_PAUSE_S = 0.25, 60.0, 30.0, 2.0
+WATCH_S = 300.0
+RELIST_S = 1800.0
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 60.0
+FORBIDDEN_PAUSE_S = 30.0
+MISSING_PAUSE_S = 2.0
 UNREACHABLE_PAUSE_S = LIST_AGAIN_S = 1.0
 SETTLED_S = 5.0
 NO_NAMESPACE_AGAIN_S = 30.0

@@ -17,10 +17,14 @@ from metal_supervisor.spec.types import Json, Standing
 WAITING = "Waiting for the host metal-agent to fetch the model and register Endpoints"
 LONGEST_NOTE_BYTES = 1000
 HELD = ("FATAL", "BACKOFF")
-PORT_IN_USE, CLAIM_LOST, HUNG, CRASH_LOOP = "PortInUse", "ClaimLost", "Hung", "CrashLoopBackOff"
+PORT_IN_USE = "PortInUse"
+CLAIM_LOST = "ClaimLost"
+HUNG = "Hung"
+CRASH_LOOP = "CrashLoopBackOff"
 NO_METAL = "MetalUnavailable"
 EVICTED = "Evicted"
-UNLOADED, WAKING = "Unloaded", "Waking"
+UNLOADED = "Unloaded"
+WAKING = "Waking"
 GOODBYE = "Creating", "Stopping", "metal-supervisor has stopped on this Mac; it serves again once that runs"
 """What is told last: it stays in the cluster while this Mac is away."""
 MOVED = "AddressChanged"

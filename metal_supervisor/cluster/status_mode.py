@@ -19,7 +19,8 @@ FIELD = "f:lastUpdated"
 """Field that the operator changes with every write; only this program sets it too."""
 GO_AGENT = "metal-agent"
 """End of the name of LLMKube's agent. Its updates write the whole status that it has read, with times in Go's form."""
-SILENCE_S, UNDECIDED_S = 300.0, 3.0
+SILENCE_S = 300.0
+UNDECIDED_S = 3.0
 QUIET_S = 120.0
 """Silence after which the operator may be gone: it writes every service that is served at least every 90 s."""
 

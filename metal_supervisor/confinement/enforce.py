@@ -19,18 +19,34 @@ import struct
 import sys
 
 LEAST_ABI = 6  # TCP ports since 4, signals and abstract sockets since 6
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-RULE_PATH, RULE_PORT = 1, 2
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, MAKE_FIFO = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 10
-MAKE_SYM, REFER, TRUNCATE, IOCTL_DEV = 1 << 12, 1 << 13, 1 << 14, 1 << 15
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+RULE_PATH = 1
+RULE_PORT = 2
+EXECUTE = 1
+WRITE_FILE = 2
+READ_FILE = 4
+READ_DIR = 8
+REMOVE_DIR = 1 << 4
+REMOVE_FILE = 1 << 5
+MAKE_DIR = 1 << 7
+MAKE_REG = 1 << 8
+MAKE_FIFO = 1 << 10
+MAKE_SYM = 1 << 12
+REFER = 1 << 13
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
 ALL_FILES = (1 << 16) - 1
 OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 READ = READ_FILE | READ_DIR
 WRITE = READ | WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER
-BIND_TCP, CONNECT_TCP = 1, 2
+BIND_TCP = 1
+CONNECT_TCP = 2
 SCOPES = 3  # abstract Unix sockets, signals
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
 
 SYSTEM_READS = (
     "/lib",
@@ -175,17 +191,32 @@ CHMOD = (90, 91, 268, 452)
 ABSENT = (425, 426, 427, 435)  # io_uring, which bypasses seccomp; clone3, whose flags it cannot see
 LAST_JUDGED = 469
 """Highest system call known here. Later ones are answered as by a kernel without them."""
-SOCKET, SENDTO, SENDMSG, SENDMMSG, CLONE, SETPRIORITY, PRLIMIT = 41, 44, 46, 307, 56, 141, 302
+SOCKET = 41
+SENDTO = 44
+SENDMSG = 46
+SENDMMSG = 307
+CLONE = 56
+SETPRIORITY = 141
+PRLIMIT = 302
 SOCKETPAIR = 53
 """Also makes a Unix socket. A pair of datagram sockets sends to any path; a pair of streams stays connected."""
 SETSOCKOPT = 54
 """Its option TCP_ULP can turn a TCP socket into one of SMC, whose connections Landlock does not see."""
 TCP_ULP = 31
 """Number of that option; no other protocol has one of this number that an engine sets."""
-FASTOPEN, NAMESPACES = 0x20000000, 0x7E020080
+FASTOPEN = 0x20000000
+NAMESPACES = 0x7E020080
 ARCH_X86_64 = 0xC000003E
-ALLOW, REFUSE, MISSING, PRETEND = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
-LOAD, EQUAL, GREATER, SET, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06  # words of classic BPF
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050000 | errno.EPERM
+MISSING = 0x00050000 | errno.ENOSYS
+PRETEND = 0x00050000
+LOAD = 0x20
+EQUAL = 0x15
+GREATER = 0x25
+SET = 0x45
+AND = 0x54
+RETURN = 0x06  # words of classic BPF
 
 
 class ConfinementError(RuntimeError):

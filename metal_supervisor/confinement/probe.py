@@ -34,9 +34,13 @@ from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
 MODELS = Path(__file__).parent / "models"
-GGUF, MLX = MODELS / "probe.gguf", MODELS / "mlx"
-FILE, KEPT = "confinement.json", 64
-SERVE_S, ASK_S, LOOK_S = 30.0, 10.0, 0.05
+GGUF = MODELS / "probe.gguf"
+MLX = MODELS / "mlx"
+FILE = "confinement.json"
+KEPT = 64
+SERVE_S = 30.0
+ASK_S = 10.0
+LOOK_S = 0.05
 CANARY = """import os, socket, sys
 def refused(attempt, *arguments):
     try:

@@ -36,8 +36,10 @@ HEAD = """(version 1)
 Links may be followed wherever they lie: rules match resolved paths, and a path to an engine or its libraries leads over
 links that those do not name (Homebrew's bin and opt, an environment's python).
 """
-FRAMEWORK, APP = ".framework/Versions/", "Resources/Python.app/Contents/MacOS"
-"""`bin/python3` of a framework (of Homebrew, python.org or Xcode) replaces itself by the program in its Python.app."""
+FRAMEWORK = ".framework/Versions/"
+"""Where a framework (of Homebrew, python.org or Xcode) has its `bin/python3`."""
+APP = "Resources/Python.app/Contents/MacOS"
+"""The program that replaces that `bin/python3`."""
 PYTHON = """(allow ipc-posix-sem)
 (allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))
 """

@@ -40,8 +40,9 @@ OPTIONAL_PROGRAMS = ("caffeinate",)
 TEMPLATES = Path(__file__).parent / "templates"
 """Parts of supervisord's own configuration."""
 SIDECAR_STOP_S = 10
-HANDOVER_FILE, HANDOVER_S = "handover", 60.0
-"""While an installer has this file there, nothing may start: it is exchanging the job that does."""
+HANDOVER_FILE = "handover"
+"""While this file exists, nothing may start: an installer is exchanging the job that starts everything."""
+HANDOVER_S = 60.0
 LAUNCHD_LOG_BYTES = 4 << 20
 SCRIPTS = {
     "metal-supervisor": "metal_supervisor",

@@ -23,10 +23,14 @@ from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
 
-LEAVE_S, OFFERS_EVERY_S, OFFER_AGAIN_S, LACKING_AGAIN_S = 5.0, 60.0, 300.0, 3600.0
-"""Seconds in which a service is left; until others are left to Macs with room, whose Leases then say what is left of
-that; until the same one is again, as they may not want it; and until one is that lacks what no Lease tells of.
-"""
+LEAVE_S = 5.0
+"""Time that a service takes to be left."""
+OFFERS_EVERY_S = 60.0
+"""Pause between two offers to Macs with room; their Leases then show what is left of it."""
+OFFER_AGAIN_S = 300.0
+"""Pause before the same service is offered again, as the other Macs may not want it."""
+LACKING_AGAIN_S = 3600.0
+"""Pause before a service is offered again that lacks what no Lease shows."""
 KNOWN_BEFORE = frozenset({"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing"})
 """Reasons of failures that a Mac knows of before it claims a service: one without them claims it first."""
 LACKING = KNOWN_BEFORE | {"InsufficientDisk", NO_METAL}

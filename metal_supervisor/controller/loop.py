@@ -59,9 +59,13 @@ from metal_supervisor.supervisord.poker import Poker
 
 TICK_S = 15.0
 RETRY_S = 1.0
-SOONEST_S, ACKNOWLEDGED_S, STARTED_S = 0.02, 0.1, 0.5
-SHARE, LONGEST_PAUSE_S = 0.25, 0.1
-"""Of a core, for many passes in a row; and the longest pause between two of them."""
+SOONEST_S = 0.02
+ACKNOWLEDGED_S = 0.1
+STARTED_S = 0.5
+SHARE = 0.25
+"""Share of a core that many passes in a row may take."""
+LONGEST_PAUSE_S = 0.1
+"""Longest pause between two passes."""
 TELLING = frozenset({Action.WITHDRAW, Action.ADD, Action.START})
 """Steps whose outcome rings: an acknowledgement by the sidecar, or the launcher's note."""
 log = logging.getLogger("controller")

@@ -20,8 +20,11 @@ from metal_supervisor.spec.processes import UNUSED, EngineUse
 from metal_supervisor.spec.record import Proposal, Record
 from metal_supervisor.spec.types import Key, Standing
 
-MIN_AWAKE_S, MAX_WAIT_S, SETTLED_S = 30.0, 30.0, 0.5
-LOOK_EVERY_S, SOONEST_S = 0.5, 0.02
+MIN_AWAKE_S = 30.0
+MAX_WAIT_S = 30.0
+SETTLED_S = 0.5
+LOOK_EVERY_S = 0.5
+SOONEST_S = 0.02
 AHEAD_S = 10.0
 """Longer than a snapshot takes on a busy Mac."""
 DRAIN_S = 7 * 86_400.0

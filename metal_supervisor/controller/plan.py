@@ -18,14 +18,17 @@ from metal_supervisor.spec.types import Key, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 WITHDRAW_WAIT_S = 2.0
-RESEND_AFTER_S, INSIST_AFTER_S, CUT_AFTER_S = 1.0, 3.0, 0.2
+RESEND_AFTER_S = 1.0
+INSIST_AFTER_S = 3.0
+CUT_AFTER_S = 0.2
 NOTE_GRACE_S = 2.0
 EXITED_GRACE_S = 2.0
 SETTLE_S = 1.0
 KILL_AFTER_S = 10.0
 HAND_GRACE_S = 2.0
 HELD_S = 5.0
-FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+FIRST_RETRY_S = 10.0
+LONGEST_RETRY_S = 300.0
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
 

@@ -21,7 +21,8 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 
 KINDS = ("inferenceservices", "models")
-SKEW_WARN_S, SKEW_FAIL_S = 10.0, 300.0
+SKEW_WARN_S = 10.0
+SKEW_FAIL_S = 300.0
 SILENT_S = 300.0
 MOST_OTHERS = 6
 

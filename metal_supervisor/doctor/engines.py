@@ -25,7 +25,8 @@ from metal_supervisor.spec.hosts import is_loopback
 from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.state import gateway_note
 
-XATTR, FILE = "/usr/bin/xattr", "/usr/bin/file"
+XATTR = "/usr/bin/xattr"
+FILE = "/usr/bin/file"
 QUARANTINE = "com.apple.quarantine"
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 OF_THE_APP = "/Contents/MacOS/Python"

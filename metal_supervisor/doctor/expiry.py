@@ -11,7 +11,10 @@ from datetime import datetime, timezone
 
 from metal_supervisor.cluster.accounts import claims_of
 
-SEQUENCE, UTC_TIME, GENERALIZED_TIME, VERSION = 0x30, 0x17, 0x18, 0xA0
+SEQUENCE = 0x30
+UTC_TIME = 0x17
+GENERALIZED_TIME = 0x18
+VERSION = 0xA0
 
 
 def of_token(text: str) -> float | None:

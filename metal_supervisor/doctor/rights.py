@@ -23,8 +23,10 @@ from metal_supervisor.settings.loader import conf_dir
 from metal_supervisor.spec.types import Json
 
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-ACCOUNT, SPACE = "metal-mac-a", "llm"
-"""The placeholders of conf/rbac."""
+ACCOUNT = "metal-mac-a"
+"""Placeholder of conf/rbac for the name of the account."""
+SPACE = "llm"
+"""Placeholder of conf/rbac for the namespace."""
 AT_ONCE = 4
 """Size of the client's connection pool."""
 

@@ -26,8 +26,10 @@ LLAMA = "llama-server"
 CONTEXT_FLAGS = ("--context", "--max-model-len")
 MOST_DIGITS = 18
 """Of a context."""
-SHARE, LONGEST_PAUSE_S = 0.2, 0.5
-"""Of a core, for many readings in a row; and the longest pause between two of them."""
+SHARE = 0.2
+"""Share of a core that many readings in a row may take."""
+LONGEST_PAUSE_S = 0.5
+"""Longest pause between two readings."""
 CHECKING = "Checking"
 """Reason of a service whose prerequisites are looked at, which is over soon."""
 

@@ -14,8 +14,10 @@ _MODEL_FIELD = re.compile(rb';[ \t]*name="?model"?[ \t]*(?:;|$)', re.IGNORECASE)
 LONGEST_MODEL = 512
 MOST_VALUES = 1_000_000
 """Values of a JSON body, roughly: each takes up to 70 bytes of memory, whatever it takes in the body."""
-MOST_PARTS, LONGEST_PART_HEAD = 64, 8192
-"""Parts of a form, and bytes of the headers of one, that are looked at for the model."""
+MOST_PARTS = 64
+"""Most parts of a form that are searched for the model."""
+LONGEST_PART_HEAD = 8192
+"""Longest headers of such a part, in bytes."""
 
 
 @dataclass(frozen=True)

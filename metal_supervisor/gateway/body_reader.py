@@ -10,8 +10,12 @@ from aiohttp import HttpVersion11, web
 from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.errors import GatewayError
 
-MOST_BODY_BYTES, MOST_OF_ONE_BYTES, MOST_BODIES_BYTES = 64 << 20, 128 << 20, 256 << 20
-"""Of one body, of all of one client, and of all."""
+MOST_BODY_BYTES = 64 << 20
+"""Of one body."""
+MOST_OF_ONE_BYTES = 128 << 20
+"""Of all bodies of one client."""
+MOST_BODIES_BYTES = 256 << 20
+"""Of all bodies."""
 BODY_S = 300.0
 """Longest time for a request's body to arrive."""
 

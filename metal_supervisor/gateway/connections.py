@@ -14,7 +14,8 @@ from aiohttp.web_protocol import RequestHandler
 from metal_supervisor.gateway.listeners import HANDSHAKE_S
 from metal_supervisor.gateway.proxy import Proxy
 
-MOST_CONNECTIONS, SPARE_DESCRIPTORS = 2000, 64
+MOST_CONNECTIONS = 2000
+SPARE_DESCRIPTORS = 64
 HEADER_S = 75.0
 """Longest time for the headers of a request to arrive, and for an idle connection to be kept."""
 LINGER_S = 2.0

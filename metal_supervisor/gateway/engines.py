@@ -41,11 +41,15 @@ from metal_supervisor.spec.hosts import in_url
 PIECE_BYTES = 1 << 18
 MOST_NAMES_BYTES = 1 << 20
 """Of an engine's list of models."""
-CONNECT_S, NAME_S, POOLED_S = 5.0, 5.0, 3.0
+CONNECT_S = 5.0
+NAME_S = 5.0
+POOLED_S = 3.0
 SERVER = "metal-supervisor"
 EVENT_END = b"\n\n"
-LAST_EVENTS, TAIL_BYTES = (b"[DONE]", b"message_stop"), 200
-"""What the last event of a stream has, in OpenAI's API and in Anthropic's."""
+LAST_EVENTS = (b"[DONE]", b"message_stop")
+"""What the last event of a stream contains, in OpenAI's API and in Anthropic's."""
+TAIL_BYTES = 200
+"""End of a stream in which that is looked for."""
 HOP_BY_HOP = frozenset(
     {
         "connection",

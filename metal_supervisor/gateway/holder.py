@@ -27,7 +27,8 @@ from metal_supervisor import launch
 from metal_supervisor.spec.document import Json
 
 SOCKET_FILE = "gateway.sock"
-MOST_MESSAGE_BYTES, MOST_DESCRIPTORS = 4096, 4
+MOST_MESSAGE_BYTES = 4096
+MOST_DESCRIPTORS = 4
 BACKLOG = 1024
 LOOK_EVERY_S = 1.0
 log = logging.getLogger("gateway-holder")

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable
 from metal_supervisor.gateway.deadline import timeout
 from metal_supervisor.gateway.holder import BACKLOG, received, send
 
-HANDSHAKE_S, CONNECT_S = 10.0, 5.0
-RETRY_S, TAKEN_RETRY_S = 0.2, 5.0
+HANDSHAKE_S = 10.0
+CONNECT_S = 5.0
+RETRY_S = 0.2
+TAKEN_RETRY_S = 5.0
 NO_HOLDER = "the gateway's holder does not answer; see its log"
 LATE_S = 5.0
 """Time after which a holder that has not answered yet is told of: both start together, one of them first."""

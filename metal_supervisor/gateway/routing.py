@@ -70,7 +70,9 @@ SHOWN = frozenset(
 )
 """Reasons whose sentence may be shown to a client; others can hold paths and sources."""
 MEMORY = frozenset({"InsufficientMemory", "MemoryPressure", "Evicted", "MemoryCheckFailed"})
-LOADING_RETRY_S, MEMORY_RETRY_S, CRASH_RETRY_S = 5, 30, 30
+LOADING_RETRY_S = 5
+MEMORY_RETRY_S = 30
+CRASH_RETRY_S = 30
 CRASHING = "CrashLoopBackOff"
 
 

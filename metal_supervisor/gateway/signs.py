@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-FIRST_S, EVERY_S = 20.0, 15.0
-"""Silence before the first sign, so that errors keep their status; and between two."""
+FIRST_S = 20.0
+"""Silence before the first sign of life, so that errors keep their status."""
+EVERY_S = 15.0
+"""Silence between two signs."""
 HOLD_S = 1800.0
 """Longest time that a stream with signs waits."""
 _CHAT = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, "finish_reason": None}]}

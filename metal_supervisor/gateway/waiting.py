@@ -15,8 +15,14 @@ from metal_supervisor.gateway.routing import ServiceTable
 from metal_supervisor.spec.processes import EngineUse
 from metal_supervisor.spec.types import Key
 
-MOST_OF_CLIENT_FOR_ONE, MOST_OF_CLIENT, MOST_OF_ONE, MOST_WAITING = 64, 128, 128, 256
-"""Waiting requests: of one client for one model and for all, and of all clients; none takes all places of a model."""
+MOST_OF_CLIENT_FOR_ONE = 64
+"""Waiting requests of one client for one model."""
+MOST_OF_CLIENT = 128
+"""Waiting requests of one client for all models."""
+MOST_OF_ONE = 128
+"""Waiting requests of all clients for one model: more than one client has, so none takes all places."""
+MOST_WAITING = 256
+"""Waiting requests of all clients for all models."""
 MOST_LOADS = 60
 """Models that one client may have loaded within a minute: more often than one a second serves nobody."""
 HOLD_S = 280.0

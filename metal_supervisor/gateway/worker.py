@@ -35,7 +35,9 @@ from metal_supervisor.state import gateway_note, use_notes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.doorbell import Doorbell, ring
 
-LOOK_EVERY_S, RETIRED_LOOK_S, RETRY_S = 5.0, 0.2, 10.0
+LOOK_EVERY_S = 5.0
+RETIRED_LOOK_S = 0.2
+RETRY_S = 10.0
 INTEGER_DIGITS = 640
 """Of an integer in a body: the fewest that Python lets be the limit."""
 KEPT_ALIVE_S = 3.0

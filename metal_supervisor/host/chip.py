@@ -23,10 +23,12 @@ from metal_supervisor.spec.types import Json
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
-FILE, FORMAT = "chip.json", 1
+FILE = "chip.json"
+FORMAT = 1
 PROFILER = "/usr/sbin/system_profiler", "-json", "-detailLevel", "mini", "SPDisplaysDataType"
 PROFILER_TIMEOUT_S = 30.0
-MOST_LEVELS, MOST_CORES = 4, 1024
+MOST_LEVELS = 4
+MOST_CORES = 1024
 LONGEST_TEXT = 100
 
 

@@ -14,8 +14,10 @@ from typing import Protocol
 
 TIMEOUT_S = 5.0
 SAID_CHARS = 300
-NOT_FOUND, TIMED_OUT = 127, 124
-"""Exit codes for a program that is missing, or that did not end in time, as a shell has them."""
+NOT_FOUND = 127
+"""A shell's exit code for a program that is missing."""
+TIMED_OUT = 124
+"""Exit code of `timeout` for a program that did not end in time."""
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,20 @@ from metal_supervisor.host.commands import TIMEOUT_S, Done, Runner
 from metal_supervisor.spec.user_error import UserError
 
 LAUNCHCTL = "/bin/launchctl"
-NOT_FOUND, NO_SUCH_PROCESS, IN_PROGRESS, ALREADY, IO_ERROR, NO_DOMAIN = 113, 3, 36, 37, 5, 125
+NOT_FOUND = 113
+NO_SUCH_PROCESS = 3
+IN_PROGRESS = 36
+ALREADY = 37
+IO_ERROR = 5
+NO_DOMAIN = 125
 NO_SUCH_DOMAIN = 112
 """For a user who is not logged in at the screen, as NO_DOMAIN."""
 NOT_LOADED = frozenset({NOT_FOUND, NO_SUCH_PROCESS, NO_DOMAIN, NO_SUCH_DOMAIN, NO_PROGRAM})
 """Exit codes that mean there is no such job; any other failure tells nothing about it."""
 EX_CONFIG = "78"
 """Exit code with which launchd itself reports a job that it cannot start."""
-AGAIN_S, LOAD_WAIT_S = 0.5, 60.0
+AGAIN_S = 0.5
+LOAD_WAIT_S = 60.0
 
 
 class LaunchdError(UserError):

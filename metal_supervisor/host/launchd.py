@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LABEL, INCUMBENT = "dev.metal-supervisor", "com.llmkube.metal-agent"
+LABEL = "dev.metal-supervisor"
+INCUMBENT = "com.llmkube.metal-agent"
 PREFIXES = ("/opt/homebrew/bin", "/opt/homebrew/sbin", "/usr/local/bin")
 SYSTEM_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 OF_A_DAEMON = ("UserName", "GroupName", "InitGroups")

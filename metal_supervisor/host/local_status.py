@@ -11,7 +11,8 @@ from typing import Any
 from metal_supervisor.spec.terminal_text import printable
 
 MOST_BYTES = 64 << 20
-ANY_V4, ANY_V6 = "0.0.0.0", "::"
+ANY_V4 = "0.0.0.0"
+ANY_V6 = "::"
 
 
 def asked_at(bind: str) -> str:

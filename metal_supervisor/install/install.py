@@ -47,7 +47,8 @@ from metal_supervisor.state.directory import LAUNCHD_LOG, StateDir
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
-UP_WAIT_S, LOOK_S = 60.0, 0.1
+UP_WAIT_S = 60.0
+LOOK_S = 0.1
 UP = ("controller", "sidecar")
 RUNNING = "running.json"
 ENDING = (signal.SIGHUP, signal.SIGTERM)

@@ -26,7 +26,8 @@ from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.document import string
 from metal_supervisor.state.reports import read_object
 
-SETTINGS_FILE, CLUSTER = "metal-supervisor.toml", "cluster"
+SETTINGS_FILE = "metal-supervisor.toml"
+CLUSTER = "cluster"
 PROGRAMS = ("metal-supervisor", "supervisorctl")
 """Scripts that users call."""
 MARK = "metal-supervisor install wrote this"

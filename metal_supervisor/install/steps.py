@@ -18,11 +18,14 @@ from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
-SUDO, INSTALL, REMOVE = "/usr/bin/sudo", "/usr/bin/install", "/bin/rm"
+SUDO = "/usr/bin/sudo"
+INSTALL = "/usr/bin/install"
+REMOVE = "/bin/rm"
 OWNER = ("-o", "root", "-g", "wheel")
 PLACE = "$PLACE"
 """Short for root_file.SCRIPT where commands are shown."""
-COMMAND_S, PASSWORD_S = 30.0, 300.0
+COMMAND_S = 30.0
+PASSWORD_S = 300.0
 Say = Callable[[str], None]
 
 

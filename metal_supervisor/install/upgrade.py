@@ -23,7 +23,8 @@ from metal_supervisor.state import gateway_note, own_processes
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import BrokenFile, Supervisord, Unavailable
 
-WAIT_S, LISTED_TRIES = 60.0, 5
+WAIT_S = 60.0
+LISTED_TRIES = 5
 
 
 def upgrade(state: Path, say: Callable[[str], None]) -> int:

@@ -20,13 +20,16 @@ from metal_supervisor.spec.sizes import GIB, MIB, amount
 SHARES = ((36, 0.67), (64, 0.75), (127, 0.80))
 LARGEST_SHARE = 0.90
 METAL_SPARE_BYTES = 512 * MIB
-RESERVE_BYTES, RESERVE_PART = 2 * GIB, 16
-"""The system keeps a sixteenth, but at least 2 GiB; on a machine smaller than 8 GiB a quarter."""
+RESERVE_BYTES = 2 * GIB
+"""Memory that the system keeps at least, on a machine of 8 GiB or more."""
+RESERVE_PART = 16
+"""Part of the memory that the system keeps; a quarter on a smaller machine."""
 
 # Memory in GiB below which Metal wires that share of it; measured by many users, published nowhere by Apple.
 METAL_SHARES = ((16, 2 / 3), (32, 0.74), (64, 0.78), (128, 0.81), (256, 0.84), (512, 0.87))
 METAL_LARGEST_SHARE = 0.906
-METAL_SHARE_BELOW_36_BEFORE_26, METAL_SHARE_BEFORE_26 = 2 / 3, 0.75
+METAL_SHARE_BELOW_36_BEFORE_26 = 2 / 3
+METAL_SHARE_BEFORE_26 = 0.75
 
 
 @dataclass(frozen=True)

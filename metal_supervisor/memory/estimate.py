@@ -14,10 +14,14 @@ from metal_supervisor.memory.shape import Shape, shape_of
 from metal_supervisor.spec.gguf import BadGguf, Header, Omitted
 from metal_supervisor.spec.sizes import MIB, amount
 
-PROCESS_BYTES, PROCESS_BYTES_PER_TOKEN = 32 * MIB, 340
-"""Memory of the process without any model, and of its tokenizer's tables; measured."""
-FALLBACK_PERCENT, FALLBACK_BYTES = 120, 512 * MIB
-"""Estimate for a file of which only the size is known; LLMKube's rule, so that both show the same number."""
+PROCESS_BYTES = 32 * MIB
+"""Memory of the process without a model; measured."""
+PROCESS_BYTES_PER_TOKEN = 340
+"""Memory of the tokenizer's tables; measured."""
+FALLBACK_PERCENT = 120
+"""Charge for a file of which only the size is known, by LLMKube's rule, so that both show the same number."""
+FALLBACK_BYTES = 512 * MIB
+"""Added to that charge."""
 CELLS = 256
 """Tokens: llama.cpp rounds contexts up to a multiple."""
 CHECKPOINTS_BESIDES = 4

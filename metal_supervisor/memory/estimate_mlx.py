@@ -22,8 +22,10 @@ STEP = 256
 """Tokens by which mlx_lm's caches grow."""
 PREFILL = 2048
 """Tokens of a prompt read at once, which a sliding cache holds besides its window; mlx_lm's default."""
-GROUP, GROUP_BYTES = 64, 4
-"""Numbers of a quantized cache that share a scale and a bias, mlx_lm's default, and the bytes of those two."""
+GROUP = 64
+"""Numbers of a quantized cache that share a scale and a bias: mlx_lm's default."""
+GROUP_BYTES = 4
+"""Bytes of a scale and a bias."""
 ROPE_NUMBERS = 64
 """Positional part of a latent row where `qk_rope_head_dim` is missing."""
 MAX_NUMBER = 1 << 31

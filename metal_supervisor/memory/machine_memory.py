@@ -27,8 +27,9 @@ T = TypeVar("T")
 PROC = Path("/proc")
 KIB = 1024
 NO_FIGURES = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP)
-DEVICES_TIMEOUT_S, DEVICES_AGAIN_S = 20.0, 600.0
+DEVICES_TIMEOUT_S = 20.0
 """Listing the devices compiles nothing, but the first use of Metal after a boot is slow."""
+DEVICES_AGAIN_S = 600.0
 _STALL = re.compile(rb"some avg10=(\d+\.\d+) [^\n]* total=\d+\nfull avg10=(\d+\.\d+) [^\n]* total=\d+\n")
 
 

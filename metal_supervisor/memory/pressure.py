@@ -22,9 +22,11 @@ from enum import Enum
 
 from metal_supervisor.spec.sizes import MIB, amount
 
-WARNING_OF_HEADROOM, CRITICAL_OF_HEADROOM = 0.50, 0.25
+WARNING_OF_HEADROOM = 0.50
+CRITICAL_OF_HEADROOM = 0.25
 STALL_PERCENT = 10.0
-SWAP_WARNING_BYTES_PER_S, SWAP_CRITICAL_BYTES_PER_S = 32.0 * MIB, 256.0 * MIB
+SWAP_WARNING_BYTES_PER_S = 32.0 * MIB
+SWAP_CRITICAL_BYTES_PER_S = 256.0 * MIB
 EASE = 1.25
 """Factor by which a signal must be better than its threshold to count as well below (hysteresis)."""
 DESPERATE = 0.5

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from metal_supervisor.spec.sizes import amount
 
-INSUFFICIENT, CHECK_FAILED, PRESSURE = "InsufficientMemory", "MemoryCheckFailed", "MemoryPressure"
-"""Reasons why an engine waits; the first two are LLMKube's."""
+INSUFFICIENT = "InsufficientMemory"
+"""LLMKube's reason why an engine waits: too little memory is left."""
+CHECK_FAILED = "MemoryCheckFailed"
+"""LLMKube's reason why an engine waits: its memory could not be estimated."""
+PRESSURE = "MemoryPressure"
 UNKNOWN_STARTED = "its size is not known, so it was started without knowing whether it fits"
 
 

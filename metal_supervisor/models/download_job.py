@@ -28,9 +28,12 @@ from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.sources import NO_KEYS, Artifact, Keys, shown
 from metal_supervisor.spec.types import ModelFile
 
-TELL_EVERY_S, SAY_EVERY_S = 2.0, 10.0
-"""Intervals at which the byte counts and the message of a progress report change."""
-POLL_S, LOOK_AT_TURNS_S = 0.2, 30.0
+TELL_EVERY_S = 2.0
+"""Interval at which the byte counts of a progress report change."""
+SAY_EVERY_S = 10.0
+"""Interval at which its message changes."""
+POLL_S = 0.2
+LOOK_AT_TURNS_S = 30.0
 
 
 class DownloadJob:

@@ -25,8 +25,10 @@ from metal_supervisor.settings.schema import Settings
 from metal_supervisor.spec.gguf import BadGguf, read_header
 from metal_supervisor.spec.shards import shard_names
 
-LOCAL_AGAIN_S, REMOTE_AGAIN_S = 10.0, 60.0
-"""Age after which the next request checks a file, or tries a failed server, again."""
+LOCAL_AGAIN_S = 10.0
+"""Age after which the next request checks a file again."""
+REMOTE_AGAIN_S = 60.0
+"""Age after which the next request tries a failed server again."""
 MISSING = Reading(None, problem="it is not here, or a manifest may not name it")
 
 

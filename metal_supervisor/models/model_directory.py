@@ -24,7 +24,10 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.state import trees
 
 FORMAT = 1
-NOTE, USED, LOCK, FOR = "slot.json", ".used", ".lock", ".fetched-for"
+NOTE = "slot.json"
+USED = ".used"
+LOCK = ".lock"
+FOR = ".fetched-for"
 PARTIAL = ".partial"
 OURS = NOTE, f"{NOTE}.new", USED, LOCK, FOR, f"{FOR}.new"
 SUFFIXES = PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new"

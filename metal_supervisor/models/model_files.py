@@ -23,7 +23,8 @@ from metal_supervisor.spec.shards import join, misnamed, shard_names
 from metal_supervisor.spec.types import ModelFile
 from metal_supervisor.state import trees
 
-MOST_FOLDERS, MAGIC_BYTES = 256, 64
+MOST_FOLDERS = 256
+MAGIC_BYTES = 64
 OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 """In the header of a file of safetensors: where a tensor ends, counted from the header's end."""
 MOST_HEADER_BYTES = 16 << 20

@@ -63,8 +63,10 @@ LFS_POINTER = b"version https://git-lfs"
 FOR_PEOPLE = ("readme", "license", "notice")
 MOST_FILES = 4096
 MOST_NAMED = 8
-LONGEST_PART_BYTES, LONGEST_NAME_BYTES = 238, 900
-"""Limits of macOS, less room for a suffix of the store and for the directory that the file will be in."""
+LONGEST_PART_BYTES = 238
+"""Longest part of a path: macOS's limit, less room for a suffix of the store."""
+LONGEST_NAME_BYTES = 900
+"""Longest path: macOS's limit, less room for the directory that the file will be in."""
 
 
 class Ambiguous(Unusable):

@@ -26,12 +26,17 @@ from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sources import Artifact, Keys, shown
 from metal_supervisor.spec.types import ModelFile
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
-FIRST_AGAIN_S, LONGEST_AGAIN_S = 1.0, 60.0
-"""Delays after a cut connection."""
+FIRST_RETRY_S = 5.0
+LONGEST_RETRY_S = 300.0
+FIRST_AGAIN_S = 1.0
+"""First delay after a cut connection."""
+LONGEST_AGAIN_S = 60.0
+"""Longest delay after a cut connection."""
 PATIENT_TRIES = 4
 """Number of fruitless tries in a row before a cut connection is reported as a failure."""
-LOOK_WAIT_S, LOOK_AT_NOTE_S, LOOK_AT_STORE_S = 0.1, 2.0, 15.0
+LOOK_WAIT_S = 0.1
+LOOK_AT_NOTE_S = 2.0
+LOOK_AT_STORE_S = 15.0
 MOST_OF_NAMESPACE = 500
 """Artifacts that are looked after for one namespace, with a thread each and another one while a server is asked: macOS
 gives a process a few thousand threads, and without another one no pass of the controller comes to its end.

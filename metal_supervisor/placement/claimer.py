@@ -21,7 +21,10 @@ from metal_supervisor.placement import leases
 from metal_supervisor.placement.leases import ClaimAction, Move, SlotId
 from metal_supervisor.spec.types import Json, Key
 
-SAME_AGAIN_S, FOREIGN_AGAIN_S, PAUSE_S, ANSWER_HOLDS_S = 5.0, 60.0, 1.0, 30.0
+SAME_AGAIN_S = 5.0
+FOREIGN_AGAIN_S = 60.0
+PAUSE_S = 1.0
+ANSWER_HOLDS_S = 30.0
 log = logging.getLogger("controller")
 
 

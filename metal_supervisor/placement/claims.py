@@ -15,9 +15,13 @@ from functools import lru_cache
 from metal_supervisor.placement.leases import Claim, ClaimAction, Move, SlotId
 from metal_supervisor.spec.types import Key
 
-LOAD_S, JITTER_S, ANOTHER_S, BACK_S, LEFT_S = 0.05, 0.05, 3.0, 5.0, 8.0
-"""BACK_S: until a Mac takes a slot back that it serves, and another one holds and does not serve. LEFT_S: until it
-offers itself for what it left to others."""
+LOAD_S = 0.05
+JITTER_S = 0.05
+ANOTHER_S = 3.0
+BACK_S = 5.0
+"""Time until a Mac takes back a slot that it serves, while another one holds the slot and does not serve it."""
+LEFT_S = 8.0
+"""Time until a Mac offers itself for a service that it has left to others."""
 MOST_SLOTS = 1000
 """Slots of one service that are looked at: more than any fleet has Macs for."""
 

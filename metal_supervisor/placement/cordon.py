@@ -16,7 +16,8 @@ from metal_supervisor.state.doorbell import ring
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.supervisord.client import Supervisord
 
-LOOK_EVERY_S, TELL_EVERY_S = 0.2, 30.0
+LOOK_EVERY_S = 0.2
+TELL_EVERY_S = 30.0
 
 
 def _write(directory: StateDir, word: str) -> None:

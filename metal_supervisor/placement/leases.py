@@ -12,12 +12,18 @@ from metal_supervisor.spec.resources import GROUP, VERSION
 from metal_supervisor.spec.types import Json
 
 PREFIX = "metal-supervisor.io/"
-KIND, NODE, SERVICE = PREFIX + "kind", PREFIX + "node", PREFIX + "inferenceservice"
+KIND = PREFIX + "kind"
+NODE = PREFIX + "node"
+SERVICE = PREFIX + "inferenceservice"
 REAPER_LEASE = "metal-reaper"
-READY, SESSION, UNSCHEDULABLE = PREFIX + "ready", PREFIX + "session", PREFIX + "unschedulable"
+READY = PREFIX + "ready"
+SESSION = PREFIX + "session"
+UNSCHEDULABLE = PREFIX + "unschedulable"
 CREATED = PREFIX + "created"
-ENGINES, MEMORY_LEFT = PREFIX + "engines", PREFIX + "memory-left"
-LONGEST_NAME, LONGEST_LABEL = 200, 63
+ENGINES = PREFIX + "engines"
+MEMORY_LEFT = PREFIX + "memory-left"
+LONGEST_NAME = 200
+LONGEST_LABEL = 63
 SlotId = tuple[str, str, int]
 """(namespace, InferenceService, index of the replica)."""
 

@@ -33,8 +33,10 @@ from metal_supervisor.state.directory import SESSION_FILE, StateDir
 CLONED = "another Mac uses this one's identity (a copied state directory?); set --node-name on one of them"
 UNWATCHED = "if this Mac dies its traffic goes on: there is no other Mac and no reaper; apply conf/reaper/reaper.yaml"
 REAPER_STALE_S = 60.0
-TURN_S, LAST_TURN_S = 0.25, 2.0
-"""Seconds between the turns of two Macs to withdraw a silent peer's endpoints, and until all have had theirs."""
+TURN_S = 0.25
+"""Pause between the turns of two Macs to withdraw a silent peer's endpoints."""
+LAST_TURN_S = 2.0
+"""Time until all have had their turns."""
 CLONE_GONE_S = 90.0
 """Seconds without a renewal after which a clone counts as gone. Longer than it takes to notice a broken watch."""
 log = logging.getLogger("controller")

@@ -22,8 +22,10 @@ from metal_supervisor.state.kept_files import Edition, edition_from
 
 LOOK_WAIT_S = 0.3
 AGAIN_S = 10.0
-HELP_WAIT_S, SCRIPT_HELP_WAIT_S = 5.0, 60.0
-"""Time limits for a program and for a Python script to print its help; the script imports its libraries first."""
+HELP_WAIT_S = 5.0
+"""Time limit for a program to print its help."""
+SCRIPT_HELP_WAIT_S = 60.0
+"""Time limit for a Python script, which imports its libraries first."""
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' ["']?)?(/[^\n"']*?/python[0-9.]*)["']?[ \n]""")
 """Shebang as installers write it: `#!PYTHON`, or for a long path or one with spaces a line of shell that execs it."""
 SHEBANG_BYTES = 2048

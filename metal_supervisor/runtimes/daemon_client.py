@@ -15,7 +15,9 @@ from typing import IO, Any, TypeAlias
 from metal_supervisor.spec.types import Json
 
 TIMEOUT_S = 5.0
-MOST_BYTES, LONGEST_LINE, LONGEST_TEXT = 4 << 20, 1 << 20, 500
+MOST_BYTES = 4 << 20
+LONGEST_LINE = 1 << 20
+LONGEST_TEXT = 500
 Body: TypeAlias = Json | IO[bytes] | None
 BROKEN = (OSError, http.client.HTTPException, ValueError, OverflowError)
 """Exceptions of reading an answer, also of a chunk length that is malformed or too large to count."""

@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.spec.types import Key
 
-COUNTER, GAUGE, HISTOGRAM, SUMMARY, UNTYPED = "counter", "gauge", "histogram", "summary", "untyped"
+COUNTER = "counter"
+GAUGE = "gauge"
+HISTOGRAM = "histogram"
+SUMMARY = "summary"
+UNTYPED = "untyped"
 PARTS: Mapping[str, tuple[str, ...]] = {HISTOGRAM: ("_bucket", "_sum", "_count"), SUMMARY: ("_sum", "_count")}
 """Suffixes of a family's samples, by type, besides the family's own name."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.ASCII | re.IGNORECASE)

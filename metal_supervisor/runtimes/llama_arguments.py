@@ -21,10 +21,15 @@ from metal_supervisor.spec.arguments import (
 )
 from metal_supervisor.spec.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
 
-OURS, REFUSED, PATH, IGNORED = FlagVerdict.OURS, FlagVerdict.REFUSED, FlagVerdict.PATH, FlagVerdict.IGNORED
+OURS = FlagVerdict.OURS
+REFUSED = FlagVerdict.REFUSED
+PATH = FlagVerdict.PATH
+IGNORED = FlagVerdict.IGNORED
 LARGEST = (1 << 31) - 1
-COUNT, ANY_WHOLE = whole(-1, LARGEST), whole(-LARGEST, LARGEST)
-REAL, SHARE = decimal(-1e9, 1e9), decimal(-1, 1)
+COUNT = whole(-1, LARGEST)
+ANY_WHOLE = whole(-LARGEST, LARGEST)
+REAL = decimal(-1e9, 1e9)
+SHARE = decimal(-1, 1)
 THREADS = whole(-1, 1024)
 BIT = choice("0", "1")
 ON_OFF = choice("on", "off", "0", "1", "true", "false", "enabled", "disabled")
@@ -55,7 +60,8 @@ PLAIN = "the health check and the Service speak plain HTTP"
 COMMANDS = "engines may listen on all interfaces, and these run commands"
 FETCHES = "the engine would fetch it by itself, and its size is not known before"
 PRESET = "a preset brings a model of its own"
-READS, WRITES = "it would read a file of this Mac", "it would write a file of this Mac"
+READS = "it would read a file of this Mac"
+WRITES = "it would write a file of this Mac"
 CONNECTS = "it would connect to another machine"
 SHOWS = "it would serve the files of a directory to every client"
 CORS = "it would let web pages of other hosts use the engine"

@@ -76,10 +76,15 @@ UNLIMITED_PROMPT_CACHE_BYTES = 8192 * MIB
 UNMAPPED = frozenset({"none", "dio", "mlock"})
 WHOLE = re.compile(r"\s*([+-]?\d{1,20})", re.ASCII)
 LARGEST = (1 << 31) - 1
-PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_LEAST, PROMPT_CACHE_MIB_UNKNOWN = 2048, 64, 512
-"""Most, least, and value for a model that cannot be estimated; the engine's own default is 8192."""
-CHECKPOINTS, CHECKPOINT_STEP = 32, 8192
-"""The engine's own defaults in current builds. Builds of 2025 kept fewer: first 3, then 8."""
+PROMPT_CACHE_MIB = 2048
+"""Most that a prompt cache gets; the engine's own default is 8192."""
+PROMPT_CACHE_MIB_LEAST = 64
+PROMPT_CACHE_MIB_UNKNOWN = 512
+"""For a model that cannot be estimated."""
+CHECKPOINTS = 32
+"""The engine's own default in current builds. Builds of 2025 kept fewer: first 3, then 8."""
+CHECKPOINT_STEP = 8192
+"""The engine's own default."""
 CHECKPOINTS_LEAST = 2
 """One at the end of a prompt, to continue from, and one before: at its last user message, or a microbatch earlier."""
 CONVERSATIONS_KEPT = 4

@@ -10,8 +10,12 @@ from metal_supervisor.spec.arguments import ParsedArguments
 from metal_supervisor.spec.gguf import BadGguf
 from metal_supervisor.spec.types import Service
 
-MEAN, FIRST, LAST = 1, 2, 3
-"""How tokens become one vector, as a header numbers it."""
+MEAN = 1
+"""Number in a header of the pooling that averages the tokens."""
+FIRST = 2
+"""Number of the pooling that takes the first token."""
+LAST = 3
+"""Number of the pooling that takes the last token."""
 
 
 def trained(model: Reading) -> int | None:

@@ -30,12 +30,15 @@ from metal_supervisor.spec.types import Engine, PartKey, Probe, Role, Service
 
 CONTEXTS = (8192, 4096, 2048)
 """Tokens of a slot to choose from where the spec names no context: the most that fits."""
-DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_GPU_LAYERS = 2048, 2048, 99
+DEFAULT_CONTEXT = 2048
+DEFAULT_BATCH = 2048
+DEFAULT_GPU_LAYERS = 99
 
 SLEEP = "--sleep-idle-seconds"
 CHECKPOINTS = "--ctx-checkpoints"
 
-SPECULATES, LEAST_PROBABLE = "--spec-type", "--spec-draft-p-min"
+SPECULATES = "--spec-type"
+LEAST_PROBABLE = "--spec-draft-p-min"
 MOST_DRAFTED: Mapping[str, str] = {
     **dict.fromkeys(DRAFTED, "--spec-draft-n-max"),
     "ngram-mod": "--spec-ngram-mod-n-max",

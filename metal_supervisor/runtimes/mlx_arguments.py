@@ -9,9 +9,13 @@ from __future__ import annotations
 from metal_supervisor.spec.arguments import TEXT, FlagVerdict, Grammar, ValueCheck, choice, decimal, flags, rows, whole
 from metal_supervisor.spec.environment import COMMON, ELSEWHERE, SWITCH, Environment, Vocabulary, variables
 
-OURS, REFUSED, IGNORED = FlagVerdict.OURS, FlagVerdict.REFUSED, FlagVerdict.IGNORED
+OURS = FlagVerdict.OURS
+REFUSED = FlagVerdict.REFUSED
+IGNORED = FlagVerdict.IGNORED
 LARGEST = (1 << 63) - 1
-COUNT, SHARE, REAL = whole(0, LARGEST), decimal(0, 1), decimal(-1000, 1000)
+COUNT = whole(0, LARGEST)
+SHARE = decimal(0, 1)
+REAL = decimal(-1000, 1000)
 JSON = ValueCheck("a JSON object", r"(?s:\s*\{.*\}\s*)")
 WORD = ValueCheck("one word", r"[A-Za-z0-9_-]{1,60}")
 

@@ -13,8 +13,10 @@ from metal_supervisor.spec.arguments import parse
 from metal_supervisor.spec.sizes import MIB
 from metal_supervisor.spec.types import Service
 
-PROMPT_CACHE_MIB, PROMPT_CACHE_MIB_UNKNOWN = 1024, 512
-"""Size limit of the prompt cache, and its size for a model that cannot be estimated."""
+PROMPT_CACHE_MIB = 1024
+"""Size limit of the prompt cache."""
+PROMPT_CACHE_MIB_UNKNOWN = 512
+"""Its size for a model that cannot be estimated."""
 QUANTIZED_FROM = 5000
 """Default of mlx_lm's `--quantized-kv-start`: tokens after which `--kv-bits` takes effect."""
 

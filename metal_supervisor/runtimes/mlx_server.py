@@ -17,7 +17,8 @@ from metal_supervisor.spec.arguments import parse, refusal
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import DIRECTORY_FORMATS, Engine, Probe, Service
 
-SWIFT, MLX_LM = "mlx-server", "mlx_lm.server"
+SWIFT = "mlx-server"
+MLX_LM = "mlx_lm.server"
 GATED = 0, 32, 2
 """First version of mlx-lm that does not run a `model_file` by default."""
 

@@ -39,9 +39,12 @@ NEWS_EVERY_S = 10.0
 """Between two progress reports of a pull."""
 
 
-AWAY_S, LONGEST_AWAY_S = 0.2, 2.0
-REFUSED_S, LONGEST_REFUSED_S = 2.0, 60.0
-"""First and longest pause for a daemon that does not answer, and for one that refuses the model; each is doubled."""
+AWAY_S = 0.2
+LONGEST_AWAY_S = 2.0
+REFUSED_S = 2.0
+"""First pause for a daemon that does not answer or refuses the model; each is twice as long as the last."""
+LONGEST_REFUSED_S = 60.0
+"""Longest pause."""
 KINDS: dict[str, type[OmlxModel | OllamaModel]] = {"omlx": OmlxModel, "ollama": OllamaModel}
 
 

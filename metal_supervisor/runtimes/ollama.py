@@ -21,8 +21,10 @@ from metal_supervisor.spec.sources import library_model
 from metal_supervisor.spec.types import Engine, Probe, Service
 
 NAME = "ollama"
-BASE, MODELS = "ollama", "served/ollama/models"
-"""Directories in the state directory: the daemon's home, and the files attached to it, which it may read."""
+BASE = "ollama"
+"""The daemon's home, in the state directory."""
+MODELS = "served/ollama/models"
+"""Directory in the state directory with the attached files, which the daemon may read."""
 PROBE = Probe(path="/", expects="Ollama is running", busy_path="")
 SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 FLAGS = "it is a flag of llama-server; use that runtime"

@@ -25,7 +25,8 @@ STALL_S = 120.0
 """Longest time that a pull may make no progress."""
 READ_BYTES = 4 << 20
 UNLOAD_EVERY_S = 0.2
-FOREVER, NOT = -1, 0
+FOREVER = -1
+NOT = 0
 YEARS = 2
 """A model with `keep_alive` -1 expires in centuries; one that another client has loaded, in minutes."""
 

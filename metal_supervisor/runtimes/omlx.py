@@ -27,9 +27,12 @@ CACHE_FLAGS = {
     "pagedSSDCacheMaxSize": "--paged-ssd-cache-max-size",
     "hotCacheMaxSize": "--hot-cache-max-size",
 }
-KEY_FILE, BASE = "omlx.key", "omlx"
-SERVED, KEY = "served/omlx", "served/omlx/key"
-"""Paths that a confined daemon may read: the models attached while it runs, and its key."""
+KEY_FILE = "omlx.key"
+BASE = "omlx"
+SERVED = "served/omlx"
+"""Directory of the models attached while the daemon runs, which it may read when confined."""
+KEY = "served/omlx/key"
+"""File with its key, which it may read when confined."""
 MODELS = f"{SERVED}/models"
 BASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Base names of directories that clients may send as a model's name."""

@@ -26,7 +26,9 @@ from metal_supervisor.spec.hosts import in_url
 from metal_supervisor.spec.terminal_text import printable
 from metal_supervisor.spec.types import Probe
 
-TIMEOUT_S, CONNECT_S, BUSY_S = 2.0, 1.0, 0.5
+TIMEOUT_S = 2.0
+CONNECT_S = 1.0
+BUSY_S = 0.5
 MOST_ASKED = 64
 """Engines that are asked at a time whether they are busy."""
 MOST_BYTES = 1 << 20

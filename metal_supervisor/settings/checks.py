@@ -116,7 +116,8 @@ def host_or_network(value: str) -> str | None:
     return "must name hosts, without scheme or port, or networks, separated by commas" if host(value) else None
 
 
-_DNS, _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
+_DNS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,252}[A-Za-z0-9])?"
 _URL = r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
 namespace = like(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "be the name of a namespace, or empty for all of them")
 namespaced = like(f"({_DNS}/{_DNS})?", "look like llm/gateway-keys: a namespace and a name in it")

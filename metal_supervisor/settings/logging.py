@@ -19,9 +19,14 @@ from types import TracebackType
 
 LEVEL_FILE = "log-level"
 LEVELS = ("debug", "info", "warning", "error")
-AUTO, TEXT, JSON = FORMATS = ("auto", "text", "json")
-LONGEST_VALUE, LONGEST_TRACEBACK = 4096, 16384
-"""In characters. A longer value keeps its beginning, a longer traceback its end."""
+AUTO = "auto"
+TEXT = "text"
+JSON = "json"
+FORMATS = (AUTO, TEXT, JSON)
+LONGEST_VALUE = 4096
+"""In characters; a longer value keeps its beginning."""
+LONGEST_TRACEBACK = 16384
+"""In characters; a longer traceback keeps its end."""
 KEYS = ("ts", "level", "logger", "msg")
 RESERVED = frozenset({*KEYS, "exc"})
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from metal_supervisor.cluster.kube import KubeError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
-LONGEST_REFUSED_S, REFUSED_AHEAD = 30.0, 3
-"""Longest pause after a refusal (4xx), which lasts until a policy, a quota or a right is changed, and how many
-doublings its first pause is ahead.
-"""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+LONGEST_REFUSED_S = 30.0
+"""Longest pause after a refusal (4xx), which lasts until a policy, a quota or a right is changed."""
+REFUSED_AHEAD = 3
+"""Doublings that the first pause after a refusal is ahead of others."""
 Object = tuple[str, Hashable]
 """(kind of write, object)."""
 

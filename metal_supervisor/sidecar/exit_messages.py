@@ -21,7 +21,8 @@ LLAMA = re.compile(r"[0-9.]+ E |(?:clip|cmn|common|ggml|gguf|llama|main|mtmd|srv
 """Errors of llama.cpp: newer releases mark them with E, older ones name the function that reports them."""
 FINAL = re.compile(r"dyld(?:\[\d+\])?: |libc\+\+abi: |panic: |fatal error: |\s*what\(\): |.*GGML_ASSERT")
 """Last words of a process that aborts: what follows are stack frames."""
-TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in"
+TRACEBACK = "Traceback (most recent call last):"
+IGNORED = "Exception ignored in"
 KILLED = re.compile(r"terminated by SIG(?!ABRT|BUS|FPE|ILL|PIPE|SEGV|SYS|TRAP|XCPU|XFSZ)")
 """Exits by a signal that comes from outside, of which the log does not tell why."""
 NO_CAUSE = re.compile(rf"{launch.SAYS}({launch.CRASHED}|engine pid \d+ {launch.ADOPTS})")

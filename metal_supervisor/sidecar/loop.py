@@ -58,8 +58,10 @@ TOKEN_EVERY_S = 60.0
 NEWS_S = 60.0
 """Age of the controller's report from which peers that it calls silent are left alone."""
 WITHDRAW_ALL_S = 2.0
-SHARE, LONGEST_PAUSE_S = 0.25, 0.2
-"""Of a core, for many passes in a row; and the longest pause between two of them."""
+SHARE = 0.25
+"""Share of a core that many passes in a row may take."""
+LONGEST_PAUSE_S = 0.2
+"""Longest pause between two passes."""
 MOST_HAPPENINGS = 20
 log = logging.getLogger("sidecar")
 

@@ -20,8 +20,12 @@ from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import Held
 from metal_supervisor.state.kept_files import write_atomic
 
-FIRST_S, FACTOR, LONGEST_S = 2.0, 4, 300.0
-"""Pauses between two samples of one engine: the first, the factor from one to the next, the longest."""
+FIRST_S = 2.0
+"""First pause between two samples of one engine."""
+FACTOR = 4
+"""From one pause to the next."""
+LONGEST_S = 300.0
+"""Longest pause."""
 TURN_S = 0.5
 
 

@@ -21,7 +21,8 @@ Turn = Callable[[], "float | None"]
 STUCK_S = 0.01
 MOST_THREADS = 64
 MOST_IDLE = 2
-ROUNDED_FROM_S, SHARED_EVERY_S = 10.0, 5.0
+ROUNDED_FROM_S = 10.0
+SHARED_EVERY_S = 5.0
 AGAIN_S = 1.0
 log = logging.getLogger("sidecar")
 

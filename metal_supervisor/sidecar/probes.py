@@ -20,8 +20,12 @@ from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer
 from metal_supervisor.sidecar.probe_threads import ProbeThreads
 from metal_supervisor.spec.types import Probe
 
-READY_EVERY_S, LONGEST_REST_S, MOST_A_SECOND = 15.0, 60.0, 4
-"""Seconds between probes of an engine that serves, and the most; probes a second of all engines that serve."""
+READY_EVERY_S = 15.0
+"""Pause between two probes of an engine that serves."""
+LONGEST_REST_S = 60.0
+"""Longest such pause, when many engines serve."""
+MOST_A_SECOND = 4
+"""Most probes a second of all engines that serve."""
 DOUBT_EVERY_S = 1.0
 DRAIN_EVERY_S = 0.2
 PATIENT_S = 5.0
@@ -30,8 +34,12 @@ SILENT_S = 0.5
 FIRST_LOOK_S = 0.2
 FIRST_AGAIN_S = 1.0
 FIRST_AWAITED = "its first answer is waited for"
-SOONEST_S, SHARE, LATEST_S = 0.02, 0.03, 1.0
-"""Pause between looks at an engine that loads: a share of the time that it has loaded for, within limits."""
+SOONEST_S = 0.02
+"""Shortest pause between two looks at an engine that loads."""
+SHARE = 0.03
+"""That pause as a share of the time that the engine has loaded for."""
+LATEST_S = 1.0
+"""Longest such pause."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,10 @@ from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 HEARTBEAT_S = 60.0
-SERVICE_S, FIRST_RESYNC_S, RESYNC_S = 600.0, 30.0, 1800.0
-"""The first resync leaves the controller time: without its records, what still runs looks like nothing wanted."""
+SERVICE_S = 600.0
+FIRST_RESYNC_S = 30.0
+"""Leaves the controller time: without its records, what still runs looks like something that is not wanted."""
+RESYNC_S = 1800.0
 CONFLICT_RETRY_S = 30.0
 RELAY_AGAIN_S = 1.0
 """Pause between two looks at a Service that still has the selector of LLMKube's relay."""

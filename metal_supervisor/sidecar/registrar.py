@@ -30,7 +30,8 @@ from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
 
-LONGEST_PAUSE_S, REFUSED_PAUSE_S = 1.5, 5.0
+LONGEST_PAUSE_S = 1.5
+REFUSED_PAUSE_S = 5.0
 CONFLICT_PAUSE_S = 1.0
 SLOW_S = 1.0
 """Seconds that one pass may lose to failing writes; the rest waits for the next pass, which renews the Lease first.

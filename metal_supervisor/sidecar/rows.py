@@ -29,10 +29,12 @@ from metal_supervisor.spec.processes import LIVE, Observed, ProgramState, RunNot
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key
 
-ANEW_S, RESTORE_S, EACH_RESTORE_S = 60.0, 1.0, 0.02
-"""Seconds after which every row is made anew, and after which the observations of kept rows are looked for on file; of
-many, so many for each.
-"""
+ANEW_S = 60.0
+"""Age at which every row is made again."""
+RESTORE_S = 1.0
+"""Age at which the observations of kept rows are read from their files."""
+EACH_RESTORE_S = 0.02
+"""Added to that age for each row."""
 log = logging.getLogger("sidecar")
 
 

@@ -30,10 +30,10 @@ once, and leaves what it finds then.
 """
 NUDGE_AFTER_S = 1.0
 """Long enough for the operator's own copy of the slices to be current."""
-PROGRESS_S, MESSAGES_PER_S = 1.0, 20
-"""Seconds for which a change of no more than messages waits, after the write before and for what may follow it; and the
-most of these writes each second: an engine that leaves the queue changes the messages of all that wait behind it.
-"""
+PROGRESS_S = 1.0
+"""Time for which a change of messages alone waits, after the last write and for changes that may follow."""
+MESSAGES_PER_S = 20
+"""Most of these writes a second: an engine that leaves the queue changes the messages of all behind it."""
 NUDGE = "metal-supervisor.io/changed"
 ARGUMENTS_REFUSED = "ExtraArgsRejected"
 OPERATOR_WORDS = {

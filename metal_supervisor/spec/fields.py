@@ -61,8 +61,10 @@ def address(value: str, path: str) -> str:
     return text(value, path)
 
 
-MOST_ITEMS, MOST_FILES = 10_000, 4096
-"""Of a list, and of a list of files: composing an engine takes time that grows faster than its arguments."""
+MOST_ITEMS = 10_000
+"""Of a list: composing an engine takes time that grows faster than its arguments."""
+MOST_FILES = 4096
+"""Of a list of files."""
 
 
 def items(source: Any, path: str, most: int = MOST_ITEMS) -> list[Any]:
@@ -167,7 +169,9 @@ def rope_scaling(source: Any, path: str) -> dict[str, Any] | None:
 
 
 MAX = 2**31 - 1
-LEAST_CONTEXT, MOST_CONTEXT, MOST_SLOTS = 128, 2_097_152, 64
+LEAST_CONTEXT = 128
+MOST_CONTEXT = 2_097_152
+MOST_SLOTS = 64
 OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "contextSize": ranged(LEAST_CONTEXT, MOST_CONTEXT),
     "parallelSlots": ranged(1, MOST_SLOTS),

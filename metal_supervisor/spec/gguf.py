@@ -27,11 +27,20 @@ MAX_HEADER_BYTES = 64 * MIB
 """The largest known are some 20 MiB: 260,000 tokens with their merges."""
 MAX_DATA_BYTES = 1 << 50
 """No machine has a pebibyte; sums below it cannot overflow 64 bits."""
-MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 16_384, 65_536, 2_000_000
-"""Limits on entries, tensors, and strings in lists: the largest known file has some 800,000, tokens and merges."""
-MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_LAYERS = 65_535, 128, 4, 1024
-KEPT_TEXT_BYTES, KEPT_ITEMS, KEPT_TOTAL = 512, 1024, 65_536
-"""The longest string and list worth keeping, and how much of both together; the rest only matters to the engine."""
+MAX_ENTRIES = 16_384
+MAX_TENSORS = 65_536
+MAX_STRINGS = 2_000_000
+"""In lists: the largest known file has some 800,000, tokens and merges."""
+MAX_KEY_BYTES = 65_535
+MAX_NAME_BYTES = 128
+MAX_DIMENSIONS = 4
+MAX_LAYERS = 1024
+KEPT_TEXT_BYTES = 512
+"""Longest string that is kept; only the engine needs longer ones."""
+KEPT_ITEMS = 1024
+"""Longest list that is kept."""
+KEPT_TOTAL = 65_536
+"""Most of both together."""
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -75,7 +84,8 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
 SCALARS: Mapping[int, struct.Struct] = {
     number: struct.Struct("<" + code) for number, code in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-TEXT, LIST = 8, 9
+TEXT = 8
+LIST = 9
 LENGTH = struct.Struct("<Q")
 
 SUMMARY_TEXTS: Mapping[str, str] = {

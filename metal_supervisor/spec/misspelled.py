@@ -27,8 +27,10 @@ _SERVICE = (
 )
 MOST_LOOKED_AT = 64
 """Unknown names of one object: to look for what is like one takes as long as to read a whole object."""
-MODEL, SERVICE = frozenset(_MODEL.split()), frozenset(_SERVICE.split())
-"""The fields of `spec` that LLMKube's schemas and ours have."""
+MODEL = frozenset(_MODEL.split())
+"""Fields of a Model's `spec` in LLMKube's schemas and this project's."""
+SERVICE = frozenset(_SERVICE.split())
+"""Fields of an InferenceService's `spec` in both."""
 
 
 def misspelled(resource: Json, known: Collection[str], of: str = "") -> Iterator[str]:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import islice, pairwise
 
-MOST_COMPARED, MOST_KNOWN = 10, 500
-"""Names that a word is compared with closely, at up to a millisecond each, and that it is compared with at all: each of
-many services may name a Model that does not exist, beside as many Models.
-"""
+MOST_COMPARED = 10
+"""Names that a word is compared with closely, at up to a millisecond each."""
+MOST_KNOWN = 500
+"""Names that it is compared with at all: many services may each name a Model that does not exist."""
 
 
 @lru_cache(maxsize=1024)

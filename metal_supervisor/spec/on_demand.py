@@ -15,7 +15,8 @@ from metal_supervisor.spec.fields import Bad
 
 ON_DEMAND_ANNOTATION = "metal-supervisor.io/on-demand"
 IDLE_TTL_ANNOTATION = "metal-supervisor.io/idle-ttl"
-SHORTEST_IDLE_S, LONGEST_IDLE_S = 10, 7 * 86_400
+SHORTEST_IDLE_S = 10
+LONGEST_IDLE_S = 7 * 86_400
 IDLE_TTL_S = 900.0
 NO_GATEWAY = (
     "OnDemandIgnored",

@@ -33,7 +33,8 @@ OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 KEY_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 RIGHTS = "conf/rbac/secrets.yaml"
-SECRET_FIELD, HUB_KEY = "spec.sourceSecretRef", "HF_TOKEN"
+SECRET_FIELD = "spec.sourceSecretRef"
+HUB_KEY = "HF_TOKEN"
 HOSTS_ANNOTATION = "metal-supervisor.io/hosts"
 HUB_HOSTS = ("huggingface.co", "hf.co")
 """Hosts that a Secret is sent to unless its own annotation names others: a Model's author can name any host."""

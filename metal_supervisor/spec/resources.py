@@ -34,7 +34,8 @@ ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 MOST_ALIASES = 32
 ACCELERATOR = "metal"
 MODEL_NOT_FOUND = "ModelNotFound"
-DEFAULT_PORT, DEFAULT_PATH = 8080, "/v1/chat/completions"
+DEFAULT_PORT = 8080
+DEFAULT_PATH = "/v1/chat/completions"
 LONGEST_DRAIN_S = 2**63 - 1
 """The schema has no other limit: a batch may well take days."""
 

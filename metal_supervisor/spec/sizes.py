@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from metal_supervisor.spec.fields import Bad
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 MAX_QUANTITY_BYTES = 1 << 50
 QUANTITY = re.compile(r"([+-]?)([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:([eE][+-]?[0-9]{1,3})|([A-Za-z]{1,2}))?")
 UNITS = {

@@ -23,7 +23,8 @@ LIBRARY = re.compile(
     r"https?://(?:www\.)?(?:ollama\.com|registry\.ollama\.ai)/"
     r"(?:library/)?([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w][\w.-]{0,127}))?/?"
 )
-DEFAULT_TAG, DEFAULT_REVISION = "latest", "main"
+DEFAULT_TAG = "latest"
+DEFAULT_REVISION = "main"
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*"
 REVISION = r"refs/(?:pr|convert)/[^/@]+|[^/@]+"
 HUB_PAGE = re.compile(

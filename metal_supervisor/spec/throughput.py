@@ -11,7 +11,8 @@ import math
 
 FEWEST_TOKENS = 16
 """Fewer are too few to time: our own first request is one token, which takes no time at all."""
-TOKENS, SECONDS = "llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total"
+TOKENS = "llamacpp:tokens_predicted_total"
+SECONDS = "llamacpp:tokens_predicted_seconds_total"
 
 
 def tokens_per_s(exposition: str) -> float | None:

@@ -30,12 +30,14 @@ from metal_supervisor.state.kept_files import KeptFiles, write_atomic
 T = TypeVar("T")
 LONGEST_ASIDE = 200
 CRASH_LOG_BYTES = 1 << 18
-MOST_LEFT_BYTES, MOST_LEFT_FILES = 1 << 30, 1000
-"""Logs that are kept of engines whose services are gone: of one that has a new name for each release they are many."""
+MOST_LEFT_BYTES = 1 << 30
+"""Logs kept of engines whose services are gone: one that gets a new name with each release leaves many."""
+MOST_LEFT_FILES = 1000
 LOG_NAME = re.compile(r"(.+)\.log(\.[0-9]+)?")
 LAUNCHD_LOG = "launchd.log"
 """What launchd itself opens for supervisord, and may open as root."""
-CORDON_FILE, SESSION_FILE = "cordon", "session"
+CORDON_FILE = "cordon"
+SESSION_FILE = "session"
 APPLIED_FILE = "applied"
 """Digest of the manifest that `run --apply` applied last."""
 

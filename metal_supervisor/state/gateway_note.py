@@ -10,7 +10,8 @@ from metal_supervisor.spec.document import Json, items
 from metal_supervisor.state.kept_files import write_atomic
 from metal_supervisor.state.reports import read_object
 
-FILE, FORMAT = "gateway.json", 1
+FILE = "gateway.json"
+FORMAT = 1
 WORKERS = ("gateway", "gateway-2")
 """Programs of the gateway's workers: one serves; the other stands by, or finishes its answers."""
 PROGRAMS = (*WORKERS, "gateway-holder")

@@ -23,8 +23,10 @@ A time alone is not enough: all that Nix installs is of 1970, and `cp -p` keeps 
 """
 Files: TypeAlias = dict[str, Edition]
 """Edition of each file of a directory, by its name without the suffix. It is never changed, only replaced."""
-LISTED_S, EACH_LISTED_S = 1.0, 0.02
-"""Seconds for which a listing counts that shows no change; of many files, so many for each."""
+LISTED_S = 1.0
+"""Time for which a listing without a change counts."""
+EACH_LISTED_S = 0.02
+"""Added to that time for each file."""
 SETTLED_NS = 20_000_000
 """Twice the resolution of a directory's times on Linux, a tick of at most 10 ms; those of APFS are exact."""
 MOST_KNOWN = 4096

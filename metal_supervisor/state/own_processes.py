@@ -18,7 +18,8 @@ from metal_supervisor.state.home import StateHome
 
 OWN_PROGRAMS = ("apiserver", "controller", *gateway_note.PROGRAMS, "power", "sidecar")
 OUTLIVING = ".outlives"
-TERM_WAIT_S, KILL_WAIT_S = 5.0, 2.0
+TERM_WAIT_S = 5.0
+KILL_WAIT_S = 2.0
 Noted: TypeAlias = tuple[str, int, str]
 """A process by its note: (program, pid, start identity)."""
 

@@ -21,7 +21,8 @@ from metal_supervisor.state.own_processes import is_alive
 from metal_supervisor.state.programs import built
 from metal_supervisor.state.reports import read_object
 
-FOLDER, FORMAT = "use", 1
+FOLDER = "use"
+FORMAT = 1
 
 
 def _path(state: Path, pid: int) -> Path:

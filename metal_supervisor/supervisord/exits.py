@@ -8,7 +8,8 @@ from pathlib import Path
 
 from metal_supervisor import launch
 
-NOT_NOW, UNSEEN = f"exit status {launch.EXIT_NOT_NOW}", f"exit status {launch.EXIT_UNSEEN}"
+NOT_NOW = f"exit status {launch.EXIT_NOT_NOW}"
+UNSEEN = f"exit status {launch.EXIT_UNSEEN}"
 UNKNOWN = "exit status unknown"
 
 

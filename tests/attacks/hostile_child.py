@@ -13,10 +13,14 @@ import sys
 import threading
 import time
 
-WAY, PORT, SCRATCH = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+WAY = sys.argv[1]
+PORT = int(sys.argv[2])
+SCRATCH = sys.argv[3]
 LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER = 36
-CLONE, CLONE_PARENT, SIGCHLD = 56, 0x8000, 17
+CLONE = 56
+CLONE_PARENT = 0x8000
+SIGCHLD = 17
 EXIT_OF_A_THREAD = 60
 LASTS_S = 600
 

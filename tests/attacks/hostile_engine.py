@@ -44,7 +44,8 @@ def read(path: str) -> bytes:
     return found
 
 
-SCRATCH, SECRET = WORLD["scratch"], WORLD["secret"]
+SCRATCH = WORLD["scratch"]
+SECRET = WORLD["secret"]
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -260,12 +260,10 @@ HARMLESS = frozenset(
     }
 )
 """Of the variables in the binaries, those that were read in the engine's source and found to be so."""
-WORDS, NAMES = (
-    re.compile(rb"[A-Za-z0-9_]{2,}\0"),
-    re.compile(
-        rb"(?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
-        rb"(?:_[A-Z0-9_]+)?\0"
-    ),
+WORDS = re.compile(rb"[A-Za-z0-9_]{2,}\0")
+NAMES = re.compile(
+    rb"(?:GGML|LLAMA|HF|HUGGINGFACE|MTMD|AIP|VK|OMP|GOMP|KMP|XDG|SSL|OPENSSL|MESA|LD|HTTP|NO|TMP|HOME|PATH)"
+    rb"(?:_[A-Z0-9_]+)?\0"
 )
 """Two patterns, because the second takes three times as long for all of a binary."""
 DANGEROUS = (

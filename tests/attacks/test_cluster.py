@@ -28,10 +28,15 @@ from tests.support.records import a_record
 from tests.support.system import eventually
 
 Object = dict[str, Any]
-SPACE, OPEN_SPACE = "llm", "open"
+SPACE = "llm"
+OPEN_SPACE = "open"
 """The namespace of the accounts, and one whose annotation allows NodePort."""
-MAC, PEER, REAPER = "mac-a", "mac-b", "reaper"
-CORE, SLICES, LEASES = "/api/v1", "/apis/discovery.k8s.io/v1", "/apis/coordination.k8s.io/v1"
+MAC = "mac-a"
+PEER = "mac-b"
+REAPER = "reaper"
+CORE = "/api/v1"
+SLICES = "/apis/discovery.k8s.io/v1"
+LEASES = "/apis/coordination.k8s.io/v1"
 NOW = "2026-11-21T09:00:00.000000Z"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
@@ -267,8 +272,10 @@ def _in_force(fence: Fence) -> bool:
 
 
 GONE = {"ready": False, "serving": False, "terminating": False}
-PEERS, OURS = slice_of("tiny", PEER, "192.168.1.21"), slice_of("tiny", MAC)
-TINY, WEB = service_of("tiny"), foreign_service()
+PEERS = slice_of("tiny", PEER, "192.168.1.21")
+OURS = slice_of("tiny", MAC)
+TINY = service_of("tiny")
+WEB = foreign_service()
 OWNER = OURS["metadata"]["ownerReferences"][0]
 ATTACKS: dict[str, Callable[[Fence], str]] = {
     # ── slices of others

@@ -41,7 +41,9 @@ FOREIGN = (
     "http://[",
 )
 SEEN_LOCALLY = ("http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]:3000")
-LLAMA, MLX, OMLX = "words", "mlx", "shared"
+LLAMA = "words"
+MLX = "mlx"
+OMLX = "shared"
 CHAT = "/v1/chat/completions"
 
 
@@ -196,7 +198,8 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
 
 ELSEWHERE = "127.0.0.2"
 """Address of a client that is not this machine, as far as the gate can tell."""
-OURS, OTHER = "ours", "other"
+OURS = "ours"
+OTHER = "other"
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from metal_supervisor.state.directory import StateDir
 from tests.support.records import a_record
 from tests.support.system import eventually, free_ports
 
-PROGRAM, NAME = "default.tiny", "tiny"
+PROGRAM = "default.tiny"
+NAME = "tiny"
 MODEL = f"{MODELS}/{NAME}"
 PAST_MOST_PIDS = 1 << 30
 

@@ -371,7 +371,8 @@ def test_what_can_be_had_beside_it_is_not(keeper: Keeper, two: Service) -> None:
 # ── several namespaces of one ────────────────────────────────────────────────────────────────────
 
 
-A, B = service("one", namespace="a"), service("two", namespace="b")
+A = service("one", namespace="a")
+B = service("two", namespace="b")
 
 
 @pytest.mark.parametrize("runtime", ["omlx", "ollama"])

@@ -202,7 +202,8 @@ def test_a_work_loop_is_stuck_only_if_its_slots_do_not_answer_at_all(engine: Eng
 # ── engines that fall asleep ─────────────────────────────────────────────────────────────────────
 
 DOZY = Probe(identity="tiny", asleep_path="/props")
-BUSY, IDLE = b'[{"is_processing": true}]', b'[{"is_processing": false}]'
+BUSY = b'[{"is_processing": true}]'
+IDLE = b'[{"is_processing": false}]'
 
 
 def test_one_that_may_fall_asleep_is_not_kept_awake_by_asking_whether_it_works(engine: Engine) -> None:

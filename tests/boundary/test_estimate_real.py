@@ -29,7 +29,8 @@ CHECKPOINT = re.compile(r"created context checkpoint .* size = ([0-9.]+) MiB")
 BUFFER = re.compile(r"(model|KV|RS|compute|output) +buffer size = +([0-9.]+) MiB")
 SCRATCH = re.compile(r"compute +buffer size")
 COLUMN = {"model": "weights", "KV": "KV", "RS": "state", "compute": "compute", "output": "compute"}
-LOAD_TIMEOUT_S, DEATH_TIMEOUT_S = 60.0, 10.0
+LOAD_TIMEOUT_S = 60.0
+DEATH_TIMEOUT_S = 10.0
 
 
 def arguments(case: Case) -> list[str]:

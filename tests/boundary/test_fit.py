@@ -33,7 +33,8 @@ from tests.support.in_memory import InMemory
 from tests.support.records import a_record
 from tests.support.system import tiny_gguf
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 TOTAL = 16 * GIB
 BUDGET = round(0.67 * TOTAL)
 

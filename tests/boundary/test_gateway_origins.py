@@ -12,7 +12,9 @@ from metal_supervisor.settings.schema import Settings
 from metal_supervisor.state.directory import StateDir
 from tests.boundary.test_gateway_requests import EVENT, STREAM, Open, engine, run, serving
 
-PAGE, OBSIDIAN, EXTENSION = "http://localhost:3000", "app://obsidian.md", f"chrome-extension://{'abcdefghijklmnop' * 2}"
+PAGE = "http://localhost:3000"
+OBSIDIAN = "app://obsidian.md"
+EXTENSION = f"chrome-extension://{'abcdefghijklmnop' * 2}"
 OTHERS = (
     "null",
     "*",

@@ -13,7 +13,8 @@ import pytest
 from metal_supervisor.gateway import tls
 from metal_supervisor.gateway.tls import BadCertificate
 
-RSA, ECDSA = ("rsa:2048",), ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+RSA = ("rsa:2048",)
+ECDSA = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 
 
 def pair(directory: Path, name: str, kind: tuple[str, ...]) -> tuple[Path, Path]:

@@ -17,7 +17,8 @@ from metal_supervisor.spec.sources import Artifact
 from tests.support.effort import cases
 from tests.support.system import eventually
 
-SIZE_BYTES, KILLS = cases(200, 2) << 20, 20
+SIZE_BYTES = cases(200, 2) << 20
+KILLS = 20
 DRIVER = Path(__file__).with_name("fetching_process.py")
 WITHIN_S = 20.0
 

@@ -38,7 +38,9 @@ system/dev.metal-supervisor = {
 }
 """
 GONE = Done(113, "", 'Could not find service "dev.metal-supervisor" in domain for system')
-YES, BUSY, EARLY = Done(0, "", ""), Done(36, "", "36: Operation now in progress"), Done(5, "", "5: Input/output error")
+YES = Done(0, "", "")
+BUSY = Done(36, "", "36: Operation now in progress")
+EARLY = Done(5, "", "5: Input/output error")
 THERE = Done(0, PRINTED, "")
 
 

@@ -27,7 +27,8 @@ from tests.boundary.test_failure_registrar import OUTLOOK, SERVICE
 from tests.boundary.test_placement import NoKube
 from tests.support.records import accept
 
-ENGINES, GONE = 12, Standing.REMOVING
+ENGINES = 12
+GONE = Standing.REMOVING
 
 
 def record(name: str, port: int = 18100) -> Record:

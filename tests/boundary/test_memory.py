@@ -15,7 +15,8 @@ from metal_supervisor.memory import machine_memory
 from metal_supervisor.memory.machine_memory import sample
 from tests.support import psi
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
+GIB = 1024**3
 ROOT = Path(__file__).resolve().parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 STALL = "some avg10=12.34 avg60=5.60 avg300=1.00 total=123456\nfull avg10=10.01 avg60=2.00 avg300=0.50 total=65432\n"

@@ -19,7 +19,8 @@ from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 from tests.support.records import a_record
 
-OLD, NEW = "default.one.000000000001.json", "default.one.000000000002.json"
+OLD = "default.one.000000000001.json"
+NEW = "default.one.000000000002.json"
 RECORD = a_record(
     "one",
     program="default.one",

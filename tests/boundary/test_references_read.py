@@ -17,7 +17,8 @@ from metal_supervisor.spec.references import Holding, Source
 from tests.support.macs import embedded_cluster
 from tests.support.system import api_faults, eventually
 
-SECRETS, CONFIG_MAPS = "/api/v1/namespaces/default/secrets", "/api/v1/namespaces/default/configmaps"
+SECRETS = "/api/v1/namespaces/default/secrets"
+CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 KEYS: Source = ("default", "secrets", "keys")
 WORDS: Source = ("default", "configmaps", "words")
 

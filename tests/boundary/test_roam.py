@@ -115,7 +115,8 @@ def test_a_server_whose_name_no_resolver_takes_has_no_route() -> None:
     assert machine.route_to("a" * 64 + ".example", 443) is None
 
 
-LINK, LAN = ("fe80::1c2b%en0", 6443, 0, 11), ("192.168.1.20", 6443)
+LINK = ("fe80::1c2b%en0", 6443, 0, 11)
+LAN = ("192.168.1.20", 6443)
 SOURCES = {LINK: "fe80::8a1%en0", LAN: "192.168.1.10"}
 
 

@@ -13,7 +13,8 @@ from tests.support.sudo import Room
 
 SUDO = ("/usr/bin/sudo", "-n")
 TOOLS = "cat", "chmod", "chown", "find", "id", "mktemp", "mv", "rm", "sha256sum"
-RULE, MODE = sudoers("mac.user"), 0o440
+RULE = sudoers("mac.user")
+MODE = 0o440
 USER = 1000
 
 

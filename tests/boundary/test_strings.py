@@ -24,7 +24,8 @@ from metal_supervisor.supervisord.client import Unavailable
 from tests.support.faults import Figure, fault
 from tests.support.system import eventually, free_ports
 
-SETS, SETS_A_PROGRAM = 400, 16
+SETS = 400
+SETS_A_PROGRAM = 16
 MARK = "Zq7"
 """Stands in every set and nowhere else on this machine."""
 REPORTER = """

@@ -30,7 +30,9 @@ from tests.support.system import eventually
 
 WITHIN_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
-END, CUT, RESET = object(), object(), object()
+END = object()
+CUT = object()
+RESET = object()
 """Ends of a stream: in order, in the middle of a chunk, with RST."""
 
 

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 __all__ = ["FIELD", "OURS", "ROOT", "KubeCluster", "cluster", "crd_directory"]
 
-OURS, FIELD = ROOT / "conf" / "crds", ROOT.parent / "shared" / "crds"
+OURS = ROOT / "conf" / "crds"
+FIELD = ROOT.parent / "shared" / "crds"
 
 
 def crd_directory() -> Path:

@@ -12,8 +12,10 @@ from tests.support.gateway import Gateway
 from tests.support.macs import Mac
 from tests.support.system import eventually, free_ports, service
 
-REQUESTS, WAKES = 200, 10
-IDLE_S, LEAVES_S = 1, 0.5
+REQUESTS = 200
+WAKES = 10
+IDLE_S = 1
+LEAVES_S = 0.5
 """The time after which it is unloaded, and that which this takes at most on an idle machine."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 

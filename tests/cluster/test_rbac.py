@@ -32,7 +32,8 @@ from tests.support.macs import LEASES, show
 from tests.support.system import ISVC, MODELS, SERVICES, SLICES, eventually, kill, model, service
 
 RBAC = ROOT / "conf" / "rbac"
-SPACE, NODE = "llm", "mac-a"
+SPACE = "llm"
+NODE = "mac-a"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 ENDPOINTS = "/api/v1/namespaces/default/endpoints"

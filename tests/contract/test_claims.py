@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.contract.api import Space
 from tests.contract.things import lease
 
-CONTENDERS, ROUNDS = 8, 60
+CONTENDERS = 8
+ROUNDS = 60
 
 
 def test_of_eight_exactly_one_claims_and_exactly_one_takes_over(space: Space) -> None:

@@ -32,7 +32,8 @@ from tests.support.system import MODELS, System, eventually, kill, model, runnin
 
 DRIP_BYTES_PER_S = 1.5 * MIB
 SLOTS = 7
-SLOW, LEAST_S = "k", 9.5
+SLOW = "k"
+LEAST_S = 9.5
 """The download whose words are watched all along, and how long they stay the same at least."""
 KILLS = 5
 SOCKET_BYTES = 4 * MIB

@@ -17,7 +17,9 @@ from tests.support.mlx import mlx_model, mlx_service
 from tests.support.runtimes import CONTEXT, NOWHERE, answers, back, omlx, out, stream
 from tests.support.system import System, eventually, halted, kill, model, running, service, slowed
 
-GGUF, ONE, TWO = "words", "left", "right"
+GGUF = "words"
+ONE = "left"
+TWO = "right"
 THEIRS = "theirs"
 LIBRARY = "https://ollama.com/library/tiny:1b"
 TOKENS = 400

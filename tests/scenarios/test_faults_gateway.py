@@ -29,7 +29,8 @@ from tests.support.system import Stream, eventually, halted, kill, service, slow
 
 UPGRADES = 20 if effort.ALL else 5
 TERMS = 20 if effort.ALL else 4
-PACED, TOKENS = "paced", 400
+PACED = "paced"
+TOKENS = 400
 """A stand-in whose answers take ten seconds of time, and next to none of a processor's."""
 
 

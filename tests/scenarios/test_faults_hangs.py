@@ -36,7 +36,9 @@ from tests.support.faults import Figure, fault
 from tests.support.pace import within
 from tests.support.system import System, eventually, halted, kill, model, service, tiny_gguf
 
-HANG_S, LOADING_S, STOP_WAIT_S = 3, 4, 30
+HANG_S = 3
+LOADING_S = 4
+STOP_WAIT_S = 30
 LOOK_S = 15
 """How often an engine that serves is asked."""
 

@@ -29,7 +29,8 @@ from tests.support.tight import LARGE, SMALL, Tight, lean, tight
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pressure figures are Linux's")
 
-LOOK_S, RECOVERY_S = 0.1, 2.0
+LOOK_S = 0.1
+RECOVERY_S = 2.0
 """Of the watchdog, and of whoever left; a level falls after a fifth of that."""
 SPEED = 20.0
 USED_KIB = 200 * 1024

@@ -22,7 +22,9 @@ from tests.support import effort
 from tests.support.faults import Figure, fault
 from tests.support.system import ISVC, SLICES, System, eventually, free_ports, halted, kill, running, service
 
-KILLS, OUTAGES, CHATS = 50 if effort.ALL else 10, 10, 4
+KILLS = 50 if effort.ALL else 10
+OUTAGES = 10
+CHATS = 4
 DOWN_S = 30.0
 
 

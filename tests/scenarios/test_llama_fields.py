@@ -20,7 +20,8 @@ from metal_supervisor.cluster.kube import MERGE
 from tests.support.engines import gone, reason, said
 from tests.support.system import MODELS, System, eventually, model, running, service
 
-OLD_KEY, NEW_KEY = "key-0f3a-old", "key-77b1-new"
+OLD_KEY = "key-0f3a-old"
+NEW_KEY = "key-77b1-new"
 REF = "spec.speculativeDecoding.draftModelRef"
 
 

@@ -16,7 +16,8 @@ from tests.support.engines import gone, is_gone, reason, restarted, said
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.system import MODELS, System, eventually, kill, running, service
 
-GGUF, MLX = "words", "numbers"
+GGUF = "words"
+MLX = "numbers"
 LONG = 2000
 """Tokens of an answer that takes some seconds."""
 

@@ -12,7 +12,9 @@ import pytest
 from tests.support import ollama, ollama_registry
 from tests.support.system import ISVC, System, eventually, kill, model, running, service
 
-GGUF, LOCAL, PULLED = "words", "local", "pulled"
+GGUF = "words"
+LOCAL = "local"
+PULLED = "pulled"
 LIBRARY = "https://ollama.com/library/tiny:1b"
 
 

@@ -17,7 +17,9 @@ from tests.support.mlx import mlx_model, mlx_service
 from tests.support.runtimes import omlx
 from tests.support.system import System, eventually, running, service
 
-GGUF, ONE, TWO = "words", "one", "two"
+GGUF = "words"
+ONE = "one"
+TWO = "two"
 
 
 def on_omlx(name: str, model: str, **spec: Any) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from tests.support.system import ISVC, Stream, System, eventually, free_ports, h
 from tests.support.tight import room_for
 from tests.support.typed import typed
 
-ON_DEMAND, IDLE_TTL = "metal-supervisor.io/on-demand", "metal-supervisor.io/idle-ttl"
+ON_DEMAND = "metal-supervisor.io/on-demand"
+IDLE_TTL = "metal-supervisor.io/idle-ttl"
 
 
 def demanded(name: str = "tiny", ttl: str | None = None, **spec: Any) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from tests.support.engines import either, gone, stand_in
 from tests.support.faults import Figure, fault
 from tests.support.system import System, eventually, running, service
 
-WRITTEN, KEPT = "Written-In-The-Spec-4711", "Kept-In-A-Secret-0815"
+WRITTEN = "Written-In-The-Spec-4711"
+KEPT = "Kept-In-A-Secret-0815"
 SECRETS = "/api/v1/namespaces/default/secrets"
 
 

@@ -19,7 +19,9 @@ from tests.support.hub import Content, Hub
 from tests.support.own_logs import logged
 from tests.support.system import System, eventually, model, running, tiny_gguf
 
-OWN, WRONG, RIGHT = "hf_OwnOfThisMac4711", "hf_WrongOneOfTheSecret", "hf_RightOneOfTheSecret"
+OWN = "hf_OwnOfThisMac4711"
+WRONG = "hf_WrongOneOfTheSecret"
+RIGHT = "hf_RightOneOfTheSecret"
 SECRETS = "/api/v1/namespaces/default/secrets"
 REF = {"sourceSecretRef": {"name": "hub"}}
 SOON_S = 10.0

@@ -20,7 +20,8 @@ from tests.support.engines import gone, is_gone, reason, restarted
 from tests.support.mlx import mlx_model, mlx_service
 from tests.support.system import ROOT, System, eventually, running, service
 
-GGUF, SWIFT = "words", "numbers"
+GGUF = "words"
+SWIFT = "numbers"
 KEY = "a-key-that-nobody-may-see"
 LONG = 1500
 """Tokens of an answer that takes some seconds."""

@@ -16,7 +16,9 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-IDLE, SLOW, DEAF = 160, 20, 20
+IDLE = 160
+SLOW = 20
+DEAF = 20
 PATHS = ("/", "/status", "/metrics", "/healthz")
 REFUSED = {
     "huge header": lambda path: f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX: {'x' * (64 << 10)}\r\n\r\n",

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 SEED = os.environ.get("METAL_DELAYS", "")
-SHARE, LONGEST_S = 0.05, 0.04
+SHARE = 0.05
+LONGEST_S = 0.04
 """Of all these calls, how many have a nap; and the longest, as most are much shorter."""
 AFTER = (
     *((socket.socket, name) for name in ("send", "sendall", "sendto", "connect", "shutdown")),

@@ -13,8 +13,11 @@ import select as real
 import threading
 from dataclasses import dataclass
 
-KQ_FILTER_PROC, KQ_NOTE_EXIT = -5, 0x80000000
-KQ_EV_ADD, KQ_EV_DELETE, KQ_EV_ONESHOT = 1, 2, 16
+KQ_FILTER_PROC = -5
+KQ_NOTE_EXIT = 0x80000000
+KQ_EV_ADD = 1
+KQ_EV_DELETE = 2
+KQ_EV_ONESHOT = 16
 
 
 @dataclass(frozen=True)

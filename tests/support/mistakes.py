@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-KUBECTL, CONDITION, TERMINAL = "`kubectl apply`", "condition", "terminal"
+KUBECTL = "`kubectl apply`"
+CONDITION = "condition"
+TERMINAL = "terminal"
 RUNTIME = "metal-supervisor.io/runtime"
 GGUF = {"accelerator": "metal", "gpu": {}}
 

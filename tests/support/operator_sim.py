@@ -50,8 +50,10 @@ KEPT = frozenset(
 """Words of an agent in schedulingStatus that the operator leaves alone."""
 SERVICES = "/api/v1/namespaces/default/services"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
-RELAY_ADDRESS, RELAY_PORT = "10.244.0.7", 8080
-HEARTBEAT, PIN = "llmkube.ai/agent-heartbeat", "llmkube.ai/agent-ingress-spki"
+RELAY_ADDRESS = "10.244.0.7"
+RELAY_PORT = 8080
+HEARTBEAT = "llmkube.ai/agent-heartbeat"
+PIN = "llmkube.ai/agent-ingress-spki"
 
 
 def _now() -> datetime:

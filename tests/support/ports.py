@@ -14,7 +14,9 @@ import tempfile
 import weakref
 from pathlib import Path
 
-LOWEST, SIZE, RANGES = 10000, 100, 220
+LOWEST = 10000
+SIZE = 100
+RANGES = 220
 
 
 class Range:

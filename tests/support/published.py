@@ -8,7 +8,8 @@ from typing import Any
 from metal_supervisor.memory.estimate import CACHE_TYPES, CacheSettings
 from metal_supervisor.spec.gguf import Header, Omitted
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 def header(architecture: str, tokens: int = 0, weights: int = 0, **keys: Any) -> Header:

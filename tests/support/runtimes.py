@@ -26,7 +26,8 @@ from tests.support import mlx, ollama, parts
 from tests.support.finders import find_omlx
 from tests.support.system import ROOT, System, engine_path, eventually, model, service
 
-GGUF, MLX = "gguf", "mlx"
+GGUF = "gguf"
+MLX = "mlx"
 CONTEXT = 32768
 """Tokens: a stream must not end while something else is tested."""
 BUILD = "TEST_BUILD"

@@ -17,7 +17,9 @@ from tests.support import parts
 from tests.support.finders import find_s3
 from tests.support.system import eventually, free_ports
 
-ID, SECRET, REGION = "AKIATESTTESTTESTTEST", "secret/of+the=tests", "eu-central-1"
+ID = "AKIATESTTESTTESTTEST"
+SECRET = "secret/of+the=tests"
+REGION = "eu-central-1"
 
 
 def program() -> Path:

@@ -46,7 +46,8 @@ SERVICES = "/api/v1/namespaces/default/services"
 FAKE_ENGINE = ROOT / "tests/support/fake_runtime.py"
 
 
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.01, 0.1
+SHORTEST_LOOK_S = 0.01
+LONGEST_LOOK_S = 0.1
 """Between two looks of `eventually`."""
 
 

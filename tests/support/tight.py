@@ -20,7 +20,8 @@ from tests.support.engines import either, gone, is_gone
 from tests.support.system import FAKE_FLAGS, ISVC, System, eventually, kill, running, service
 
 MIB = 1 << 20
-SMALL, LARGE = 512, 32768
+SMALL = 512
+LARGE = 32768
 """Contexts in tokens; tiny engines of these are charged some 35 and 82 MiB."""
 SPARSE = ("--threads", "1", "--cache-ram", "0")
 """Without a prompt cache, which would be most of what a tiny engine is charged."""

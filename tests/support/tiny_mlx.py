@@ -19,7 +19,13 @@ from typing import Any
 import numpy
 from safetensors.numpy import save_file
 
-LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 2, 64, 128, 4, 2, 16, 320
+LAYERS = 2
+WIDTH = 64
+INNER = 128
+HEADS = 4
+KV_HEADS = 2
+HEAD = 16
+VOCABULARY = 320
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 BLANK = "\u2581"
 ANSWER = tuple(BLANK + word for word in ("hello", "world", "from", "tiny"))

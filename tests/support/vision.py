@@ -7,7 +7,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-WIDTH, FEED, SIZE, PATCH, LAYERS, TEXT = 32, 64, 16, 8, 2, 64
+WIDTH = 32
+FEED = 64
+SIZE = 16
+PATCH = 8
+LAYERS = 2
+TEXT = 64
 """TEXT: width of the language model, tools/tiny_gguf.py's default."""
 
 

@@ -60,17 +60,25 @@ from metal_supervisor.state import own_processes, programs
 from metal_supervisor.supervisord import client, rpc_plugin
 from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
 
-HOME, NODE_EPOCH = "/state", 1_700_000_000.0
+HOME = "/state"
+NODE_EPOCH = 1_700_000_000.0
 DRAIN_S = 8.0
-DEAF_S, LAUNCH_S = 0.005, 0.015
-SIDECAR_S, NOTICE_S = 0.03, 0.4
+DEAF_S = 0.005
+LAUNCH_S = 0.015
+SIDECAR_S = 0.03
+NOTICE_S = 0.4
 HUNG_S = 3.0
 """After which the sidecar calls an engine hung; 90 s as it comes."""
 HANDS_S = 0.1
 """Nobody is quicker with supervisorctl after a boot. A TERM for a launcher that has not yet found the survivor it is
 to stand in for leaves that one alone, which is known, and not played here."""
-STEADY, FAILS, NEVER_STOPS, STOPS_SLOWLY, CRASHES_LATER = (0, 1, 2), 3, 4, 5, 6
-EDITIONS, RELEASES = 7, 3
+STEADY = (0, 1, 2)
+FAILS = 3
+NEVER_STOPS = 4
+STOPS_SLOWLY = 5
+CRASHES_LATER = 6
+EDITIONS = 7
+RELEASES = 3
 SIZES = (20, 30, 40, 50, 60, 70, 110)
 """Bytes of memory that an edition takes."""
 FOREIGN = "default.mine"

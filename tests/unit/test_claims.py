@@ -15,7 +15,8 @@ from metal_supervisor.placement.peers import Sighting
 
 NS = "llm"
 KEY = (NS, "tiny")
-ME, PEER = "mac-a", "mac-b"
+ME = "mac-a"
+PEER = "mac-b"
 ALIVE = {(NS, ME): Life.LIVE, (NS, PEER): Life.LIVE}
 NOW = 1000.0
 

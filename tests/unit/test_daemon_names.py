@@ -47,7 +47,8 @@ class Mac:
         return {each.name: each.daemon_names for each in found.values()}
 
 
-OLD, NEW = service("old"), service("new", created="2")
+OLD = service("old")
+NEW = service("new", created="2")
 
 
 @pytest.fixture

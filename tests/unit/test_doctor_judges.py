@@ -43,7 +43,9 @@ CELLS = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines()
 ROWS = {name: cells for name, *cells in CELLS}
 """Check -> what it looks at, when it fails or warns, what helps; from docs/doctor.md."""
 RBAC = Path(__file__).resolve().parents[2] / "conf" / "rbac"
-STATE, NOW, DAY_S = Path("/Users/u/.metal-supervisor"), 1_800_000_000.0, 86400.0
+STATE = Path("/Users/u/.metal-supervisor")
+NOW = 1_800_000_000.0
+DAY_S = 86400.0
 
 
 def said(out: str = "", code: int = 0, err: str = "") -> Done:
@@ -220,7 +222,8 @@ APPS = """Total number of apps = 2
              ({} incoming connections)
 
 """
-ON, OFF = said("Firewall is enabled. (State = 1)\n"), said("Firewall is disabled. (State = 0)\n")
+ON = said("Firewall is enabled. (State = 1)\n")
+OFF = said("Firewall is disabled. (State = 0)\n")
 NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
 RECORD = a_record(model="tiny", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None)
 SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING", confined=False)

@@ -34,7 +34,8 @@ from metal_supervisor.spec.types import Key
 from tests.support.boards import full_board
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-TINY, OTHER = ("default", "tiny"), ("models", "other")
+TINY = ("default", "tiny")
+OTHER = ("models", "other")
 LLAMA = """# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
 # TYPE llamacpp:tokens_predicted_total counter
 llamacpp:tokens_predicted_total 6

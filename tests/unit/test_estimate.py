@@ -34,7 +34,8 @@ from tests.support.published import (
     starts,
 )
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -23,7 +23,9 @@ from metal_supervisor.spec.types import Key
 from tests.support.effort import cases
 from tests.support.records import a_record
 
-HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
+HIGH = 100_000
+NORMAL = 10_000
+LOW = 1_000
 TOTAL = 128 * GIB
 LIMITS = thresholds(TOTAL, 107 * GIB)
 

@@ -20,7 +20,8 @@ from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.types import Endpoint, Key, Standing
 from tests.support.records import a_record
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 NOW = 1_800_000_000.0
 SPEC = "default.tiny.0123456789ab.json"
 RECORD = a_record(

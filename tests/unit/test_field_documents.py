@@ -22,7 +22,8 @@ from metal_supervisor.spec.types import Endpoint, Json, Key, Rejected, Service
 from tests.support.records import a_record
 
 SEEDS = REPOSITORY.parent / "shared" / "seeds"
-CURRENT, OLD = f"{GROUP}/{VERSION}", "llmkube.io/v1alpha1"
+CURRENT = f"{GROUP}/{VERSION}"
+OLD = "llmkube.io/v1alpha1"
 PLURALS = {"Model": "models", "InferenceService": "inferenceservices", "ModelRouter": "modelrouters"}
 POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"})})
 LINE = re.compile(r"(?P<item>- )?(?P<key>[A-Za-z]+):(?: (?P<value>\S.*))?")

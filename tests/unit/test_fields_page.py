@@ -22,7 +22,8 @@ from tests.support.pages.fields_trial import Cell, cell, columns, names_field
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONTEXT, DIRECTORY = Leaf("spec.contextSize", "integer"), Leaf("spec.pagedSSDCacheDir", "string")
+CONTEXT = Leaf("spec.contextSize", "integer")
+DIRECTORY = Leaf("spec.pagedSSDCacheDir", "string")
 ROW = runtimes.RUNTIMES["llama-server"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from metal_supervisor.gateway.traffic import NO_SERVICE, Traffic
 
-TINY, OLD = ("default", "tiny"), ("default", "old")
+TINY = ("default", "tiny")
+OLD = ("default", "old")
 
 
 def test_what_is_gone_is_dropped_and_what_is_there_is_counted_on() -> None:

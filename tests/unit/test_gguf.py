@@ -38,8 +38,12 @@ from tests.support.broken import mutated
 from tests.support.in_memory import InMemory
 from tests.support.shards import write_shards
 
-U32, TEXT, LIST, I32 = 4, 8, 9, 5
-F32, Q4_0 = 0, 2
+U32 = 4
+TEXT = 8
+LIST = 9
+I32 = 5
+F32 = 0
+Q4_0 = 2
 
 
 def text(value: bytes | str) -> bytes:

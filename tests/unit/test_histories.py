@@ -92,10 +92,12 @@ def histories_of(events: Sequence[str], most: int) -> st.SearchStrategy[list[Eve
 
 
 HISTORIES = histories_of(EVENTS, 7)
-SETTLED_S, HELD_S = 120.0, LONGEST_RETRY_S + 60.0
+SETTLED_S = 120.0
+HELD_S = LONGEST_RETRY_S + 60.0
 """Until everything is as it should be; and with the pause of something that crashed again and again."""
 UNSTABLE = (FAILS, CRASHES_LATER)
-MOST_PASSES, MOST_PASSES_A_SECOND = 40, 5
+MOST_PASSES = 40
+MOST_PASSES_A_SECOND = 5
 """Until then; a process that does not end is looked at four times a second."""
 
 

@@ -7,7 +7,8 @@ import pytest
 from metal_supervisor.models.housekeeping import Bounds, Item, Kind, age, choose, period_s, size_bytes, unused_models
 from metal_supervisor.spec.fields import Bad
 
-DAY, GIB = 86400.0, 1 << 30
+DAY = 86400.0
+GIB = 1 << 30
 NOW = 1000 * DAY
 
 

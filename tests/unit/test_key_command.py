@@ -101,8 +101,10 @@ def test_a_name_that_is_taken_is_told_as_that(tmp_path: Path, capsys: pytest.Cap
 
 
 SECRET = "sk-of-the-engine"
-ENGINE, GATEWAY = "http://127.0.0.1:18100/v1", "http://127.0.0.1:9100/v1"
-OWN, GIVEN = "$(m key show tiny --state-dir here)", "$METAL_SUPERVISOR_KEY"
+ENGINE = "http://127.0.0.1:18100/v1"
+GATEWAY = "http://127.0.0.1:9100/v1"
+OWN = "$(m key show tiny --state-dir here)"
+GIVEN = "$METAL_SUPERVISOR_KEY"
 EXPORT = "export METAL_SUPERVISOR_KEY=$(m key add me --state-dir here)"
 CHAT = "m chat tiny --state-dir here"
 CHAT_WITH_OWN = f'METAL_SUPERVISOR_KEY="{OWN}" {CHAT}'

@@ -12,7 +12,9 @@ from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Key
 from tests.support.effort import cases
 
-HIGH, NORMAL, LOW = 100_000, 10_000, 1_000
+HIGH = 100_000
+NORMAL = 10_000
+LOW = 1_000
 
 
 def key(name: str) -> Key:

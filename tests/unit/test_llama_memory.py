@@ -377,8 +377,10 @@ def test_a_model_without_a_cache_keeps_no_prompts() -> None:
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────
 
-GEMMA, NEXT = Reading(GIB, GEMMA_27B), Reading(GIB, QWEN3_NEXT)
-GEMMA_MIB, NEXT_MIB = 416, 36 * 4 * (3 * 8192 + 128 * 4096) / MIB  # of one: 1024 tokens x 52 blocks; 36 states
+GEMMA = Reading(GIB, GEMMA_27B)
+NEXT = Reading(GIB, QWEN3_NEXT)
+GEMMA_MIB = 416
+NEXT_MIB = 36 * 4 * (3 * 8192 + 128 * 4096) / MIB  # of one: 1024 tokens x 52 blocks; 36 states
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 LABEL_VALUE = re.compile(r"(|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
-T1, T2 = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+T1 = "2026-01-01T00:00:00Z"
+T2 = "2026-01-01T00:01:00Z"
 ENDPOINT = Endpoint("tiny", 8080, "/v1/chat/completions", "ClusterIP", None)
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 NAMES = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,4}\Z").filter(

@@ -34,7 +34,8 @@ def annotated(**said: str) -> Json:
     return {"metadata": {"annotations": {names[name]: value for name, value in said.items()}}}
 
 
-OFF, ON = OnDemandPolicy(), OnDemandPolicy(default=True, idle_ttl_s=60.0)
+OFF = OnDemandPolicy()
+ON = OnDemandPolicy(default=True, idle_ttl_s=60.0)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,11 @@ from metal_supervisor.controller.plan import (
 )
 from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, RunNote, State
 
-NAME, NOW, PID = "default.tiny", 1_000_000.0, 77
-OLD, NEW = "default.tiny.old.json", "default.tiny.new.json"
+NAME = "default.tiny"
+NOW = 1_000_000.0
+PID = 77
+OLD = "default.tiny.old.json"
+NEW = "default.tiny.new.json"
 PROPERTY = settings(max_examples=300, database=None, derandomize=True)
 TAKES_AWAY = {Action.STOP, Action.REMOVE, Action.REPLACE, Action.TERM, Action.WITHDRAW}
 
@@ -97,7 +100,8 @@ def changed() -> Diff:
     return Diff(changed=frozenset({NAME}))
 
 
-WANTS_OLD, WANTS_NEW = Wanted(OLD, False), Wanted(NEW, False)
+WANTS_OLD = Wanted(OLD, False)
+WANTS_NEW = Wanted(NEW, False)
 WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True, drained=True)
 
 

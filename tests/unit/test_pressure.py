@@ -12,7 +12,9 @@ from metal_supervisor.memory.pressure import Level, MemorySample, Pace, Threshol
 from metal_supervisor.spec.sizes import GIB, MIB
 from tests.support.effort import cases
 
-NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
+NORMAL = Level.NORMAL
+WARNING = Level.WARNING
+CRITICAL = Level.CRITICAL
 TOTAL = 128 * GIB
 LIMITS = thresholds(TOTAL, 107 * GIB)  # warning below 10.5 GiB, critical below 5.25 GiB
 

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 REAPER = Path(__file__).resolve().parents[2] / "conf" / "reaper"
-SCRIPT, MANIFEST = REAPER / "reaper.py", REAPER / "reaper.yaml"
+SCRIPT = REAPER / "reaper.py"
+MANIFEST = REAPER / "reaper.yaml"
 BEGIN = "  reaper.py: |\n"
 
 

@@ -18,7 +18,8 @@ BINARY = Binary("/opt/ollama", frozenset({"--help"}), "ollama")
 PLACE = Place(
     "/models/m.gguf", "127.0.0.1", 18100, 8, "/state", registry="http://mirror", daemon_models="/state/ollama"
 )
-FILE, LIBRARY = "/models/m.gguf", "https://ollama.com/library/phi4-mini:3.8b"
+FILE = "/models/m.gguf"
+LIBRARY = "https://ollama.com/library/phi4-mini:3.8b"
 
 
 def service(

@@ -23,7 +23,8 @@ from tests.support.soak.soak_memory import Queue, Reservations, Sizes, Want, fir
 from tests.support.soak.soak_watch import engines, is_launcher, ready_services, role_of
 from tests.support.system import eventually
 
-ONE, OTHER = Engine(11, "one", 9001), Engine(12, "one", 9001)
+ONE = Engine(11, "one", 9001)
+OTHER = Engine(12, "one", 9001)
 
 
 def history(*looks: tuple[float, tuple[Engine, ...], frozenset[str] | None], **more: object) -> list[Sample]:
@@ -31,7 +32,8 @@ def history(*looks: tuple[float, tuple[Engine, ...], frozenset[str] | None], **m
     return [Sample(at, found, at, ready, **more) for at, found, ready in looks]  # type: ignore[arg-type]
 
 
-READY, NONE = frozenset({"one"}), frozenset[str]()
+READY = frozenset({"one"})
+NONE = frozenset[str]()
 
 
 def rules(samples: list[Sample], **more: object) -> list[int]:

@@ -9,7 +9,8 @@ import pytest
 from metal_supervisor.state import throttle
 from metal_supervisor.state.throttle import BURST_S, Throttle
 
-SHARE, LONGEST_S = 0.25, 0.2
+SHARE = 0.25
+LONGEST_S = 0.2
 
 
 class Clocks:

@@ -10,8 +10,10 @@ from metal_supervisor.models.metadata import Demand
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Engine, Service
 
-OPEN, DEFAULT = -1, 0
-"""In place of the tokens of a slot: to be chosen, and the runtime's own default."""
+OPEN = -1
+"""Tokens of a slot that are still to be chosen."""
+DEFAULT = 0
+"""Stands for the runtime's own number of tokens of a slot."""
 
 
 @dataclass(frozen=True)

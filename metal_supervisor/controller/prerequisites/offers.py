@@ -17,7 +17,9 @@ from metal_supervisor.runtimes import RUNTIMES, Binary
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Rejected, Service
 
-READY_S, FETCH_S, CANNOT_S = 0.0, 2.0, 8.0
+READY_S = 0.0
+FETCH_S = 2.0
+CANNOT_S = 8.0
 NO_RUNTIME = frozenset({"UnsupportedRuntime", "FormatMismatch", "UnsupportedSource"})
 """Reasons of refusals by this Mac's `--runtimes`; those of another one may serve it."""
 FindBinary: TypeAlias = Callable[[Service, Snapshot], tuple[Binary | None, tuple[str, str] | None]]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from metal_supervisor.runtimes.daemon_client import Away, Daemon, DaemonRefused
 
-LOOK_EVERY_S, LOOK_TIMEOUT_S = 5.0, 1.0
+LOOK_EVERY_S = 5.0
+LOOK_TIMEOUT_S = 1.0
 
 
 def address_of(url: str) -> tuple[str, int] | None:

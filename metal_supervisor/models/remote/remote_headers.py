@@ -13,9 +13,12 @@ from metal_supervisor.models.repository import CONFIG, MOST_CONFIG_BYTES, WEIGHT
 from metal_supervisor.spec.gguf import MAX_DATA_BYTES, MAX_HEADER_BYTES, BadGguf, read_header
 from metal_supervisor.spec.sources import shown
 
-READ_S, ALTOGETHER_S = 20.0, 180.0
-"""Longest pause of a server; deadline of all requests about one model together, against a server that drips bytes."""
-FIRST_BYTES, CHUNK_BYTES = 1 << 20, 1 << 16
+READ_S = 20.0
+"""Longest pause of a server."""
+ALTOGETHER_S = 180.0
+"""Deadline of all requests about one model together, against a server that drips bytes."""
+FIRST_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
 
 
 class _Remote:

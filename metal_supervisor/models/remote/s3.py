@@ -26,13 +26,17 @@ from metal_supervisor.spec.hosts import web_url
 from metal_supervisor.spec.shards import shard_names
 from metal_supervisor.spec.sources import Artifact, bucket_key, is_file
 
-ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+ID = "AWS_ACCESS_KEY_ID"
+SECRET = "AWS_SECRET_ACCESS_KEY"
+TOKEN = "AWS_SESSION_TOKEN"
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 DEFAULT_REGION = "us-east-1"
 EXPIRES_S = 12 * 3600
 """Long enough for a download over night, and a leaked URL is useless the day after; S3 allows a week."""
-MOST_KEYS, PAGE_KEYS, MOST_PAGES = 4096, 1000, 64
+MOST_KEYS = 4096
+PAGE_KEYS = 1000
+MOST_PAGES = 64
 REGION = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 EXPECTED = re.compile(r"expecting ['\"]([a-z0-9-]{1,32})['\"]", re.ASCII)
 NONE: Mapping[str, str] = {}

@@ -37,12 +37,15 @@ from metal_supervisor.models.remote.web_answers import Answer, WholeAnswer, is_e
 from metal_supervisor.spec.hosts import Address, in_url
 from metal_supervisor.spec.sources import shown
 
-CONNECT_S, STALL_S = 10.0, 60.0
+CONNECT_S = 10.0
+STALL_S = 60.0
 REDIRECTS = 5
 MOVED = (301, 302, 303, 307, 308)
 LONGEST_PAGE_BYTES = 16 << 20
-TINY_BYTES, TINY_PAUSE_S = 512, 0.001
-"""A part that is smaller, and the pause after it: one byte in each chunk would take a core, beside the decisions."""
+TINY_BYTES = 512
+"""A smaller part is followed by a pause: one byte in each chunk would take a whole core."""
+TINY_PAUSE_S = 0.001
+"""That pause."""
 logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs the URL, key and all, of a header that it cannot read
 
 

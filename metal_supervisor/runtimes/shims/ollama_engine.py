@@ -71,8 +71,10 @@ SAMPLING = frozenset(
 """The `options` of a request that do not make Ollama reload the model."""
 OF_THE_SERVICE = ("model", "name", "keep_alive")
 HOP_BY_HOP = frozenset({"host", "connection", "keep-alive", "proxy-connection", "expect", "upgrade"})
-REQUEST_S, ANSWER_S = 60.0, 600.0
-"""Longest pause of a client while it sends a request, and while it reads the answer."""
+REQUEST_S = 60.0
+"""Longest pause of a client while it sends a request."""
+ANSWER_S = 600.0
+"""Longest pause of a client while it reads the answer."""
 MOST_CLIENTS = 512
 PART_BYTES = 65536
 NOT_HERE = "not here: only inference is served to other machines"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-EXIT_CANNOT_SERVE, EXIT_UNKNOWN = 1, 69
+EXIT_CANNOT_SERVE = 1
+EXIT_UNKNOWN = 69
 
 
 class WrapperLog(io.TextIOBase):

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 
 from metal_supervisor.host.powermetrics import DOMAINS
 
-INCUMBENT, OURS = "llmkube_metal_agent_", "metal_supervisor_"
-SERVICE, MODEL = ("name", "namespace"), ("namespace", "model")
+INCUMBENT = "llmkube_metal_agent_"
+OURS = "metal_supervisor_"
+SERVICE = ("name", "namespace")
+MODEL = ("namespace", "model")
 PHASES = ("Pending", "Creating", "Progressing", "Ready", "Stopped", "Suspended", "Failed")
-GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
+GAUGE = "gauge"
+COUNTER = "counter"
+HISTOGRAM = "histogram"
+INFO = "info"
 KEPT = "kept in the state directory: it outlives the sidecar and goes with its service"
 GATEWAY = "begins at 0 with every worker of the gateway; up to 20 s old"
-SIDECAR, CONTROLLER = "begins at 0 with every sidecar", "begins at 0 with every controller"
+SIDECAR = "begins at 0 with every sidecar"
+CONTROLLER = "begins at 0 with every controller"
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,9 @@ def _downloads(page: _Page, board: Board) -> None:
 
 
 Encode = Callable[[Any], bytes]
-PLAIN, PLAIN_1, OPENMETRICS = "", "text/plain; version=1.0.0", "application/openmetrics-text; version=1.0.0"
+PLAIN = ""
+PLAIN_1 = "text/plain; version=1.0.0"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 FORMATS = (PLAIN, PLAIN_1, OPENMETRICS)
 
 

@@ -45,8 +45,10 @@ ADVICE = {
 }
 """Reason -> what to do, where the message does not say."""
 ORDER = ("bad", "busy", "good", "off")
-MOST_LOG, MOST_LOGS = 6, 5
-"""Log lines shown of a service that needs a look, and the number of services whose log is shown."""
+MOST_LOG = 6
+"""Log lines shown of a service that needs a look."""
+MOST_LOGS = 5
+"""Number of services whose log is shown."""
 LogTail: TypeAlias = Callable[[str], Sequence[str]]
 
 
@@ -66,7 +68,8 @@ def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-STYLE, SCRIPT = _own("page.css"), _own("page.js")
+STYLE = _own("page.css")
+SCRIPT = _own("page.js")
 ICON = urllib.parse.quote(
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1c7c3c"/>'
     '<path d="M4 12V5l4 4 4-4v7" fill="none" stroke="#fff" stroke-width="2" stroke-linejoin="round"/></svg>'

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from metal_supervisor.models import headers
 
-TOKENS, TENSORS, TENSOR_BYTES = 150_000, 723, 100 << 20
+TOKENS = 150_000
+TENSORS = 723
+TENSOR_BYTES = 100 << 20
 
 
 def _text(value: str) -> bytes:

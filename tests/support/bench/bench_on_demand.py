@@ -33,7 +33,8 @@ from tests.support.gateway import Gateway, with_gateway
 from tests.support.system import eventually, free_ports
 from tests.support.tight import LARGE, MIB, lean, share
 
-ONE_MIB, TWO_MIB = 100, 200
+ONE_MIB = 100
+TWO_MIB = 200
 """Budgets in which one and two of these engines fit; each is charged 82 MiB."""
 SETTLED_S = 1.0
 """Rest before a swap: an engine counts as in use until half a second after its answer."""

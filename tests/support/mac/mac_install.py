@@ -30,15 +30,21 @@ from tests.support.mac.mac_report import Sheet, Skip
 if TYPE_CHECKING:
     from tests.support.system import System
 
-CONTEXT, MOST, MOST_HOSTED, PROBE = 16384, 12000, 3000, 200
+CONTEXT = 16384
+MOST = 12000
+MOST_HOSTED = 3000
+PROBE = 200
 """Tokens: of the service, of the longest answer with a GPU and without, and of one that tells how fast that is."""
 SPAN_S = 40.0
 """An answer has to last longer than a change takes."""
 MODEL_MIB = 1024
 """Added to the model, so that a GPU does not finish the longest answer before a change is done."""
-STOP_S, LAUNCHD_DEFAULT_S = 60.0, 5.0
+STOP_S = 60.0
+LAUNCHD_DEFAULT_S = 5.0
 """stop_timeout after the change, and what launchd would wait if its ExitTimeOut were not heeded."""
-READY_S, BACK_S, GONE_S = 180.0, 90.0, 30.0
+READY_S = 180.0
+BACK_S = 90.0
+GONE_S = 30.0
 
 
 class Trial:

@@ -36,9 +36,14 @@ from tests.support.mac.mac_report import Sheet, Skip
 
 TRIAL = f"{LABEL}.acceptance"
 ONCE = Path(__file__).resolve().parent / "mac_once.py"
-SHELL, AGENT, DAEMON = "shell", "agent", "daemon"
-RESULT_WAIT_S, UNLOAD_S = 90.0, 30.0
-REPEATS, TOKENS, SLOWER = 5, 256, 0.9
+SHELL = "shell"
+AGENT = "agent"
+DAEMON = "daemon"
+RESULT_WAIT_S = 90.0
+UNLOAD_S = 30.0
+REPEATS = 5
+TOKENS = 256
+SLOWER = 0.9
 NO_ROUTE = 65
 """errno of a connection that Local Network privacy forbids."""
 MLX_PROBE = "import mlx.core as mx; print(mx.default_device(), mx.metal.is_available())"

@@ -26,8 +26,11 @@ from tests.support.mac.mac_report import Sheet, Skip
 
 ROOT = Path(__file__).resolve().parents[3]
 SUDO = "/usr/bin/sudo"
-SUDO_AGAIN_S, PASSWORD_S = 60.0, 300.0
-COMMAND_S, END_S, LOAD_S = 15.0, 10.0, 180.0
+SUDO_AGAIN_S = 60.0
+PASSWORD_S = 300.0
+COMMAND_S = 15.0
+END_S = 10.0
+LOAD_S = 180.0
 LOG_CHARACTERS = 2000
 HOW_ROOT = "run it in a terminal without --no-sudo"
 

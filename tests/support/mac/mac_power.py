@@ -14,9 +14,13 @@ from tests.support.mac import mac_kit, mac_parse
 from tests.support.mac.mac_kit import Kit
 from tests.support.mac.mac_report import Sheet, Skip
 
-FRAMES, FRAME_S = 3, 6.0
-ASLEEP_S, NOTABLE_S, OVER_S = 75, 20.0, 300.0
-PMSET, POWERMETRICS = "/usr/bin/pmset", "/usr/bin/powermetrics"
+FRAMES = 3
+FRAME_S = 6.0
+ASLEEP_S = 75
+NOTABLE_S = 20.0
+OVER_S = 300.0
+PMSET = "/usr/bin/pmset"
+POWERMETRICS = "/usr/bin/powermetrics"
 
 
 def powermetrics(kit: Kit, sheet: Sheet) -> None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
-PASS, FAIL, SKIPPED, MEASURED = "pass", "fail", "skipped", "measured"
+PASS = "pass"
+FAIL = "fail"
+SKIPPED = "skipped"
+MEASURED = "measured"
 EVIDENCE_CHARACTERS = 4000
 SHORTEST_NAME = 3
 """A shorter name of a user or host is a part of too many words to be replaced wherever it stands alone."""

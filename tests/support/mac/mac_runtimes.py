@@ -24,9 +24,12 @@ from tests.support.mac.mac_report import Sheet, Skip
 if TYPE_CHECKING:
     from tests.support.system import System
 
-NAME, MODEL = "acceptance", "weights"
+NAME = "acceptance"
+MODEL = "weights"
 NOWHERE = "/nonexistent"
-READY_S, GONE_S, TOKENS = 600.0, 120.0, 128
+READY_S = 600.0
+GONE_S = 120.0
+TOKENS = 128
 
 
 @dataclass(frozen=True)

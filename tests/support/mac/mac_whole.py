@@ -25,8 +25,11 @@ ROOT = Path(__file__).resolve().parents[3]
 if TYPE_CHECKING:
     from tests.support.system import System
 
-ENGINE, SUPERVISORD = "the engine", "supervisord"
-READY_S, BACK_S, MAKE_S = 180.0, 90.0, 900.0
+ENGINE = "the engine"
+SUPERVISORD = "supervisord"
+READY_S = 180.0
+BACK_S = 90.0
+MAKE_S = 900.0
 METAL = "MTL0", "ggml_metal"
 """Either is in the log of a llama-server that computes on Metal."""
 

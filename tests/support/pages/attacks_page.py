@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE, ATTACKS = ROOT / "docs" / "attacks.md", ROOT / "tests" / "attacks"
+PAGE = ROOT / "docs" / "attacks.md"
+ATTACKS = ROOT / "tests" / "attacks"
 HEAD = """# What has been tried against it
 
 <!-- written by tests/support/pages/attacks_page.py from tests/attacks -->

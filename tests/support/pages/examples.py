@@ -38,7 +38,9 @@ ASKED: Mapping[str, dict[str, Any]] = {
     "embedding": {"input": ["a bird", "a plane"]},
     "rerank": {"query": "What flies?", "documents": ["a stone", "a bird"]},
 }
-MODEL, PROJECTOR, DRAFT = "/models/model", "/models/projector", "/models/draft"
+MODEL = "/models/model"
+PROJECTOR = "/models/projector"
+DRAFT = "/models/draft"
 FLAGS = frozenset({"--cache-ram", "--ctx-checkpoints", "--fit", "--jinja"})
 """What tells builds of llama-server apart: here a current one."""
 

@@ -101,8 +101,10 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 """Kind -> field -> values to try, where none of the type will do."""
 
 NAMED = {"spec.env[].name": "YOUR_NAME"}
-SECRET, CONFIG_MAP = "spec.env[].valueFrom.secretKeyRef", "spec.env[].valueFrom.configMapKeyRef"
-DRAFTS, CACHE = {"spec.speculativeDecoding.type": "draft-mtp"}, {"spec.pagedSSDCacheDir": "/caches/omlx"}
+SECRET = "spec.env[].valueFrom.secretKeyRef"
+CONFIG_MAP = "spec.env[].valueFrom.configMapKeyRef"
+DRAFTS = {"spec.speculativeDecoding.type": "draft-mtp"}
+CACHE = {"spec.pagedSSDCacheDir": "/caches/omlx"}
 HUB = {"spec.source": "hf://example/example"}
 BESIDE: Mapping[str, Mapping[str, Any]] = {
     "spec.sourceSecretRef": HUB,

@@ -44,9 +44,12 @@ from tests.support.pages.fields_samples import (
 )
 from tests.support.records import accept
 
-NAME, OTHER, DRAFTING = "tiny", "example", "draft"
+NAME = "tiny"
+OTHER = "example"
+DRAFTING = "draft"
 """The Model that services name, one more, and one that drafts."""
-PORT, HOST = 18100, "127.0.0.1"
+PORT = 18100
+HOST = "127.0.0.1"
 TOTAL_BYTES = 64 * GIB
 """Of the Mac that is asked."""
 

@@ -8,7 +8,8 @@ from metal_supervisor.memory.pressure import PACE, thresholds
 from metal_supervisor.spec.sizes import GIB, amount
 
 MACS_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
-RECENT, OLD = 26, 15
+RECENT = 26
+OLD = 15
 """Major versions of macOS: Metal wires more since the first."""
 
 BUDGET = """

@@ -22,7 +22,10 @@ from tests.support.tight import room_for
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "pictures"
 COLUMNS = 100
-LINE, CHARACTER, MARGIN, FONT = 18, 8.0, 16, "ui-monospace, Menlo, Consolas, monospace"
+LINE = 18
+CHARACTER = 8.0
+MARGIN = 16
+FONT = "ui-monospace, Menlo, Consolas, monospace"
 
 
 def svg(shown: list[tuple[str, str]]) -> str:

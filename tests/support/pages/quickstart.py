@@ -25,10 +25,13 @@ from tests.support.system import engine_path
 
 NAME = "gemma-3-270m-q4-k-m"
 PAGE = Path("docs/quickstart.md")
-RUNS, LIMIT_S, WIDTH = 5, 120.0, 118
+RUNS = 5
+LIMIT_S = 120.0
+WIDTH = 118
 SERVE = f"metal-supervisor serve ~/models/{FILE}"
 CHAT = f'metal-supervisor chat {NAME} "The three largest cities of France are"'
-BEGIN, END = "<!-- recorded -->", "<!-- end of the recording -->"
+BEGIN = "<!-- recorded -->"
+END = "<!-- end of the recording -->"
 
 
 @dataclass(frozen=True)

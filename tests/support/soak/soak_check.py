@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PAUSE_S = 1.5
-FD_SLACK, FD_PER_ENGINE = 8, 4
+FD_SLACK = 8
+FD_PER_ENGINE = 4
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ CACHES_MIB = ("16", "64", "112", "192", "256", "800")
 # Between the boot after a killed supervisord, which knows the survivors, and the launchers that stand in for them, the
 # notes must not go: without its note a launcher finds its port taken by nobody it knows, the service moves to another
 # port, and a second engine starts. Until launchers ask who holds their port, they are left alone that long.
-REST_AFTER_A_BOOT_S, RESTING = 10.0, ("runs",)
+REST_AFTER_A_BOOT_S = 10.0
+RESTING = ("runs",)
 # A third crash within ten minutes is held for 20 s, a fourth for 40: right, and too slow to wait for.
 MOST_CRASHES = 2
 
