@@ -30,7 +30,7 @@ from metal_supervisor.memory import ledger
 from metal_supervisor.memory.ledger import Decision, Entry, Ledger, Pool
 from metal_supervisor.memory.refusals import CHECK_FAILED, INSUFFICIENT, over_limit
 from metal_supervisor.spec.limits import Amount, limit_of
-from metal_supervisor.spec.record import EngineRun, Proposal, Record, Reservation, Verdict
+from metal_supervisor.spec.record import UNDECIDED, EngineRun, Record, Reservation, Verdict
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key, Standing, shown_to
@@ -65,7 +65,7 @@ class AdmissionRules:
 
 
 def settle(
-    proposals: Mapping[Key, Proposal],
+    proposals: Mapping[Key, Record],
     before: Mapping[Key, Record],
     ups: Mapping[Key, Up],
     rules: AdmissionRules,
@@ -89,9 +89,9 @@ def settle(
     result = {}
     for key, proposal in proposals.items():
         was, said = before.get(key), book.decisions.get(key)
-        if proposal.verdict is not None:
+        if proposal.verdict is not UNDECIDED:
             stays = was is not None and reconcile.leaves_as_it_is(proposal, proposal.verdict, was)
-            result[key] = was if was is not None and stays else reconcile.recorded(proposal, proposal.verdict)
+            result[key] = was if was is not None and stays else proposal
         elif proposal.evicted_at is not None:
             result[key] = _stopped(proposal, was, EVICTED, _why_evicted(proposal), now)
         elif key in displaced:
@@ -126,7 +126,7 @@ def _within(record: Record, book: Ledger, pools: Mapping[str, Pool], up: bool) -
 # ── proposals to entries ─────────────────────────────────────────────────────────────────────────
 
 
-def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
+def _entries(proposal: Record, was: Record | None, up: Up | None, now: float) -> tuple[list[Entry], int]:
     """Ledger entries of a service, and the bytes that its stopping engine still holds."""
     held = up.bytes if up else 0
     if not proposal.asks:
@@ -156,7 +156,7 @@ def _entries(proposal: Proposal, was: Record | None, up: Up | None, now: float) 
     return [_asking(proposal, proposal.queued_at, now)], held
 
 
-def _having(engine: Proposal | Record, up: Up | None) -> Entry:
+def _having(engine: Record, up: Up | None) -> Entry:
     return Entry(
         engine.key,
         rank_of(engine.priority),
@@ -170,7 +170,7 @@ def _having(engine: Proposal | Record, up: Up | None) -> Entry:
     )
 
 
-def _gives_back(engine: Proposal | Record) -> bool:
+def _gives_back(engine: Record) -> bool:
     """True if an engine gives its memory to others that wait, as those on demand do."""
     return engine.idle_s is not None and not engine.protected
 
@@ -181,7 +181,7 @@ def _yielding(entry: Entry, how: Yielding) -> Entry:
     return replace(entry, yields_before=how.before, busy=how.busy, used_at=how.used_at)
 
 
-def _asking(proposal: Proposal, since: float | None, now: float) -> Entry:
+def _asking(proposal: Record, since: float | None, now: float) -> Entry:
     return Entry(
         proposal.key,
         rank_of(proposal.priority),
@@ -203,13 +203,13 @@ def _since(at: float | None, now: float) -> float:
 # ── decisions to records ─────────────────────────────────────────────────────────────────────────
 
 
-def _running(proposal: Proposal, was: Record | None, now: float, **changes: Any) -> Record:
+def _running(proposal: Record, was: Record | None, now: float, **changes: Any) -> Record:
     """Record of a service that runs."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.RUN, "Admitted", "", now)
-    return reconcile.recorded(proposal, verdict, **changes)
+    return replace(proposal, verdict=verdict, **changes)
 
 
-def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> Record:
+def _kept(proposal: Record, was: Record | None, up: Up | None, now: float) -> Record:
     """Record of a service that keeps the memory it has."""
     over = over_limit(proposal.reserved_bytes, proposal.limit_bytes, proposal.mapped_bytes)
     if was is not None and was.queued_at is not None and not over and reconcile.leaves_as_it_is(proposal, RUNS, was):
@@ -229,21 +229,21 @@ def _kept(proposal: Proposal, was: Record | None, up: Up | None, now: float) -> 
     return replace(record, warning=was.warning) if unknown and was is not None else record
 
 
-def _admitted(proposal: Proposal, was: Record | None, said: Decision, now: float) -> Record:
+def _admitted(proposal: Record, was: Record | None, said: Decision, now: float) -> Record:
     queued_at = _since(proposal.queued_at, now)
     admitted_at = proposal.admitted_at if was is not None and was.spec_file == proposal.spec_file else now
     warning = (said.reason, said.message) if said.reason else proposal.warning
     return _running(proposal, was, now, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning)
 
 
-def _as_it_was(proposal: Proposal, was: Record, said: Decision, up: bool, now: float) -> Record:
+def _as_it_was(proposal: Record, was: Record, said: Decision, up: bool, now: float) -> Record:
     """Record of a service whose edit is queued: its engine stays as it is, all else follows the edit at once."""
     since = _since(was.edit_queued_at, now)
     if was.spec_file == proposal.spec_file:  # only its next spec takes more
         return _running(proposal, was, now, next_spec="", next_bytes=0, edit_queued_at=since)
     engine = {name: getattr(was, name) for name in OF_THE_ENGINE}
     warning = said.reason, f"{said.message}; {reconcile.keeps(up)}"
-    return reconcile.recorded(proposal, was.verdict, **engine, edit_queued_at=since, warning=warning)
+    return replace(proposal, verdict=was.verdict, **engine, edit_queued_at=since, warning=warning)
 
 
 OF_THE_ENGINE = (
@@ -258,7 +258,7 @@ OF_THE_ENGINE = (
 """Fields of a record that describe the running engine rather than the request."""
 
 
-def _queued(proposal: Proposal, was: Record | None, said: Decision, now: float) -> Record:
+def _queued(proposal: Record, was: Record | None, said: Decision, now: float) -> Record:
     message = f"it was stopped for {proposal.displaced_by}; {said.message}" if proposal.displaced_by else said.message
     message += f"; this is a guess by the size of its file: {proposal.guessed}" if proposal.guessed else ""
     message += f"; {proposal.advice}" if proposal.advice else ""
@@ -268,28 +268,24 @@ def _queued(proposal: Proposal, was: Record | None, said: Decision, now: float) 
 
 
 def _displaced(
-    proposal: Proposal, was: Record | None, key: Key, proposals: Mapping[Key, Proposal], yielding: bool, now: float
+    proposal: Record, was: Record | None, key: Key, proposals: Mapping[Key, Record], yielding: bool, now: float
 ) -> Record:
     name = shown_to(proposal.namespace, key)
     if yielding:
-        rests = on_demand.at_rest(replace(proposal, displaced_by=name), was, f"it made room for {name}", now)
-        assert rests.verdict is not None
-        return reconcile.recorded(rests, rests.verdict)
+        return on_demand.at_rest(replace(proposal, displaced_by=name), was, f"it made room for {name}", now)
     name += f" (priority {proposals[key].priority})"
     return _stopped(replace(proposal, displaced_by=name), was, INSUFFICIENT, f"it was stopped for {name}", now)
 
 
-def _stopped(proposal: Proposal, was: Record | None, reason: str, message: str, now: float) -> Record:
+def _stopped(proposal: Record, was: Record | None, reason: str, message: str, now: float) -> Record:
     """Record of a service that must not run now."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, reason, message, now)
     drain_s = proposal.drain_s
     if proposal.evicted_at is not None:
         drain_s = EVICTED_DRAIN_S if drain_s is None else min(drain_s, EVICTED_DRAIN_S)
-    return reconcile.recorded(
-        proposal, verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s
-    )
+    return replace(proposal, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s)
 
 
-def _why_evicted(proposal: Proposal) -> str:
+def _why_evicted(proposal: Record) -> str:
     why = proposal.evicted_why
     return f"it was stopped because {why}; it comes back by itself once memory has been ample for a while"

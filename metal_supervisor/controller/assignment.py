@@ -31,7 +31,7 @@ from metal_supervisor.placement.placement import Placed, Placement
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, name_claims, references
 from metal_supervisor.spec.processes import UNUSED, Observed
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Json, Key, Rejected, Service, Standing
@@ -115,7 +115,7 @@ class Assignment:
         self._failed_before: Mapping[Key, Service | Rejected] = {}
         """Those of the pass before: that was logged."""
 
-    def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Proposal]:
+    def propose(self, before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Record]:
         """Proposals for the engines of this pass, without shared daemons. Raises StateError, OSError.
 
         `before`: the records of the last pass, with shared daemons.
@@ -129,9 +129,9 @@ class Assignment:
 
     def _propose(
         self, before: Mapping[Key, Record], services: Mapping[Key, Json], snapshot: Snapshot
-    ) -> dict[Key, Proposal]:
+    ) -> dict[Key, Record]:
         """The proposals that change something, or could."""
-        result: dict[Key, Proposal] = {}
+        result: dict[Key, Record] = {}
         self._failed_before, self._failed = self._failed, {}
         if snapshot.restored_at != self._restored_at:
             self._restored_at = snapshot.restored_at
@@ -250,7 +250,7 @@ class Assignment:
         item: Service | Rejected,
         ours: Sequence[Record],
         ready: frozenset[int],
-        result: dict[Key, Proposal],
+        result: dict[Key, Record],
         ports: Ports,
         snapshot: Snapshot,
     ) -> None:
@@ -291,7 +291,7 @@ class Assignment:
         record: Record | None,
         ports: Ports,
         snapshot: Snapshot,
-    ) -> Proposal:
+    ) -> Record:
         """The proposal for one engine of this Mac, whose last record is `record`."""
         if record is not None and record.verdict.standing is Standing.REMOVING:
             record = replace(record, withdraw=NO_WITHDRAWAL)
@@ -302,15 +302,15 @@ class Assignment:
 
     def _accepted(
         self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot, start_refused: bool
-    ) -> Proposal:
+    ) -> Record:
         outlook = self._prerequisites.outlook(service, record, ports, snapshot)
         up = self._is_up(record, snapshot)
         accepted = reconcile.accept(service, record, outlook, snapshot.now, start_refused, up)
         return grants.warned(self._prerequisites.ports.with_trouble(accepted, service, snapshot.notes), service)
 
-    def _is_unsure(self, proposal: Proposal, snapshot: Snapshot) -> bool:
+    def _is_unsure(self, proposal: Record, snapshot: Snapshot) -> bool:
         """True if a service without a record waits to be known, and its engine runs: to wait would end it."""
-        if proposal.verdict is None or proposal.verdict.standing is not Standing.WAIT:
+        if proposal.verdict.standing is not Standing.WAIT:
             return False
         up = snapshot.live_note(proposal.program)
         return up is not None and time.monotonic() < self._unsure_until
@@ -326,8 +326,8 @@ class Assignment:
         refused = note is not None and note.refused == launch.BARRED
         return bool(refused and note and record and note.spec_file == record.spec_file)
 
-    def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Proposal:
-        """Proposal after its claim was lost or released: dismissed once handed over, kept running here until then.
+    def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Record:
+        """The proposal after its claim was lost or released: dismissed once handed over, kept running here until then.
 
         One that is being loaded first answers the requests that wait for it here.
         """

@@ -46,7 +46,7 @@ from metal_supervisor.runtimes.builds import Builds
 from metal_supervisor.runtimes.metal_device import Metal, Question, question_of
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import LIVE
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.state import gateway_note, use_notes
 from metal_supervisor.state.directory import StateDir
@@ -262,7 +262,7 @@ class Controller:
 
     def _admitted(
         self,
-        proposals: Mapping[Key, Proposal],
+        proposals: Mapping[Key, Record],
         before: Mapping[Key, Record],
         ups: Mapping[Key, Up],
         snapshot: Snapshot,

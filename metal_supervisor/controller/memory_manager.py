@@ -26,7 +26,7 @@ from metal_supervisor.runtimes.probing import Asked
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.processes import LIVE
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import Json, Key
 from metal_supervisor.spec.withdrawal import requested_at
@@ -90,16 +90,14 @@ class Memory:
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 
-    def ups(
-        self, records: Mapping[Key, Record], proposals: Mapping[Key, Proposal], snapshot: Snapshot
-    ) -> dict[Key, Up]:
+    def ups(self, records: Mapping[Key, Record], proposals: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Up]:
         """The engines that are up, and what each holds.
 
         `records`: those by which they were started. `proposals` are for engines whose record was lost: they count by
         name, for what is wanted now says little about what runs; by size too if its spec is lost as well.
         """
         before, self._reserved = self._reserved, {}
-        engines: dict[Key, Record | Proposal] = {**proposals, **records}
+        engines: dict[Key, Record] = {**proposals, **records}
         found = {}
         for key, each in engines.items():
             state = snapshot.table.get(each.program)
@@ -127,7 +125,7 @@ class Memory:
 
     def settle(
         self,
-        proposals: Mapping[Key, Proposal],
+        proposals: Mapping[Key, Record],
         before: Mapping[Key, Record],
         ups: Mapping[Key, Up],
         yielding: Mapping[Key, Yielding],

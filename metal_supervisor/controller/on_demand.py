@@ -17,7 +17,7 @@ from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.memory.refusals import INSUFFICIENT, too_large
 from metal_supervisor.spec.processes import UNUSED, EngineUse
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key, Standing
 
 MIN_AWAKE_S = 30.0
@@ -46,12 +46,12 @@ class Yielding:
 
 
 def settle(
-    proposals: Mapping[Key, Proposal],
+    proposals: Mapping[Key, Record],
     before: Mapping[Key, Record],
     up: Collection[Key],
     snapshot: Snapshot,
     budget_bytes: int | None = None,
-) -> dict[Key, Proposal]:
+) -> dict[Key, Record]:
     """The proposals, with those on-demand services at rest that nobody asks for.
 
     `up`: keys of engines that are up. `budget_bytes`: an engine that needs more does not rest, and the ledger
@@ -95,7 +95,7 @@ def never_fits(record: Record) -> bool:
     return record.idle_s is not None and decided and not record.queue_position
 
 
-def at_rest(proposal: Proposal, was: Record | None, why: str, now: float) -> Proposal:
+def at_rest(proposal: Record, was: Record | None, why: str, now: float) -> Record:
     """The proposal to have no engine until a request comes."""
     verdict = reconcile.verdict(was.verdict if was else None, Standing.WAIT, UNLOADED, why, now)
     return replace(
@@ -113,7 +113,7 @@ def at_rest(proposal: Proposal, was: Record | None, why: str, now: float) -> Pro
     )
 
 
-def yields(proposals: Mapping[Key, Proposal], before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Yielding]:
+def yields(proposals: Mapping[Key, Record], before: Mapping[Key, Record], snapshot: Snapshot) -> dict[Key, Yielding]:
     """The on-demand engines whose memory another may have."""
     found, now = {}, snapshot.now
     for key, proposal in proposals.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from metal_supervisor.models.metadata import Demand
 from metal_supervisor.spec.instants import utc
-from metal_supervisor.spec.record import Proposal, Record, Verdict, values_of
+from metal_supervisor.spec.record import UNDECIDED, Record, Verdict, values_of
 from metal_supervisor.spec.types import (
     DIRECTORY_FORMATS,
     FIELD_IGNORED,
@@ -116,22 +116,17 @@ def verdict(before: Verdict | None, standing: Standing, reason: str, message: st
     return Verdict(standing, reason, message, before.since if before is not None and same else now)
 
 
-def unchanged(record: Record) -> Proposal:
+def unchanged(record: Record) -> Record:
     """The proposal to leave a record as it is: its engine asks to keep its memory, if it runs."""
-    return Proposal(**{**values_of(record), "verdict": None if record.runs else record.verdict})
+    return replace(record, verdict=UNDECIDED) if record.runs else record
 
 
-def leaves_as_it_is(proposal: Proposal, decided: Verdict, record: Record) -> bool:
+def leaves_as_it_is(proposal: Record, decided: Verdict, record: Record) -> bool:
     """True if the record of a proposal would be the one it has. `decided`: its verdict, whatever its time is."""
     old = record.verdict
     if (decided.standing, decided.reason, decided.message) != (old.standing, old.reason, old.message):
         return False
     return {**values_of(proposal), "verdict": old} == values_of(record)
-
-
-def recorded(proposal: Proposal, decided: Verdict, **changes: Any) -> Record:
-    """The record of a proposal. `changes`: fields that it has instead of the proposal's."""
-    return Record(**{**values_of(proposal), "verdict": decided, **changes})
 
 
 def _carried(record: Record | None, names: Sequence[str]) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def _of(item: Service | Rejected) -> dict[str, Any]:
 
 def refuse(
     rejected: Rejected, record: Record | None, now: float, start_refused: bool = False, up: bool = True
-) -> Proposal:
+) -> Record:
     """The proposal for an InferenceService that cannot run as it is written.
 
     `start_refused`: its start is barred, and the launcher has refused to start it; nothing is left to interrupt.
@@ -182,7 +177,7 @@ def refuse(
     }
     if off:
         fields |= {"warning": (rejected.reason, rejected.message), "evicted_at": None}
-    return Proposal(**fields)
+    return Record(**fields)
 
 
 def _off(suspended: bool, before: Verdict | None, now: float) -> Verdict:
@@ -196,7 +191,7 @@ def keeps(up: bool) -> str:
     return f"the engine {'keeps running' if up else 'starts again'} as it last could"
 
 
-def _warned(record: Record, item: Service | Rejected, reason: str, message: str, up: bool) -> Proposal:
+def _warned(record: Record, item: Service | Rejected, reason: str, message: str, up: bool) -> Record:
     warning = reason, f"{message}; {keeps(up)}"
     return replace(unchanged(record), uid=item.uid, generation=item.generation, warning=warning, barred="")
 
@@ -205,7 +200,7 @@ def _bar(rejected: Rejected) -> str:
     return f"{rejected.reason}: {rejected.message}"[:LONGEST_TEXT] if rejected.bars_start else ""
 
 
-def _barred(record: Record, rejected: Rejected, up: bool) -> Proposal:
+def _barred(record: Record, rejected: Rejected, up: bool) -> Record:
     """Leave a running engine alone, and bar its next start."""
     runs = "the engine keeps running, and its next start is refused" if up else "its next start is refused"
     warning = rejected.reason, f"{rejected.message}; {runs}"
@@ -213,7 +208,7 @@ def _barred(record: Record, rejected: Rejected, up: bool) -> Proposal:
     return replace(kept, barred=_bar(rejected))
 
 
-def missing(record: Record, until: float) -> Proposal:
+def missing(record: Record, until: float) -> Record:
     """The proposal for an engine whose InferenceService a restored API lacks. `until`: Unix time."""
     text = f"the Kubernetes API was restored to a state without this service; its engine may run until {utc(until)}"
     return replace(unchanged(record), warning=(MISSING, f"{text}. Apply its manifest again to keep it"))
@@ -256,7 +251,7 @@ def accept(
     now: float,
     start_refused: bool = False,
     up: bool = True,
-) -> Proposal:
+) -> Record:
     """The proposal for a valid InferenceService. `start_refused`, `up`: as for `refuse`."""
     before = record.verdict if record else None
     # Until it has exited, the running engine is probed, drained and published at its own address.
@@ -264,9 +259,10 @@ def accept(
     carried = _carried(record, CARRIED_IF_ACCEPTED)
     if outlook.slot_context:
         carried["slot_context"] = outlook.slot_context
-    fresh = Proposal(
+    fresh = Record(
         **_of(service),
         **carried,
+        verdict=UNDECIDED,
         model=service.model.name,
         model_uid=service.model.uid,
         runtime=service.runtime,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from metal_supervisor.spec.limits import ANY, Limits, limit_of
-from metal_supervisor.spec.record import Proposal
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import FIELD_IGNORED, Rejected, Service
 
@@ -32,7 +32,7 @@ def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
     return replace(item, not_granted=tuple(refused)) if refused else item
 
 
-def warned(proposal: Proposal, service: Service) -> Proposal:
+def warned(proposal: Record, service: Service) -> Record:
     """The proposal with a warning of what was not granted, unless it has one that matters more."""
     before = proposal.warning
     if not service.not_granted or not proposal.asks or (before is not None and before[0] != FIELD_IGNORED):

@@ -1,4 +1,4 @@
-"""The record of an engine, with a part for each that decides on it, and the proposal that becomes one."""
+"""The record of an engine, with a part for each that decides on it."""
 
 from __future__ import annotations
 
@@ -176,28 +176,25 @@ class Control:
     """Unix time of the next start when the program is held in a crash loop."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal(Control, Admission, Reservation, EngineRun, Replica, Requested):
-    """Next record of one engine, except what memory decides; it may have been decided without."""
-
-    verdict: Verdict | None = None
-    """None: the engine may run, if there is memory for it."""
-    warning: tuple[str, str] | None = None
-    """As `Record.warning`."""
-
-    @property
-    def asks(self) -> bool:
-        """True if it asks for memory, or for leave to keep what it has."""
-        return self.spec_file is not None and self.verdict is None
+UNDECIDED = Verdict(Standing.RUN, "", "", 0.0)
+"""The very verdict of a proposed record whose engine may run if there is memory for it; no file has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Control, Admission, Reservation, EngineRun, Replica, Requested):
-    """Persistent state of one claimed InferenceService (`records/*.json`): a part for each that decides on it."""
+    """Persistent state of one claimed InferenceService (`records/*.json`): a part for each that decides on it.
+
+    Each pass proposes the next one: a copy that is `UNDECIDED` until memory is granted or refused.
+    """
 
     verdict: Verdict
     warning: tuple[str, str] | None = None
     """(reason, message) of a problem that does not stop the service, e.g. a rejected edit."""
+
+    @property
+    def asks(self) -> bool:
+        """True if it is proposed, and asks for memory or to keep what it has."""
+        return self.spec_file is not None and self.verdict is UNDECIDED
 
     @cached_property
     def runs(self) -> bool:
@@ -208,8 +205,8 @@ class Record(Control, Admission, Reservation, EngineRun, Replica, Requested):
 DERIVED = ("key", "is_daemon", "owner", "runs")
 
 
-def values_of(each: Record | Proposal) -> dict[str, Any]:
-    """The fields of a record or a proposal by name, without what was derived from them."""
+def values_of(each: Record) -> dict[str, Any]:
+    """The fields of a record by name, without what was derived from them."""
     values = dict(vars(each))
     for name in DERIVED:
         values.pop(name, None)

@@ -1,7 +1,7 @@
 """The values that flow round the circle, and nothing else.
 
 Every stage takes some of these and returns others, so a reader can follow a pass by types alone:
-custom resources -> Service | Rejected -> Proposal + Program -> Record -> Step -> Observed -> Report.
+custom resources -> Service | Rejected -> Record + Program -> Step -> Observed -> Report.
 All are frozen; a change is a new value.
 """
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.reconcile import Outlook
-from metal_supervisor.spec.record import Proposal, Record, Verdict
+from metal_supervisor.spec.record import UNDECIDED, Record, Verdict
 from metal_supervisor.spec.types import Endpoint, Rejected, Service, Standing
 
 ADMITTED = Verdict(Standing.RUN, "Admitted", "", 1.0)
@@ -29,10 +30,12 @@ def a_record(name: str = "tiny", namespace: str = "default", **fields: Any) -> R
     return Record(namespace=namespace, name=name, **{**ordinary, **fields})
 
 
-def granted(proposal: Proposal, before: Record | None, now: float) -> Record:
+def granted(proposal: Record, before: Record | None, now: float) -> Record:
     """The record of a proposal where there is memory for all."""
+    if proposal.verdict is not UNDECIDED:
+        return proposal
     admitted = reconcile.verdict(before.verdict if before else None, Standing.RUN, "Admitted", "", now)
-    return reconcile.recorded(proposal, proposal.verdict or admitted)
+    return replace(proposal, verdict=admitted)
 
 
 def accept(

@@ -54,7 +54,7 @@ from metal_supervisor.models.metadata import Demand
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
 from metal_supervisor.state import own_processes, programs
 from metal_supervisor.supervisord import client, rpc_plugin
@@ -538,8 +538,8 @@ class Asked(Assignment):
         mine = {("default", name): (0,) for name in NAMES}
         self.placed: Any = SimpleNamespace(again_in_s=None, known=True, mine=mine)
 
-    def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Proposal]:
-        found, result, ports = self.mac.wanted, dict[Any, Proposal](), Ports(before.values())
+    def propose(self, before: Mapping[Any, Record], snapshot: Snapshot) -> dict[Any, Record]:
+        found, result, ports = self.mac.wanted, dict[Any, Record](), Ports(before.values())
         for name in reversed(found) if self.mac.reverse else found:
             item = asked_for(name, *found[name])
             ours = tuple(record for record in before.values() if record.name == name)

@@ -21,7 +21,7 @@ from metal_supervisor.placement.placement import Placed
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, resources
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote, State
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import MODEL_NOT_FOUND, rejected
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Key, Rejected, Standing
@@ -51,11 +51,11 @@ class Sharing(Assignment):
         self.down: set[str] = set()
         """Programs without a process."""
 
-    def _accepted(self, service: Any, record: Record | None, *_: Any) -> Proposal:
+    def _accepted(self, service: Any, record: Record | None, *_: Any) -> Record:
         self.taken.append(service.key)
         return reconcile.unchanged(record or running(service.ordinal))
 
-    def made(self, records: Collection[Record]) -> dict[Key, Proposal]:
+    def made(self, records: Collection[Record]) -> dict[Key, Record]:
         """The proposals of one pass."""
         table = {
             each.program: ProgramState(
@@ -65,7 +65,7 @@ class Sharing(Assignment):
         }
         for each in records:
             self.notes.setdefault(each.program, RunNote(7, 7, "s", each.spec_file or "", (1.0,), 0.0, "", ""))
-        found: dict[Key, Proposal] = {}
+        found: dict[Key, Record] = {}
         snapshot = Snapshot(100.0, {}, True, {}, table, self.notes, {})
         self._share_out(ITEM.key, ITEM, tuple(records), frozenset(), found, Ports(records), snapshot)
         assert all(proposal.key == key for key, proposal in found.items())
@@ -148,7 +148,7 @@ def test_an_engine_whose_slot_moved_first_answers_those_who_wait_for_it(waiting:
     sharing, lost = Sharing(()), running(0)
     sharing._placement = peers(1)
     snapshot = Snapshot(100.0, {}, True, {}, {}, {}, {}, {lost.program: EngineUse(waiting)})
-    assert (sharing._let_go(lost, 2, snapshot).verdict is None) is bool(waiting)
+    assert sharing._let_go(lost, 2, snapshot).asks is bool(waiting)
 
 
 @pytest.mark.parametrize("standing", [Standing.RUN, Standing.REMOVING])
@@ -195,7 +195,7 @@ class Reading(Assignment):
             raise self.fails[key[1]]
         self.shared.append(key[1])
 
-    def after(self, records: Collection[Record] = (), **snapshot: Any) -> tuple[list[str], dict[Key, Proposal]]:
+    def after(self, records: Collection[Record] = (), **snapshot: Any) -> tuple[list[str], dict[Key, Record]]:
         self.shared.clear()
         known = {each.key: each for each in records}
         proposals = self.propose(known, replace(Snapshot(100.0, {}, True, {}, {}, {}, {}), **snapshot))
@@ -232,7 +232,7 @@ def test_a_service_that_a_restored_api_lacks_keeps_its_engine_for_ten_minutes() 
 
     def outcome(reading: Reading, restored_at: float, now: float = 1000.0) -> str:
         proposal = reading.after([up], restored_at=restored_at, now=now)[1][up.key]
-        return proposal.verdict.reason if proposal.verdict else (proposal.warning or ("",))[0]
+        return proposal.verdict.reason or (proposal.warning or ("",))[0]
 
     assert outcome(Reading(), restored_at=0.0) == "Deleted"
     restored = Reading()

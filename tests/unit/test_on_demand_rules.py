@@ -20,7 +20,7 @@ from metal_supervisor.spec.fields import Bad
 from metal_supervisor.spec.limits import PRIORITIES
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION, ON_DEMAND_ANNOTATION, OnDemandPolicy, unloading
 from metal_supervisor.spec.processes import EngineUse, Observed
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Json, Key, Standing
 from metal_supervisor.spec.withdrawal import withdrawal_token
 from tests.support.effort import cases
@@ -98,7 +98,7 @@ def world(uses: dict[str, EngineUse], observed: dict[str, Observed], now: float 
     return Snapshot(now, {}, True, {}, {}, {}, observed, uses)
 
 
-def settled(use: EngineUse, was: Record | None = RUNS, asks: Proposal = ASKS, up: bool = True) -> Proposal:
+def settled(use: EngineUse, was: Record | None = RUNS, asks: Record = ASKS, up: bool = True) -> Record:
     key, program = RUNS.key, RUNS.program
     before, held = {} if was is None else {key: was}, [key] if up else []
     return on_demand.settle({key: asks}, before, held, world({program: use}, {program: READY}))[key]
@@ -118,7 +118,7 @@ def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) 
     found = settled(use)
     assert found.asks is stays
     if not stays:
-        assert found.verdict is not None and (found.verdict.standing, found.verdict.reason) == (Standing.WAIT, UNLOADED)
+        assert (found.verdict.standing, found.verdict.reason) == (Standing.WAIT, UNLOADED)
         assert found.spec_file is None and found.drain_s == on_demand.DRAIN_S
 
 
@@ -160,16 +160,14 @@ def test_it_stays_where_only_others_may_end_it() -> None:
 
 def test_it_is_loaded_for_a_request_only() -> None:
     new = settled(EngineUse(), was=None, up=False)
-    assert new.verdict is not None and new.verdict.message == on_demand.FRESH
+    assert new.verdict.message == on_demand.FRESH
     assert settled(EngineUse(waiting=1), was=None, up=False).asks
 
 
 def test_one_that_was_to_end_keeps_its_memory_if_it_is_asked_for_again() -> None:
     rests = settled(EngineUse())
-    assert rests.verdict is not None
-    before = reconcile.recorded(rests, rests.verdict)
     rules, ups = AdmissionRules(10), {RUNS.key: Up(SPEC, 10)}
-    kept, _ = admission.settle({RUNS.key: ASKS}, {RUNS.key: before}, ups, rules, NOW)
+    kept, _ = admission.settle({RUNS.key: ASKS}, {RUNS.key: rests}, ups, rules, NOW)
     assert kept[RUNS.key].runs and kept[RUNS.key].spec_file == SPEC
 
 
@@ -273,7 +271,7 @@ class Mac:
             for name, each in self.processes.items()
         }
 
-    def proposals(self) -> dict[Key, Proposal]:
+    def proposals(self) -> dict[Key, Record]:
         found = {}
         for name, asked in self.wanted.items():
             plain = {key: value for key, value in asked.items() if key != "edition"}

@@ -15,7 +15,7 @@ from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import processes
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import UNUSED, RunNote
-from metal_supervisor.spec.record import Proposal, Record
+from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.types import Key, Service
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
@@ -55,12 +55,12 @@ class Ports:
     def __init__(self, records: Iterable[Record]) -> None:
         self._of: dict[Key, int] = {}
         self._holders: dict[int, dict[Key, str]] = {}
-        self._further: list[tuple[Record | Proposal, int | None]] = []
+        self._further: list[tuple[Record, int | None]] = []
         """(engine, the port of its process): those whose ports are not indexed yet."""
         for record in records:
             self.hold(record, record.idle_s is not None and not record.runs)
 
-    def hold(self, engine: Record | Proposal, unloaded: bool = False) -> None:
+    def hold(self, engine: Record, unloaded: bool = False) -> None:
         """Note the ports of an engine, in place of those that it had; `unloaded`: it needs none for a process."""
         self._further.append((engine, None if unloaded else engine.port))
 
@@ -164,7 +164,7 @@ class PortChoice:
             found = [record.port, *(each.get("port") for each in specs)]
         return tuple(port for port in found if isinstance(port, int))
 
-    def with_trouble(self, record: Proposal, service: Service, notes: Mapping[str, RunNote]) -> Proposal:
+    def with_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
         """Warn of a port that another program holds, or that `--ports` does not allow."""
         note, wanted = notes.get(record.program), service.container_port
         if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
