@@ -1,7 +1,8 @@
-"""The launcher: turn an immutable spec file into a running engine, with the pid that supervisord knows.
+"""The launcher: turn a spec file into a running engine, with the pid that supervisord knows.
 
 Nothing a user wrote may reach supervisord's ini, so a program section only names this launcher and a
-JSON spec; argv and environment come from there and go to `execve` byte for byte. Before that the launcher
+JSON spec, of which each start takes what is there then, and notes it: argv and environment come from there
+and go to `execve` byte for byte. Before that the launcher
 does the work that belongs to the moment of the start: clean the environment, refuse a taken port, hold a
 crash loop, and stand in for an engine that outlived a killed supervisord, so that there are never two
 copies of a model.
@@ -258,7 +259,7 @@ def last_words(log: str, program: str) -> str:
     return (found[-1] or "stopped") if found else ""
 
 
-def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tuple[list[float], float]:
+def hold(note: dict[str, object], edition: object, ended: str, now: float) -> tuple[list[float], float]:
     """(starts that count towards a crash loop, time before which not to start; 0 for at once).
 
     The first restart is at once; from the second crash on the pause doubles from 10 s to 5 min, counted from
@@ -270,7 +271,7 @@ def hold(note: dict[str, object], spec_file: str, ended: str, now: float) -> tup
     if not_before > now + LONGEST_HOLD_S:
         not_before = 0.0  # the clock was set back
     forgotten = not starts or now - max(starts[-1], not_before) > FORGET_AFTER_S
-    if forgotten or note.get("spec") != spec_file or ended == "stopped":
+    if forgotten or edition_of(note) != edition or ended == "stopped":
         return [], 0.0
     if len(starts) < 2:
         return starts, 0.0
@@ -385,9 +386,9 @@ def family_path(runs: str, pid: int) -> str:
     return os.path.join(runs, f"{pid}.family")
 
 
-def _noted_family(pid: int, specs: str) -> list[int]:
+def _noted_family(pid: int, spec_path: str) -> list[int]:
     """The noted descendants of a dead engine that still live. Their note is removed: its pid may be reused."""
-    path = family_path(os.path.join(os.path.dirname(os.path.dirname(specs)), "runs"), pid)
+    path = family_path(os.path.dirname(note_path(spec_path)), pid)
     try:
         with open(path, encoding="utf-8") as file:
             noted = json.load(file)
@@ -397,13 +398,14 @@ def _noted_family(pid: int, specs: str) -> list[int]:
         return []
 
 
-def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
+def sweep_group(pid: int, spec_path: str, session: int = 0) -> list[int]:
     """Send KILL to the processes that a dead engine left behind; returns their pids.
 
     An engine leads a group of its own. The group's number may have been reused since, so a process is killed only if it
     has the program's MARK, or, since it can erase that, if the engine was confined: its processes can leave neither
-    the group nor the session. Those that left the group are killed if they were noted as its descendants. `specs` is
-    the common prefix of the paths of its specs, up to the digest; `session` as by `session_of`.
+    the group nor the session. Those that left the group are killed if they were noted as its descendants.
+
+    `session`: as by `session_of`.
     """
     if pid <= 1 or start_time(pid):
         return []
@@ -415,9 +417,9 @@ def sweep_group(pid: int, specs: str, session: int = 0) -> list[int]:
         members = []
     except PermissionError:
         members = _group_members(pid)  # as macOS reports for zombies
-    mark = re.compile(re.escape(f"{MARK}={specs}".encode()) + rb"\.[0-9a-f]+\.json(\0|$)")
+    mark = re.compile(re.escape(f"{MARK}={spec_path}".encode()) + rb"(\0|$)")
     left = [each for each in members if mark.search(_started_with(each)) or (session and _is_kept(each, session))]
-    left += [each for each in _noted_family(pid, specs) if each not in left]
+    left += [each for each in _noted_family(pid, spec_path) if each not in left]
     for each in left:
         kill_engine(each, start_time(each))
     if session:
@@ -494,20 +496,21 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def specs_of(spec_path: str) -> str:
-    """Common prefix of the paths of a program's specs, up to the digest."""
-    return spec_path.rpartition(".")[0].rpartition(".")[0]
-
-
 def this_process(state: str) -> dict[str, object]:
     """What a note says of the process that writes it: which one it is, and of which state directory."""
     return {"pid": os.getpid(), "started": start_time(os.getpid()), "directory": identity(state)}
 
 
 def note_path(spec_path: str) -> str:
-    """Path of a program's note: beside the specs, under the program's name."""
-    specs, program = os.path.split(specs_of(spec_path))
-    return os.path.join(os.path.dirname(specs), "runs", f"{program}.json")
+    """Path of a program's note: in `runs/` beside `specs/`, under the same name."""
+    specs, name = os.path.split(spec_path)
+    return os.path.join(os.path.dirname(specs), "runs", name)
+
+
+def edition_of(note: dict[str, object]) -> object:
+    """Edition of the spec that a note names."""
+    spec = note.get("spec")
+    return spec.get("edition") if isinstance(spec, dict) else None
 
 
 def set_aside(scratch: str) -> None:
@@ -565,10 +568,17 @@ def refuse(run: str, note: dict[str, object], reason: str, text: str, line: str)
 
 def main(path: str) -> int:
     """Exec the engine of the spec at `path`; returns an exit code only if it does not."""
-    spec_file, run = os.path.basename(path), note_path(path)
+    run = note_path(path)
     state = os.path.dirname(os.path.dirname(path))
     note, now = read_note(run), time.time()
-    idle = {"format": FORMAT, "spec": spec_file, "launcher_pid": os.getpid(), "pid": 0, "started": "", **UNHELD}
+    idle: dict[str, object] = {
+        "format": FORMAT,
+        "spec": {},
+        "launcher_pid": os.getpid(),
+        "pid": 0,
+        "started": "",
+        **UNHELD,
+    }
     if pid := survivor(note, state):  # before the spec is read, which may be damaged
         started = str(note["started"])
         represent(pid, started)  # first of all: a TERM from now on is for the engine
@@ -578,6 +588,7 @@ def main(path: str) -> int:
         return EXIT_UNSEEN  # only its parent, which is gone, would be told how it ended
     try:
         spec, refused, text = read_spec(path), "", ""
+        idle["spec"] = spec
     except BadSpec as error:
         refused, text = "BadSpec", str(error)
     if barred := bar(run):
@@ -587,9 +598,11 @@ def main(path: str) -> int:
         return EXIT_BAD_SPEC
     argv: list[str] = spec["argv"]  # type: ignore[assignment]
     left = note.get("pid")
-    if isinstance(left, int) and (swept := sweep_group(left, specs_of(path), session_of(note, state))):
+    if isinstance(left, int) and (swept := sweep_group(left, path, session_of(note, state))):
         say(f"ended what pid {left} had left behind: {', '.join(map(str, swept))}")
-    starts, not_before = hold(note, spec_file, last_words(str(spec["supervisor_log"]), str(spec["program"])), now)
+    starts, not_before = hold(
+        note, spec.get("edition"), last_words(str(spec["supervisor_log"]), str(spec["program"])), now
+    )
     idle["starts"] = starts
     if now < not_before:
         text = f"{CRASHED}{len(starts)} times"

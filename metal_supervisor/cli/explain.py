@@ -82,7 +82,7 @@ def _ahead(record: Record, records: Iterable[Record]) -> tuple[str, ...]:
 def _case(state: StateDir, record: Record, told: Json, ahead: tuple[str, ...]) -> Case:
     note = state.run_note(record.program)
     observed = still_so(state.observations().get(record.program), note)
-    argv = state.read_spec(record.spec_file or (note.spec_file if note else "")).get("argv")
+    argv = (state.spec_of(record.program) or (note.spec if note else {})).get("argv")
     program = argv[0] if isinstance(argv, list) and argv and isinstance(argv[0], str) else ""
     up = Supervisord(state.socket).answers()
     return Case(record, observed, note, program, told, time.time(), ahead, up)

@@ -184,8 +184,6 @@ def _memory(case: Case) -> Iterator[str]:
         yield f"it is number {record.queue_position} in the queue for memory{since}{ahead}"
     if record.displaced_by:
         yield f"it was stopped to make room for {record.displaced_by}"
-    if record.next_bytes:
-        yield f"when it starts next it will take {amount(record.next_bytes, 'up')}"
     if record.evicted_at is not None:
         yield f"it was stopped at {utc(record.evicted_at)} because {record.evicted_why}"
     if record.evictions:
@@ -233,11 +231,11 @@ def _process(case: Case) -> Iterator[str]:
     yield f"pid {pid}{since}; {word}" if pid else f"none; {word}"
     if own is not None and own.launcher_pid != pid:
         yield f"its engine outlived a supervisord; launcher {own.launcher_pid} stands in for it"
-    if own is not None and record.spec_file:
-        as_wanted = own.spec_file == record.spec_file
-        yield f"it runs {own.spec_file}, {'as wanted' if as_wanted else f'and {record.spec_file} is wanted'}"
-    if record.next_spec:
-        yield f"when it starts next it will be from {record.next_spec}: that change is this Mac's own, and can wait"
+    if own is not None and record.edition:
+        if not record.is_run_by(own.edition, own.asked):
+            yield "it runs as before the last edit, until it is restarted"
+        elif own.edition != record.edition:
+            yield "its next start takes up changes of this Mac, such as an upgrade or a setting"
     if note is not None and note.refused and not pid:
         yield f"its launcher refused to start it: {note.refused}: {note.refused_message}"
 

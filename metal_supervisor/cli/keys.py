@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def engine_keys(state: StateDir, name: str) -> dict[str, str]:
     """API keys that engines on this Mac require, by NAMESPACE/NAME, of the services of a name, qualified or not."""
     records = [each for each in state.records()[0].values() if name in (each.name, "/".join(each.owner))]
-    keys = {"/".join(each.owner): state.key_of(each.program, each.spec_file or "")[1] for each in records}
+    keys = {"/".join(each.owner): state.key_of(each.program)[1] for each in records}
     return {owner: key for owner, key in keys.items() if key}
 
 

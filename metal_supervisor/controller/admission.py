@@ -44,8 +44,10 @@ RUNS = Verdict(Standing.RUN, "Admitted", "", 0.0)
 class Up:
     """An engine process that is up."""
 
-    spec_file: str
-    """Spec it was started from, "" while unknown."""
+    edition: str
+    """Edition of the spec that it was started from, "" while unknown."""
+    asked: str
+    """`Service.asked` of the request that this spec answers."""
     bytes: int
     """The larger of its reservation and its measured footprint."""
 
@@ -134,10 +136,10 @@ def _entries(proposal: Record, was: Record | None, up: Up | None, now: float) ->
     if proposal.evicted_at is not None:
         return [replace(_asking(proposal, proposal.queued_at, now), held_back=True)], held
     if was is not None and was.runs:
-        has = max(was.room_bytes, held)
-        keeps = was.spec_file == proposal.spec_file
-        never_judged = keeps and not was.room_bytes  # no estimate was possible; it counts from now on
-        no_more = proposal.room_bytes <= has and (keeps or proposal.room_bytes > 0)
+        has = max(was.reserved_bytes, held)
+        keeps = _keeps(proposal, was)
+        never_judged = keeps and not was.reserved_bytes  # no estimate was possible; it counts from now on
+        no_more = proposal.reserved_bytes <= has and (keeps or proposal.reserved_bytes > 0)
         if never_judged or no_more:
             return [_having(proposal, up)], 0
         asking = _asking(proposal, was.edit_queued_at, now)
@@ -148,7 +150,9 @@ def _entries(proposal: Record, was: Record | None, up: Up | None, now: float) ->
     if up is None:
         return [_asking(proposal, proposal.queued_at, now)], 0
     ending = was is not None and was.verdict.reason == UNLOADED and not was.displaced_by
-    if (was is None or ending) and up.spec_file == proposal.spec_file:  # it is asked for again before it has ended
+    if (was is None or ending) and proposal.is_run_by(
+        up.edition, up.asked
+    ):  # it is asked for again before it has ended
         return [_having(proposal, up)], 0
     if was is None or was.verdict.standing is not Standing.WAIT:
         gone = replace(_having(proposal, up), estimate_bytes=None, protected=True)
@@ -156,11 +160,16 @@ def _entries(proposal: Record, was: Record | None, up: Up | None, now: float) ->
     return [_asking(proposal, proposal.queued_at, now)], held
 
 
+def _keeps(proposal: Record, was: Record) -> bool:
+    """True if the engine of the last record is not to be restarted."""
+    return proposal.is_run_by(was.edition or "", was.asked)
+
+
 def _having(engine: Record, up: Up | None) -> Entry:
     return Entry(
         engine.key,
         rank_of(engine.priority),
-        engine.room_bytes or None,
+        engine.reserved_bytes or None,
         waits=False,
         asked=engine.queued_at or 0.0,
         admitted=engine.admitted_at,
@@ -185,7 +194,7 @@ def _asking(proposal: Record, since: float | None, now: float) -> Entry:
     return Entry(
         proposal.key,
         rank_of(proposal.priority),
-        proposal.room_bytes or None,
+        proposal.reserved_bytes or None,
         waits=True,
         asked=_since(since, now),
         limit_bytes=proposal.limit_bytes,
@@ -217,7 +226,7 @@ def _kept(proposal: Record, was: Record | None, up: Up | None, now: float) -> Re
     record = _running(proposal, was, now)
     if record.queued_at is None:  # its record was lost
         record = replace(record, queued_at=now, admitted_at=now)
-    if up is not None and was is not None and was.spec_file == record.spec_file:
+    if up is not None and was is not None and _keeps(record, was):
         # The estimate at its start counts for as long as it lives, even if its file has changed since.
         record = replace(record, reserved_bytes=max(record.reserved_bytes, was.reserved_bytes))
     if record.warning is not None:
@@ -231,7 +240,7 @@ def _kept(proposal: Record, was: Record | None, up: Up | None, now: float) -> Re
 
 def _admitted(proposal: Record, was: Record | None, said: Decision, now: float) -> Record:
     queued_at = _since(proposal.queued_at, now)
-    admitted_at = proposal.admitted_at if was is not None and was.spec_file == proposal.spec_file else now
+    admitted_at = proposal.admitted_at if was is not None and _keeps(proposal, was) else now
     warning = (said.reason, said.message) if said.reason else proposal.warning
     return _running(proposal, was, now, queued_at=queued_at, admitted_at=admitted_at, displaced_by="", warning=warning)
 
@@ -239,9 +248,9 @@ def _admitted(proposal: Record, was: Record | None, said: Decision, now: float) 
 def _as_it_was(proposal: Record, was: Record, said: Decision, up: bool, now: float) -> Record:
     """Record of a service whose edit is queued: its engine stays as it is, all else follows the edit at once."""
     since = _since(was.edit_queued_at, now)
-    if was.spec_file == proposal.spec_file:  # only its next spec takes more
-        return _running(proposal, was, now, next_spec="", next_bytes=0, edit_queued_at=since)
     engine = {name: getattr(was, name) for name in OF_THE_ENGINE}
+    if _keeps(proposal, was):  # only its next start would take more
+        return _running(proposal, was, now, **engine, edit_queued_at=since)
     warning = said.reason, f"{said.message}; {reconcile.keeps(up)}"
     return replace(proposal, verdict=was.verdict, **engine, edit_queued_at=since, warning=warning)
 
@@ -283,7 +292,7 @@ def _stopped(proposal: Record, was: Record | None, reason: str, message: str, no
     drain_s = proposal.drain_s
     if proposal.evicted_at is not None:
         drain_s = EVICTED_DRAIN_S if drain_s is None else min(drain_s, EVICTED_DRAIN_S)
-    return replace(proposal, verdict=verdict, spec_file=None, next_spec="", next_bytes=0, warning=None, drain_s=drain_s)
+    return replace(proposal, verdict=verdict, edition=None, warning=None, drain_s=drain_s)
 
 
 def _why_evicted(proposal: Record) -> str:

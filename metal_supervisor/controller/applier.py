@@ -102,10 +102,10 @@ class Applier:
         for record in records:
             name = record.program
             note, seen, known = snapshot.notes.get(name), snapshot.observed.get(name), stopping.get(name)
-            if record.runs and record.spec_file:
-                spec_file = self.files.runnable_spec(name, record.spec_file, note)
+            if record.runs:
                 held = "" if is_users(record) else snapshot.metal.held
-                wanted[name] = Wanted(spec_file, record.stopped_by_hand, self._hung_engine(name, note, seen), held)
+                hung = self._hung_engine(name, note, seen)
+                wanted[name] = Wanted(self._runnable(record, note), hung, held)
             if known and record.withdraw:
                 found = self._on_its_way(known, record, note, seen, answering.get(name))
                 stopping[name] = plan.with_use(found, snapshot.uses.get(name), record.withdraw)
@@ -125,6 +125,11 @@ class Applier:
         self.files.unread |= {step.program for step in steps if step.why == plan.RELOAD}
         self._to_add = [step.program for step in steps if step.do is Action.ADD]
         return steps
+
+    def _runnable(self, record: Record, note: RunNote | None) -> Record:
+        """A record; that of the running engine while its spec is lost and not composed."""
+        lost = self.state.spec_of(record.program).get("edition") != record.edition
+        return replace(record, edition=note.edition, asked=note.asked) if lost and note is not None else record
 
     def _is_unsaid(self, record: Record, snapshot: Snapshot) -> bool:
         """True if the sidecar has not reported in time on an engine that is to stop, so that we ask the engine."""
@@ -218,12 +223,12 @@ class Applier:
                 continue
             gone = program not in table or table[program].state not in LIVE
             if gone and not launch.start_time(note.pid):
-                if left := launch.sweep_group(note.pid, self.state.specs_of(program), note.session):
+                if left := launch.sweep_group(note.pid, self.state.launched_path(program), note.session):
                     log.warning("leftovers ended", extra={"program": program, "engine": note.pid, "pids": left})
                     continue  # the next pass sees whether that was all
                 self._swept[program] = note.pid
                 engines = {row.pid for row in table.values()} | {each.pid for each in snapshot.notes.values()}
-                if held := leftovers.held_port(self.state, note.spec_file, engines):
+                if held := leftovers.held_port(note.spec, engines):
                     log.warning("an ended engine's port is held", extra={"program": program, "why": held})
 
     def _add(self, name: str) -> None:

@@ -324,7 +324,7 @@ class Assignment:
         """True once the launcher has refused to start a barred program."""
         note = snapshot.notes.get(record.program) if record is not None else None
         refused = note is not None and note.refused == launch.BARRED
-        return bool(refused and note and record and note.spec_file == record.spec_file)
+        return bool(refused and note and record and note.edition == record.edition)
 
     def _let_go(self, record: Record, slots: int, snapshot: Snapshot) -> Record:
         """The proposal after its claim was lost or released: dismissed once handed over, kept running here until then.

@@ -82,7 +82,7 @@ def prepare(settings: Settings, overrides: Overrides, say: Say) -> StateDir:
     link_current(directory)
     leftovers.sweep(directory, say)
     leftovers.forget_families(directory)
-    leftovers.take_up_pending(directory)
+    leftovers.renew_sections(directory, settings)
     for name, reason in put_aside_refused(directory):
         say(f"put {name} aside: {reason}")
     leftovers.hold_without_metal(directory, metal_device.question_of(settings), say)

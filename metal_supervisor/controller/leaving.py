@@ -75,7 +75,7 @@ def _wanted(
             continue
         programs = frozenset(program.name for program in RUNTIMES[each.runtime].executables)
         holders = frozenset(claim.holder for claim in placed.by_service.get(each.owner, ()))
-        need = 0 if never_fits else each.room_bytes  # that Mac may unload others for it
+        need = 0 if never_fits else each.reserved_bytes  # that Mac may unload others for it
         yield PlacementRequest(each.owner, need, programs, holders)
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from metal_supervisor import launch
 from metal_supervisor.host import processes
 from metal_supervisor.runtimes import metal_device, metal_state
+from metal_supervisor.settings.loader import Settings
+from metal_supervisor.spec.document import mapping
+from metal_supervisor.spec.types import Json
 from metal_supervisor.state import own_processes, programs
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.kept_files import write_atomic
@@ -23,7 +26,6 @@ from metal_supervisor.state.own_processes import Noted
 Say = Callable[[str], None]
 OTHERS_FILES = (
     "attached/*.json",
-    "pending/*.conf",
     "runs/*.family",
     "trial-*.json",
     "use/*.json",
@@ -51,7 +53,7 @@ def sweep(directory: StateDir, say: Say) -> None:
             continue
         pid = int(str(found["pid"]))
         # The launcher noted its own pid before it became the engine: this is that engine, if perhaps of an older spec.
-        if directory.section_spec(program) and found.get("spec"):
+        if directory.has_section(program):
             say(f"{program}: its engine, pid {pid}, outlived the last supervisord and keeps serving")
             # It runs, so a stop by hand was followed by a start: its section must start the stand-in.
             with contextlib.suppress(OSError):
@@ -79,15 +81,14 @@ def end_left_by_engines(directory: StateDir, say: Say) -> list[str]:
     killed = [name for name, note in ended.items() if _end_left(directory, name, note, say)]
     until = time.monotonic() + (own_processes.KILL_WAIT_S if killed else 0.0)
     while True:
-        held = [held_port(directory, str(note.get("spec")), ()) for note in ended.values()]
+        held = [held_port(mapping(note, "spec"), ()) for note in ended.values()]
         if not any(held) or time.monotonic() >= until:
             return [each for each in held if each]
         time.sleep(0.05)
 
 
-def held_port(directory: StateDir, spec_file: str, engines: Collection[int]) -> str:
+def held_port(spec: Json, engines: Collection[int]) -> str:
     """Sentence about who holds the port of an ended engine, "" if it is free or one of `engines` has it."""
-    spec = directory.read_spec(spec_file)
     port, host = spec.get("port"), spec.get("host")
     if not isinstance(port, int) or not isinstance(host, str) or spec.get("shared"):
         return ""
@@ -98,7 +99,7 @@ def held_port(directory: StateDir, spec_file: str, engines: Collection[int]) -> 
 def _end_left(directory: StateDir, program: str, note: dict[str, object], say: Say) -> list[int]:
     """End what a dead engine left behind; returns the pids."""
     pid, session = note.get("pid"), launch.session_of(note, str(directory.path))
-    left = isinstance(pid, int) and launch.sweep_group(pid, directory.specs_of(program), session)
+    left = isinstance(pid, int) and launch.sweep_group(pid, directory.launched_path(program), session)
     if left:
         say(f"{program}: ended what pid {pid} had left behind: {', '.join(map(str, left))}")
     return left or []
@@ -114,30 +115,34 @@ def rehome(directory: StateDir, say: Say) -> None:
     if not other:
         return
     say(f"this directory is a copy of {other}, or was moved from there; its engines start with new specs")
-    kept = set[str]()
+    alive = {
+        path.stem
+        for path in (directory.path / "runs").glob("*.json")
+        if own_processes.is_own(launch.read_note(str(path)), directory.path)
+    }
     for path in (directory.path / "models.d").glob("*.conf"):
         program = path.name.removesuffix(".conf")
-        if not (spec_file := directory.section_spec(program)):
-            continue
-        is_alive = own_processes.is_own(launch.read_note(str(directory.note_path(program))), directory.path)
-        kept |= {spec_file} if is_alive else set()
-        write_atomic(path, programs.section(program, spec_file, directory.home, is_alive))
-    for name in directory.specs_on_file():
-        if name not in kept:
-            directory.remove_spec(name)
+        if directory.has_section(program):
+            write_atomic(path, programs.section(program, directory.home, program in alive))
+    for program in directory.specs_on_file():
+        if program not in alive:
+            directory.remove_spec(program)
     for pattern in OTHERS_FILES:
         for path in directory.path.glob(pattern):
             path.unlink()
 
 
-def take_up_pending(directory: StateDir) -> None:
-    """Put pending sections in place whose engines have ended; an engine that still runs keeps its section."""
-    for path in (directory.path / "pending").glob("*.conf"):
-        program = path.name.removesuffix(".conf")
-        if not directory.section_path(program).exists():
-            path.unlink()
-        elif not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
-            path.replace(directory.section_path(program))
+def renew_sections(directory: StateDir, settings: Settings) -> None:
+    """Write the sections of programs that no engine runs by: another release, or another setting, may make others."""
+    for path in (directory.path / "models.d").glob("*.conf"):
+        program, text = path.name.removesuffix(".conf"), directory.section_text(path.name.removesuffix(".conf"))
+        if programs.is_unedited(text) and not own_processes.is_alive(_note_of(directory, program)):
+            starts, home = programs.starts_itself(text), directory.home
+            write_atomic(path, programs.section(program, home, starts, settings.log_size, settings.log_files))
+
+
+def _note_of(directory: StateDir, program: str) -> dict[str, object]:
+    return launch.read_note(str(directory.note_path(program)))
 
 
 def hold_without_metal(directory: StateDir, question: metal_device.Question | None, say: Say) -> None:
@@ -151,7 +156,7 @@ def hold_without_metal(directory: StateDir, question: metal_device.Question | No
     say(metal_state.WHY)
     for path in sorted((directory.path / "models.d").glob("*.conf")):
         program = path.name.removesuffix(".conf")
-        if not own_processes.is_alive(launch.read_note(str(directory.note_path(program)))):
+        if not own_processes.is_alive(_note_of(directory, program)):
             write_atomic(path, programs.with_autostart(directory.section_text(program), starts=False))
 
 
@@ -162,12 +167,13 @@ def _note_unknown(directory: StateDir) -> list[Noted]:
     """
     second = []
     for pid, spec_path in sorted(processes.marked(directory.path).items()):
-        if not _is_engine(pid, spec_path):
-            continue  # a helper of one, in a session of its own
+        spec = _spec_of(pid, spec_path)
+        if spec is None:
+            continue
         note, started = launch.note_path(spec_path), launch.start_time(pid)
         found = launch.read_note(note)
         if not own_processes.is_own(found, directory.path):
-            known = {"spec": Path(spec_path).name, "pid": pid, "launcher_pid": pid, "started": started}
+            known = {"spec": spec, "pid": pid, "launcher_pid": pid, "started": started}
             known["directory"] = launch.identity(str(directory.path))
             fine = {"refused": "", "refused_message": "", "restored": True}
             launch.write_note(note, {"format": launch.FORMAT, **launch.UNHELD, **known, **fine})
@@ -176,15 +182,19 @@ def _note_unknown(directory: StateDir) -> list[Noted]:
     return second
 
 
-def _is_engine(pid: int, spec_path: str) -> bool:
-    """True if a process has the arguments of a spec, or if the spec cannot be read."""
+def _spec_of(pid: int, spec_path: str) -> Json | None:
+    """The spec of an engine, {} if it was started from another than the one on file; None for a helper of one."""
+    if os.getsid(pid) == pid:
+        return None  # in a session of its own, unlike what supervisord starts
     try:
-        argv = launch.read_spec(spec_path)["argv"]
+        spec = launch.read_spec(spec_path)
     except launch.BadSpec:
-        return True
+        return {}
+    argv = spec["argv"]
     assert isinstance(argv, list)
     # Without the first, because a script is run by its interpreter.
-    return len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+    same = len(argv) < 2 or (processes.command_line(pid) or [])[-len(argv) + 1 :] == argv[1:]
+    return spec if same else {}
 
 
 def _end_stand_in(directory: StateDir, program: str, note: dict[str, object], engine_pid: int) -> None:
@@ -194,6 +204,6 @@ def _end_stand_in(directory: StateDir, program: str, note: dict[str, object], en
         return
     words = [Path(each) for each in processes.command_line(pid) or ()]
     here = launch.identity(f"{directory.path}/specs")
-    if any(programs.is_spec_of(program, each.name) and launch.identity(str(each.parent)) == here for each in words):
+    if any(each.name == f"{program}.json" and launch.identity(str(each.parent)) == here for each in words):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

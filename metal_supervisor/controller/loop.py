@@ -121,8 +121,6 @@ class Controller:
         self.model_files = ModelFiles(self.store, headers.latest)
         # Again: the controller before it wrote its own until it ended.
         require_policies(directory, settings.confinement)
-        # While an edit waits for memory, that of its engine cannot be composed anew.
-        self.prerequisites.specs |= self.applier.files.read_specs(self.records.values())
         resource_filter = ResourceFilter(settings, self.node)
         self.assignment = Assignment(
             settings, kube, resource_filter, self.placement, self.store, self.prerequisites, self._tell
@@ -194,7 +192,7 @@ class Controller:
         self.records = self._admitted(proposals, before, ups, snapshot)
         # A spec before the record that names it, and both before the section: an interruption leaves a runnable state.
         files = self.applier.files
-        files.write_specs(self.records.values(), self.prerequisites.specs)
+        files.write_specs(self.records.values(), self.prerequisites.composed)
         written = self._keep_records(self.records.values())
         if not written.isdisjoint(snapshot.table):  # a program that comes can wait for the end of the pass
             self._tell_readers()
@@ -203,7 +201,7 @@ class Controller:
         self.applier.reload(self.controller_status.quarantined)
         steps = self.applier.plan(self.records.values(), snapshot, self.prerequisites.daemons.is_users)
         done = [step for step in steps if self._perform(step, snapshot)]
-        self.applier.sweep(snapshot)  # before the spec that has an engine's port is removed
+        self.applier.sweep(snapshot)
         self._settle(snapshot, steps)
         self._report("trash", self._trash.problem)
         self.awake.look(in_use(self.records.values(), snapshot.table), snapshot.table)
@@ -269,7 +267,7 @@ class Controller:
     ) -> dict[Key, Record]:
         """The records of this pass: the proposals as far as memory allows, and the shared daemons that they need."""
         had = {
-            key: record if key in ups or self._can_start(record) else replace(record, spec_file=None)
+            key: record if key in ups or self._can_start(record) else replace(record, edition=None)
             for key, record in before.items()
         }
         budget_bytes = None if self.settings.uses_claims else self.memory.budget.bytes
@@ -281,9 +279,8 @@ class Controller:
         return self.prerequisites.daemons.keep(settled, snapshot)
 
     def _can_start(self, record: Record) -> bool:
-        """True if the spec that a record names exists, or can be written again."""
-        spec = record.spec_file
-        return not spec or spec in self.prerequisites.specs or bool(self.state.read_spec(spec))
+        """True if the spec that a record names exists."""
+        return record.edition in (None, self.state.spec_of(record.program).get("edition"))
 
     # ── after the decisions ──────────────────────────────────────────────────────────────────────
 

@@ -24,7 +24,7 @@ from metal_supervisor.memory.ledger import Entry, Ledger
 from metal_supervisor.memory.pressure import Level, Watch
 from metal_supervisor.runtimes.probing import Asked
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.document import whole
+from metal_supervisor.spec.document import string, whole
 from metal_supervisor.spec.processes import LIVE
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import rank_of
@@ -40,9 +40,9 @@ ENDS_WITHIN_S = 10.0
 log = logging.getLogger("controller")
 
 
-def _charged(record: Record | None, spec_file: str) -> int:
-    """Bytes that are reserved for the engine of a record, if that is of this spec."""
-    started = record is not None and (record.spec_file in (None, spec_file) or not spec_file)
+def _charged(record: Record | None, edition: str) -> int:
+    """Bytes that are reserved for the engine of a record, if that is of this edition."""
+    started = record is not None and (record.edition in (None, edition) or not edition)
     return record.reserved_bytes if record is not None and started else 0
 
 
@@ -104,21 +104,21 @@ class Memory:
             if state is None or state.state not in LIVE or each.is_daemon:
                 continue
             note, seen = live_note(snapshot.notes.get(each.program), state), snapshot.observed.get(each.program)
-            # Before its launcher writes a note, the section names its spec: a new section is kept aside until it exits.
-            spec_file = note.spec_file if note else self._state.section_spec(each.program)
+            spec = note.spec if note else self._state.spec_of(each.program)  # which its launcher is about to read
+            edition = string(spec, "edition")
             pid = note.pid if note else state.pid
             known_pid, known_bytes = before.get(key, (0, 0))
             record = records.get(key)
             reserved = max(
-                whole(self._state.read_spec(spec_file), "reserved_bytes"),
-                _charged(record, spec_file),  # a damaged spec has none, and records change
+                whole(spec, "reserved_bytes"),
+                _charged(record, edition),  # a damaged spec has none, and records change
                 known_bytes if known_pid == pid else 0,
             )
             if not reserved and record is None:
                 reserved = each.reserved_bytes
             self._reserved[key] = pid, reserved
             measured = seen.memory_bytes if seen and note and seen.pid == pid else 0
-            found[key] = Up(spec_file, max(reserved, measured))
+            found[key] = Up(edition, string(spec, "asked"), max(reserved, measured))
         return found
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────

@@ -71,7 +71,9 @@ def settle(
             if use.in_flight or not proposal.idle_s or idle_s < proposal.idle_s:
                 continue
             result[key] = at_rest(proposal, was, f"it had no request for {proposal.idle_s:g} s", now)
-        elif budget_bytes is None or not too_large(proposal.room_bytes or None, proposal.limit_bytes, budget_bytes, 0):
+        elif budget_bytes is None or not too_large(
+            proposal.reserved_bytes or None, proposal.limit_bytes, budget_bytes, 0
+        ):
             same = was is not None and was.verdict.reason == UNLOADED
             result[key] = at_rest(proposal, was, was.verdict.message if was and same else FRESH, now)
     return result
@@ -101,9 +103,7 @@ def at_rest(proposal: Record, was: Record | None, why: str, now: float) -> Recor
     return replace(
         proposal,
         verdict=verdict,
-        spec_file=None,
-        next_spec="",
-        next_bytes=0,
+        edition=None,
         drain_s=DRAIN_S,
         queued_at=None,
         edit_queued_at=None,

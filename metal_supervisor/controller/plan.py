@@ -83,8 +83,7 @@ class Hung:
 class Wanted:
     """Desired state of a program."""
 
-    spec_file: str
-    stopped_by_hand: bool
+    record: Record
     hung: Hung | None = None
     held: str = ""
     """Reason why it must not be started now, "" if it may; what runs is left running."""
@@ -139,20 +138,20 @@ def live_note(note: RunNote | None, state: ProgramState | None) -> RunNote | Non
 
 
 def runs_wanted_spec(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
-    """True if the process (or the one that last ran) was started from the wanted spec."""
-    if note is None or note.spec_file != wanted.spec_file:
+    """True if the process (or the one that last ran) was started for what is wanted."""
+    if note is None or not wanted.record.is_run_by(note.edition, note.asked):
         return False
     return state.state not in LIVE or note.launcher_pid == state.pid
 
 
 def runs_as_wanted(record: Record, state: ProgramState | None, note: RunNote | None, seen: Observed | None) -> bool:
-    """True if an engine runs from its wanted spec, so that it has no step unless its section has changed."""
+    """True if an engine runs as its record wants, so that it has no step unless its section has changed."""
     return (
         state is not None
         and state.state is State.RUNNING
         and note is not None
         and note.launcher_pid == state.pid
-        and note.spec_file == record.spec_file
+        and record.is_run_by(note.edition, note.asked)
         and record.runs
         and not record.withdraw
         and not (seen is not None and seen.hung)
@@ -161,13 +160,14 @@ def runs_as_wanted(record: Record, state: ProgramState | None, note: RunNote | N
 
 def _rests(wanted: Wanted, state: ProgramState) -> bool:
     """True if no process runs that a new section could disturb: it is taken up before the next start."""
-    return state.state is State.FATAL or (state.state in (State.STOPPED, State.EXITED) and not wanted.stopped_by_hand)
+    ended = state.state in (State.STOPPED, State.EXITED)
+    return state.state is State.FATAL or (ended and not wanted.record.stopped_by_hand)
 
 
 def _runs_another(wanted: Wanted, note: RunNote | None, state: ProgramState) -> bool:
-    """True if the process is known to run from another spec; the new section waits until it has exited."""
+    """True if the process is known to run for another request."""
     known = live_note(note, state)
-    return known is not None and known.spec_file != wanted.spec_file
+    return known is not None and not wanted.record.is_run_by(known.edition, known.asked)
 
 
 def _take_down(name: str, state: ProgramState, stopping: Stopping, then: Step, clock: float) -> Step:
@@ -202,7 +202,7 @@ def _keep(
     name: str, wanted: Wanted, state: ProgramState, note: RunNote | None, now: float, clock: float
 ) -> Step | None:
     """Next step of a program whose section is the wanted one; None if it is in the desired state."""
-    if state.state is State.STOPPED and not wanted.stopped_by_hand:
+    if state.state is State.STOPPED and not wanted.record.stopped_by_hand:
         return Step(Action.START, name, "wanted again" if state.start else "never started")
     if state.state is State.EXITED and abs(now - state.stop) > EXITED_GRACE_S:
         return Step(Action.START, name, "exited and was not restarted")
@@ -260,7 +260,7 @@ def steps(
             result.append(Step(Action.WAIT, name, "launcher has not said yet what it runs", 0.05))
         elif state.state in (State.STARTING, State.RUNNING) and (left_s := _settles_s(note, now)):
             result.append(Step(Action.WAIT, name, "it has only just been started; more changes may come", left_s))
-        elif want.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state, now):
+        elif want.record.stopped_by_hand and state.state is State.STOPPED and not stays_stopped(state, now):
             result.append(Step(Action.WAIT, name, "it was stopped by hand just now", HAND_GRACE_S))
         else:
             replace = Step(Action.REPLACE, name, "its spec changed")
@@ -294,19 +294,18 @@ def _settles_s(note: RunNote | None, now: float) -> float:
     return left_s if 0 < left_s <= 2 * SETTLE_S else 0.0
 
 
-def stopped_by_hand(
-    was: bool, stop_sent: bool, spec_file: str | None, state: ProgramState | None, note: RunNote | None
-) -> bool:
+def stopped_by_hand(record: Record, state: ProgramState | None, note: RunNote | None) -> bool:
     """True if the program was stopped with supervisorctl and has not been started since.
 
-    A program that we stopped ourselves is STOPPED as well: `stop_sent` is set, or its note is of another spec.
+    A program that we stopped ourselves is STOPPED as well: `stop_sent` is set, or its note is of another request.
     """
+    was = record.stopped_by_hand
     if state is None:
         return was
-    if note is not None and note.spec_file != spec_file:
+    if note is not None and not record.is_run_by(note.edition, note.asked):
         return was and state.state not in (State.STARTING, State.RUNNING)
     if state.state is State.STOPPED:
-        return was or (state.start > 0 and not stop_sent)
+        return was or (state.start > 0 and not record.stop_sent)
     return was and state.state is State.UNKNOWN  # any other state takes a start
 
 
@@ -318,7 +317,7 @@ def with_hands(
     for key, record in records.items():
         if record.runs and not record.withdraw:
             state, note = table.get(record.program), notes.get(record.program)
-            by_hand = stopped_by_hand(record.stopped_by_hand, record.stop_sent, record.spec_file, state, note)
+            by_hand = stopped_by_hand(record, state, note)
             if by_hand != record.stopped_by_hand:
                 result[key] = replace(record, stopped_by_hand=by_hand)
     return result

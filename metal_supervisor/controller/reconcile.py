@@ -21,7 +21,6 @@ from metal_supervisor.spec.types import (
     FIELD_IGNORED,
     Engine,
     ModelFile,
-    Probe,
     Program,
     Rejected,
     Service,
@@ -36,20 +35,6 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Running:
-    """An engine that is up."""
-
-    spec_file: str
-    asked: str
-    """`Service.asked` of the request that its spec answers."""
-    probe: Probe
-    port: int
-    started: str
-    """Identity of the process, as `RunNote.started`."""
-    demand: Demand = NOTHING_KNOWN
-
-
-@dataclass(frozen=True)
 class Outlook:
     """Prerequisites of a service on this Mac, as of now."""
 
@@ -59,8 +44,6 @@ class Outlook:
     program: Program | None = None
     problem: tuple[str, str] | None = None
     """(reason, message) of a problem on this Mac that prevents a start, e.g. a missing binary."""
-    running: Running | None = None
-    """Set while an engine runs from the spec that this Mac wants it to run from."""
     front_port: int | None = None
     """Port at which the gateway answers for an on-demand service."""
     host: str = ""
@@ -77,6 +60,8 @@ class Outlook:
     """(reason, message) of a problem with this Mac's engine that does not prevent a start."""
     live: tuple[str, int] | None = None
     """(address, port) of the engine that is up, also of one that is about to be replaced."""
+    live_edition: str = ""
+    """Edition of the spec that it was started from, "" if no engine is up."""
 
 
 CARRIED = ("withdraw", "stop_sent", "probe", "daemon", "evicted_at", "evicted_why", "evictions")
@@ -222,15 +207,6 @@ def _left_out(ignored: Sequence[str]) -> tuple[str, str] | None:
     return FIELD_IGNORED, f"{', '.join(ignored[:MOST_NAMED])}{more}: not known, or of no meaning on a Mac, and left out"
 
 
-def same_request(before: str, now: str) -> bool:
-    """True if no edit between two values of `Service.asked` changes how the engine runs.
-
-    Either the editions of the resources are equal, or the digests of the fields that configure the engine.
-    """
-    old, new = before.split("|"), now.split("|")
-    return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
-
-
 def _waiting(service: Service, outlook: Outlook) -> tuple[Standing, str, str] | None:
     """(standing, reason, message) of the obstacle to a service's start; None if there is none."""
     file = outlook.file
@@ -290,34 +266,22 @@ def accept(
             return _warned(record, service, reason, message, up)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
-    now_spec, running, asked = outlook.program.spec_file, outlook.running, service.asked
-    granted: dict[str, Any] = {
-        "files": (outlook.file.path,) if outlook.file.path else (),
-        "asked": asked,
-        "limit_bytes": outlook.limit_bytes,
-        "daemon": outlook.engine.daemon,
-        "unconfined": outlook.unconfined,
-    }
-    if (
-        running is not None
-        and same_request(running.asked, asked)
-        and running.spec_file != now_spec
-        and not is_overdue(record, running.started)
-    ):
-        # No edit: the change is ours (a release, a setting, another build of the engine), and can wait.
-        granted |= _estimate(running.demand)
-        granted |= {"spec_file": running.spec_file, "probe": running.probe}
-        granted |= {"next_spec": now_spec, "next_after": running.started, "next_bytes": outlook.demand.bytes or 0}
-        return replace(fresh, **granted, port=port if outlook.engine.daemon else running.port)
-    unedited = record is not None and (record.spec_file == now_spec or same_request(record.asked, asked))
-    by_hand = bool(record and record.stopped_by_hand and unedited)
-    granted |= _estimate(outlook.demand)
-    return replace(fresh, **granted, spec_file=now_spec, probe=outlook.engine.probe, stopped_by_hand=by_hand)
-
-
-def is_overdue(record: Record | None, started: str) -> bool:
-    """True if the engine whose exit a next spec waits for has exited, and supervisord restarted it from the old one."""
-    return record is not None and bool(record.next_spec) and record.next_after not in ("", started)
+    edition, asked = outlook.program.edition, service.asked
+    unedited = record is not None and record.is_run_by(edition, asked)
+    # Unless it is to be replaced, an engine that runs from an older edition is probed as it was started.
+    older = unedited and outlook.live_edition not in ("", edition)
+    return replace(
+        fresh,
+        files=(outlook.file.path,) if outlook.file.path else (),
+        asked=asked,
+        edition=edition,
+        limit_bytes=outlook.limit_bytes,
+        daemon=outlook.engine.daemon,
+        unconfined=outlook.unconfined,
+        probe=fresh.probe if older else outlook.engine.probe,
+        stopped_by_hand=bool(record and record.stopped_by_hand and unedited),
+        **_estimate(outlook.demand),
+    )
 
 
 def _estimate(demand: Demand) -> dict[str, Any]:
@@ -341,6 +305,6 @@ def dismiss(record: Record, now: float, why: tuple[str, str] = DELETED) -> Recor
     return replace(
         record,
         verdict=verdict(record.verdict, Standing.REMOVING, *why, now),
-        spec_file=None,
+        edition=None,
         warning=None,
     )

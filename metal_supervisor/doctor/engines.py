@@ -189,7 +189,7 @@ def _builds(around: Surroundings) -> Found:
         note = state.run_note(program)
         if note is None or row.state not in LIVE:
             continue
-        argv = state.read_spec(note.spec_file).get("argv")
+        argv = note.spec.get("argv")
         if not isinstance(argv, list) or not argv:
             continue
         binary = Path(str(argv[0]))

@@ -65,7 +65,7 @@ class BackendReader:
     def _backend(self, record: Record, observed: Observed | None) -> Backend:
         told = report(record, observed)
         note = self._state.run_note(record.program)
-        spec = self._state.read_spec((note.spec_file if note else "") or record.spec_file or "")
+        spec = note.spec if note else self._state.spec_of(record.program)
         on_demand = record.idle_s is not None
         # What was seen last of an engine that is being unloaded may still say that it is ready.
         gone = observed is not None and (record.stop_sent or processes.started_at(observed.pid) is None)

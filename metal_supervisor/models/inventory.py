@@ -189,8 +189,7 @@ def _used_texts(state: StateDir) -> tuple[list[tuple[str, str]], tuple[str, ...]
     for program, record in records.items():
         name = program if record.is_daemon else "/".join(record.key)
         note = notes.get(program)
-        specs = {record.spec_file or "", record.next_spec, note.spec_file if note else ""}
-        said = [record.files, *map(state.read_spec, specs)]
+        said = [record.files, state.spec_of(program), note.spec if note else {}]
         found.append((name, json.dumps(said, ensure_ascii=False)))
     return found, tuple(sorted(bad))
 

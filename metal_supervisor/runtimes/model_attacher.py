@@ -112,11 +112,11 @@ class ModelAttacher:
                 key = Path(self._job["key_file"]).read_text("utf-8").strip()
             except OSError as error:
                 raise Away(f"its key cannot be read: {error.strerror}") from None
-        spec = self._state.read_spec(record.spec_file) if record.spec_file else {}
+        spec = self._state.spec_of(record.program) if record.edition else {}
         # Its gate accepts changes on loopback alone, also where engines listen on another address.
         gated = str(next(iter(spec.get("argv") or ()), "")).endswith("/ollama-gate")
         host = LOOPBACK if gated else asked_at(record.host)
-        return Daemon(host, record.port, key, ours=record.spec_file is not None)
+        return Daemon(host, record.port, key, ours=record.edition is not None)
 
     def _attach(self) -> None:
         """Attach in a thread, because `end` must not wait for a load. Raises Away, DaemonRefused."""

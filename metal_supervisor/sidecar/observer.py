@@ -214,7 +214,7 @@ class Observer:
         finding = self.prober.finding(record.program) or self.known(record, look.engine.pid)
         if not record.daemon:
             return finding
-        ours = record.daemon in records and records[record.daemon].spec_file is not None
+        ours = record.daemon in records and records[record.daemon].edition is not None
         daemon = self._before.get(record.daemon) if ours else None
         return sharing.judged(record, finding, look.engine.attachment, look.engine.pid, daemon)
 
@@ -226,7 +226,7 @@ class Observer:
         pid, note = look.engine.pid, look.note
         if look.record.daemon:
             running, daemon = records.get(look.record.daemon), self._before.get(look.record.daemon)
-            if running is None or running.spec_file is None:
+            if running is None or running.edition is None:
                 return False  # the user's own
             return daemon.confined if pid and daemon is not None else None
         return note.confined if note is not None and pid and note.pid == pid and not note.restored else None
@@ -294,7 +294,7 @@ def _failing(look: ServiceView, before: Observed | None, word: str) -> str:
     record, note = look.record, look.note
     if record.verdict.standing is not Standing.RUN:
         return ""
-    request = record.asked or record.spec_file or ""
+    request = record.asked or record.edition or ""
     refused = note is not None and note.refused not in ("", CRASH_LOOP)
     if word == State.FATAL.value and not refused:
         return request

@@ -23,7 +23,7 @@ def pids_with_daemons(records: Mapping[str, Record], pids: Mapping[str, int]) ->
 
     A daemon that the user runs is not supervised, and has no pid here.
     """
-    gone = {name for name, record in records.items() if record.is_daemon and record.spec_file and not pids[name]}
+    gone = {name for name, record in records.items() if record.is_daemon and record.edition and not pids[name]}
     return {name: 0 if records[name].daemon in gone else pid for name, pid in pids.items()}
 
 

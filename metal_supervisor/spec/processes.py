@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from metal_supervisor.spec.document import string
+from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL, WithdrawalToken
 
 
@@ -66,7 +68,8 @@ class RunNote:
     """The program's pid according to supervisord; differs from `pid` for a stand-in."""
     started: str
     """Identity of the process start, comparable only for equality."""
-    spec_file: str
+    spec: Json
+    """The spec that it was started from; {} if that is not known."""
     starts: tuple[float, ...]
     """Unix times of the recent starts that count towards a crash loop."""
     not_before: float
@@ -80,6 +83,16 @@ class RunNote:
     """Session that its processes cannot leave, 0 where they can."""
     restored: bool = False
     """The note was lost and made again at a boot: whether the engine is confined is not known."""
+
+    @property
+    def edition(self) -> str:
+        """Edition of its spec, "" if that is not known."""
+        return string(self.spec, "edition")
+
+    @property
+    def asked(self) -> str:
+        """`Service.asked` of the request that its spec answers, "" if that is not known."""
+        return string(self.spec, "asked")
 
 
 @dataclass(frozen=True)

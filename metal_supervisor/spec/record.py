@@ -94,16 +94,16 @@ class EngineRun:
     """Port at which the gateway answers for an on-demand service; its Service leads there."""
     host: str = ""
     """Address the engine listens on, "" if it is not known: then the one from the settings."""
-    spec_file: str | None = None
-    """The spec that supervisord should run; None when nothing should."""
+    edition: str | None = None
+    """Edition of the spec for its next start; None when nothing should run.
+
+    An engine that runs from another edition is restarted for another request only (`is_run_by`), and so neither by an
+    upgrade nor by a changed setting.
+    """
     slot_context: int = 0
     """Tokens of a slot, chosen for its first start because its spec names no context; 0: none was chosen."""
     asked: str = ""
-    """`Service.asked` of the request that `spec_file` answers."""
-    next_spec: str = ""
-    """Spec for its next start, "" if that is `spec_file`: an upgrade or a changed setting restarts no engine."""
-    next_after: str = ""
-    """`RunNote.started` of the engine whose exit `next_spec` waits for."""
+    """`Service.asked` of the request that its spec answers."""
     probe: Probe = field(default_factory=Probe)
     files: tuple[str, ...] = ()
     """Model files in use, absolute paths."""
@@ -117,7 +117,7 @@ class EngineRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """Part of a record that says how much memory its engine takes; the estimate of `EngineRun.spec_file`."""
+    """Part of a record that says how much memory its engine takes; the estimate of its spec."""
 
     reserved_bytes: int = 0
     """Memory reserved for its engine while it may run, by estimate; 0 if there is none."""
@@ -129,13 +129,6 @@ class Reservation:
     """Reason why the estimate is only a guess by the size of its file, "" if it is not."""
     advice: str = ""
     """Parts of the estimate and the context with which it would fit, if it can never fit as it is; "" if it can."""
-    next_bytes: int = 0
-    """Estimated memory of `next_spec`."""
-
-    @property
-    def room_bytes(self) -> int:
-        """Memory to keep for it: enough for the spec it runs, and for the one it would start from next."""
-        return max(self.reserved_bytes, self.next_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +187,25 @@ class Record(Control, Admission, Reservation, EngineRun, Replica, Requested):
     @property
     def asks(self) -> bool:
         """True if it is proposed, and asks for memory or to keep what it has."""
-        return self.spec_file is not None and self.verdict is UNDECIDED
+        return self.edition is not None and self.verdict is UNDECIDED
 
     @cached_property
     def runs(self) -> bool:
         """True if supervisord is to keep an engine of it running."""
-        return self.spec_file is not None and self.verdict.standing is Standing.RUN
+        return self.edition is not None and self.verdict.standing is Standing.RUN
+
+    def is_run_by(self, edition: str, asked: str) -> bool:
+        """True if an engine is not to be restarted that was started from this edition of its spec, for this request."""
+        return edition == self.edition or same_request(asked, self.asked)
+
+
+def same_request(before: str, now: str) -> bool:
+    """True if no edit between two values of `Service.asked` changes how the engine runs.
+
+    Either the editions of the resources are equal, or the digests of the fields that configure the engine.
+    """
+    old, new = before.split("|"), now.split("|")
+    return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
 
 
 DERIVED = ("key", "is_daemon", "owner", "runs")

@@ -217,7 +217,7 @@ class Service:
 
     @cached_property
     def asked(self) -> str:
-        """Fingerprint of the request, for `reconcile.same_request`: editions, then a digest of their content."""
+        """Fingerprint of the request, for `same_request`: editions, then a digest of their content."""
         said: list[Any] = [self.uid, self.runtime, self.mode, self.container_port]
         said += [dict(self.options), self.extra_args, self.env]
         # Without uid and generation: a Model that was deleted and applied again asks for the same engine. Field by
@@ -311,11 +311,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Program:
-    """One supervisord program and the immutable spec it runs."""
+    """One supervisord program and the spec that it starts from."""
 
     name: str
-    spec_file: str
-    """File name under `specs/`, digest included."""
+    edition: str
+    """Digest of what reaches the engine."""
     spec: str
     """Content of the spec file (JSON)."""
 

@@ -23,6 +23,7 @@ from metal_supervisor.spec.attachment import Attachment
 from metal_supervisor.spec.document import UnreadableRecord
 from metal_supervisor.spec.processes import Observed, RunNote
 from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.types import Program
 from metal_supervisor.state import programs
 from metal_supervisor.state.home import StateHome
 from metal_supervisor.state.kept_files import KeptFiles, write_atomic
@@ -72,10 +73,6 @@ class StateDir(StateHome):
     def section_path(self, program: str) -> Path:
         return self._files.path_of("models.d", f"{program}.conf")
 
-    def pending_path(self, program: str) -> Path:
-        """Path of the pending section, which replaces the one in `models.d` when its engine does not run."""
-        return self._files.path_of("pending", f"{program}.conf")
-
     def section_text(self, program: str) -> str:
         """A program's section on file, "" without one that can be read."""
         return _text_of(self.section_path(program))
@@ -96,37 +93,28 @@ class StateDir(StateHome):
         return self._files.listed("models.d", ".conf")
 
     def specs_on_file(self) -> list[str]:
-        """File names of all specs."""
-        return self._files.names("specs", ".json")
+        """Programs that have a spec."""
+        return [name.removesuffix(".json") for name in self._files.names("specs", ".json")]
 
-    def section_spec(self, program: str) -> str:
-        """The spec that a program's section on file names; "" without one, or if it is not ours."""
-        return programs.section_spec(self.section_text(program))
+    def has_section(self, program: str) -> bool:
+        """True if a program has a section on file that this program wrote."""
+        return programs.is_section(self.section_text(program))
 
-    def pending_spec(self, program: str) -> str:
-        """The spec that a program's waiting section names; as above."""
-        return programs.section_spec(_text_of(self.pending_path(program)))
+    def spec_path(self, program: str) -> Path:
+        return self._files.path_of("specs", f"{program}.json")
 
-    def spec_path(self, spec_file: str) -> Path:
-        return self._files.path_of("specs", spec_file)
+    def spec_of(self, program: str) -> dict[str, Any]:
+        """The spec for a program's next start, {} if it cannot be read."""
+        return self._object(self.spec_path(program))
 
-    def read_spec(self, spec_file: str) -> dict[str, Any]:
-        """A spec as it is on file, {} if it cannot be read."""
-        if not spec_file:
-            return {}
-        return self._object(self.spec_path(spec_file))
-
-    def key_of(self, program: str, spec_file: str = "") -> tuple[str, str]:
-        """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known.
-
-        `spec_file`: the one to read where no engine has run.
-        """
+    def key_of(self, program: str) -> tuple[str, str]:
+        """(variable, key) of the API key in the environment of a program's engine, ("", "") if none is known."""
         note = self.run_note(program)
-        return first_request.key_of(self.read_spec(note.spec_file if note else spec_file).get("env"))
+        return first_request.key_of((note.spec if note else self.spec_of(program)).get("env"))
 
-    def write_spec(self, spec_file: str, text: str) -> bool:
-        """Write a spec; False if the file held that already."""
-        return self._files.write(self.spec_path(spec_file), text, str)
+    def write_spec(self, made: Program) -> bool:
+        """Write a program's spec; False if the file held that already."""
+        return self._files.write(self.spec_path(made.name), made.spec, str)
 
     def scratch_path(self, program: str) -> Path:
         """Path of an engine's own scratch directory."""
@@ -139,9 +127,9 @@ class StateDir(StateHome):
         """Path of the file whose presence keeps a program's launcher from starting the engine."""
         return self._files.path_of("runs", f"{program}.bar")
 
-    def specs_of(self, program: str) -> str:
-        """Common prefix of the paths of a program's specs, in the form that launchers are given."""
-        return f"{self.home}/specs/{program}"
+    def launched_path(self, program: str) -> str:
+        """Path of a program's spec in the form that launchers are given."""
+        return f"{self.home}/specs/{program}.json"
 
     def attached_path(self, program: str) -> Path:
         return self._files.path_of("attached", f"{program}.json")
@@ -201,9 +189,9 @@ class StateDir(StateHome):
         """All notes of launchers, by program."""
         return self._files.read_all("runs", programs.read_run)[0]
 
-    def remove_spec(self, spec_file: str) -> None:
-        """Remove a spec that nothing names any more."""
-        self._files.remove(self.spec_path(spec_file))
+    def remove_spec(self, program: str) -> None:
+        """Remove a program's spec, if it has one."""
+        self._files.remove(self.spec_path(program))
 
     def write_record(self, record: Record) -> bool:
         """Write a record, with the bar of its program; False if the file held that already."""
@@ -229,11 +217,8 @@ class StateDir(StateHome):
         """Remove all files of a program except its logs; its scratch becomes trash. Raises OSError."""
         with contextlib.suppress(OSError):  # where it cannot be removed, the applier keeps trying
             self.remove_section(program)
-        for path_of in (self.pending_path, self.note_path, self.bar_path, self.attached_path):
+        for path_of in (self.spec_path, self.note_path, self.bar_path, self.attached_path):
             self._files.remove(path_of(program))
-        for name in self.specs_on_file():
-            if name.startswith(f"{program}.") and name.count(".") == program.count(".") + 2:
-                self.remove_spec(name)
         launch.set_aside(str(self.scratch_path(program)))
         self._files.remove(self.record_path(program))  # last: after an interruption it has all of this done again
 

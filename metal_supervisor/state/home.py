@@ -19,7 +19,6 @@ DIRECTORIES = (
     "records",
     "specs",
     "models.d",
-    "pending",
     "observed",
     "runs",
     "attached",

@@ -1,8 +1,8 @@
 """Serialization of a service's files in the state directory: records, specs and sections.
 
 Nothing a user wrote reaches the ini. A section is a fixed template around three values of our own: a
-program name made of DNS names, the launcher, and the name of a spec file whose digest makes it immutable.
-Its paths go through the state directory's `current/`, so a new release changes no section.
+program name made of DNS names, the launcher, and the program's spec file, which the launcher reads at each start. So a
+new spec changes no section, and neither does a new release: its paths go through the state directory's `current/`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STOP_WAIT_S = 30
 DAEMONS = {"omlx": 90, "ollama": 60}
 """Programs of shared daemons, and how long each may take to end: a KILL may leave wired memory behind on a Mac."""
 START_SECONDS = 2
-# A file name may have 255 bytes; our longest adds ".<digest>.json", a leading dot and ".<pid>.tmp".
+# A file name may have 255 bytes; our longest adds ".json", a leading dot and ".<pid>.tmp".
 LONGEST_NAME = 200
 LONGEST_SCRATCH = 64
 """Longest path of a scratch directory that keeps its name: sockets have 104 bytes on macOS, and vLLM adds 37."""
@@ -78,7 +78,7 @@ def compose(
     """The Program of an engine. `home` is the state directory as the ini may name it (see SAFE_HOME).
 
     `confinement`: the policy, False to start it unconfined, None while that is not known: then it is not started.
-    The digest in the name covers only what reaches the engine: fields that a release adds around it rename no spec.
+    Its edition is a digest of only what reaches the engine: fields that a release adds around that change no edition.
     """
     cwd, env = engine.cwd, dict(engine.env)
     if not engine.daemon and program not in DAEMONS:
@@ -105,26 +105,22 @@ def compose(
         "mapped_bytes": mapped_bytes,
         "confinement": confinement,
     }
-    spec_file = f"{program}.{_digest(json.dumps(meaning, sort_keys=True))}.json"
-    return Program(program, spec_file, json.dumps({**around, **meaning}, indent=1, sort_keys=True) + "\n")
+    edition = _digest(json.dumps(meaning, sort_keys=True))
+    whole = {**around, **meaning, "edition": edition}
+    return Program(program, edition, json.dumps(whole, indent=1, sort_keys=True) + "\n")
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def is_spec_of(program: str, spec_file: str) -> bool:
-    """True if a file name is that of a spec of the program."""
-    return bool(re.fullmatch(rf"{re.escape(program)}\.[0-9a-f]{{12}}\.json", spec_file))
-
-
-def section(program: str, spec_file: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3) -> str:
+def section(program: str, home: str, autostart: bool, log_mib: int = 20, log_files: int = 3) -> str:
     """The whole content of `models.d/<program>.conf`."""
     known = program in DAEMONS or PROGRAM_NAME.fullmatch(program)
-    if not (SAFE_HOME.fullmatch(home) and known and is_spec_of(program, spec_file)):
-        raise ValueError(f"not safe in an ini: {home!r} {program!r} {spec_file!r}")
+    if not (SAFE_HOME.fullmatch(home) and known):
+        raise ValueError(f"not safe in an ini: {home!r} {program!r}")
     body = f"""[program:{program}]
-command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{spec_file}
+command={home}/current/python -I -S {home}/current/launch.py {home}/specs/{program}.json
 directory=/
 autostart={"true" if autostart else "false"}
 autorestart=true
@@ -162,10 +158,9 @@ def is_unedited(text: str) -> bool:
     return head == f"{SECTION_MARK} [{_digest(body)}]"
 
 
-def section_spec(text: str) -> str:
-    """The spec file that a section names, "" if this program did not write the section."""
-    found = re.search(r"(?m)^command=.*/specs/(\S+\.json)\b", text)
-    return found[1] if text.startswith(SECTION_MARK) and found else ""
+def is_section(text: str) -> bool:
+    """True if this program wrote a section, perhaps edited since."""
+    return text.startswith(SECTION_MARK)
 
 
 def _checked(text: str, known: int, what: str) -> Json:
@@ -192,6 +187,8 @@ _types = lru_cache(maxsize=16)(get_type_hints)
 def _value(given: Any, hint: Any, what: str) -> Any:
     """A value from JSON as the type that a field declares. Raises ValueError if it is of another, UnreadableRecord."""
     hint = getattr(hint, "__supertype__", hint)  # that of a NewType
+    if hint is Any:
+        return given
     if hint in (str, bool):
         fits = isinstance(given, hint)
     elif hint is float:
@@ -252,10 +249,8 @@ def read_record(text: str) -> Record:
         own = program_name(record.key)
     except ValueError as error:
         raise UnreadableRecord(f"record is damaged: {error}") from None
-    if record.program != own or not (record.spec_file is None or is_spec_of(own, record.spec_file)):
-        raise UnreadableRecord(
-            f"record is damaged: {record.program!r:.80} and {record.spec_file!r:.80} are not of {own}"
-        )
+    if record.program != own:
+        raise UnreadableRecord(f"record is damaged: {record.program!r:.80} is not {own}")
     return record
 
 
@@ -274,5 +269,4 @@ def read_run(text: str) -> RunNote:
 
     A note of a newer format is read as far as possible: it is about a running process.
     """
-    data = _checked(text, ANY_FORMAT, "run note")
-    return built(RunNote, {**data, "spec_file": data.get("spec")}, "run note")
+    return built(RunNote, _checked(text, ANY_FORMAT, "run note"), "run note")

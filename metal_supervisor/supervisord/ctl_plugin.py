@@ -101,7 +101,7 @@ def listing(state: StateDir, names: Sequence[str], now: float) -> tuple[list[str
         which = meant(record, names)
         found |= which
         if which or not names:
-            host = state.read_spec(record.spec_file or "").get("host")
+            host = state.spec_of(program).get("host")
             reached = endpoint(record, host if isinstance(host, str) else "")
             rows.append(row(record, still_so(seen.get(program), notes.get(program)), reached, now, up))
     lines = table(rows) if len(rows) > 1 else []

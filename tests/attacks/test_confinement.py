@@ -86,7 +86,7 @@ class World:
         files = {
             "secret": state / "cluster" / "token",
             "sibling_model": state / "models" / "other.gguf",
-            "sibling_spec": state / "specs" / "other.0123456789ab.json",
+            "sibling_spec": state / "specs" / "other.json",
             "ssh_key": home / ".ssh" / "id_ed25519",
             "supervisord_conf": state / "supervisord.conf",
             "victim": state / "models.d" / "other.conf",
@@ -150,7 +150,7 @@ class World:
     def run(self, confinement: object) -> dict[str, str]:
         """What each attempt came to, under a policy or without one."""
         state = Path(self.facts["state"])
-        spec = state / "specs" / "default.own.0123456789ab.json"
+        spec = state / "specs" / "default.tiny.json"
         spec.write_text(
             json.dumps(
                 {

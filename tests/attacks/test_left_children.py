@@ -55,11 +55,11 @@ class Left:
     def __init__(self, world: World, way: str, confined: bool) -> None:
         state = Path(world.facts["state"])
         self.state = state
-        self.specs, self.world, self.scratch = f"{state}/specs/{PROGRAM}", world, Path(world.facts["scratch"])
+        self.spec, self.world, self.scratch = f"{state}/specs/{PROGRAM}.json", world, Path(world.facts["scratch"])
         access = world.access()
         access = replace(access, libraries=(*access.libraries, str(CHILD)))
         argv = [sys.executable, "-I", str(CHILD), way, str(world.port), str(self.scratch)]
-        spec = Path(f"{self.specs}.0123456789ab.json")
+        spec = Path(self.spec)
         spec.write_text(
             json.dumps(
                 {
@@ -89,7 +89,7 @@ class Left:
             return client.connect_ex(("127.0.0.1", self.world.port)) == 0
 
     def sweep(self) -> list[int]:
-        return launch.sweep_group(self.engine, self.specs, launch.session_of(self.note, str(self.state)))
+        return launch.sweep_group(self.engine, self.spec, launch.session_of(self.note, str(self.state)))
 
 
 @pytest.fixture
@@ -176,15 +176,15 @@ def test_a_descendant_that_was_noted_is_ended_though_it_left_the_group(tmp_path:
             launch.kill_engine(middle, launch.start_time(middle))
             eventually(lambda: not launch.start_time(middle))
             eventually(lambda: (sampler.turn(), len(json.loads(note.read_text())) == 1)[1])  # once another turn is due
-            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == [], "its engine lives"
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}.json") == [], "its engine lives"
             engine.kill()
             engine.wait(30)
             noted = json.loads(note.read_text())
             assert [each for each, _ in noted] == [last]
             note.write_text(json.dumps([[last, "of another process"], [os.getpid(), ""], [1, launch.start_time(1)]]))
-            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == []
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}.json") == []
             note.write_text(json.dumps(noted))
-            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}") == [last]
+            assert launch.sweep_group(engine.pid, f"{tmp_path}/specs/{PROGRAM}.json") == [last]
             eventually(lambda: not launch.start_time(last))
             assert not note.exists()
             note.touch()

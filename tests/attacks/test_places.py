@@ -64,7 +64,7 @@ class Mac:
         return {
             "cluster token": state / "cluster" / "token",
             "record": state / "records" / "default.other.json",
-            "spec": state / "specs" / "default.other.0123456789ab.json",
+            "spec": state / "specs" / "default.other.json",
             "slot": store / SLOT / "model.gguf",
             "ollama": store / "ollama" / "blobs" / "sha256-0",
             "ssh": home / ".ssh" / "id_ed25519",

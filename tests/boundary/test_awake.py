@@ -35,7 +35,7 @@ WANTED = Record(
     endpoint=None,
     port=18100,
     host="127.0.0.1",
-    spec_file="default.tiny.a.json",
+    edition="a",
 )
 
 
@@ -89,12 +89,12 @@ def test_a_refusal_is_not_argued_with_and_an_outage_is_made_good() -> None:
     [
         (WANTED, None, True),
         (replace(WANTED, stopped_by_hand=True), State.STOPPED, False),
-        (replace(WANTED, spec_file=None), None, False),
-        (replace(WANTED, spec_file=None, verdict=Verdict(Standing.WAIT, "Downloading", "", 0.0)), None, True),
-        (replace(WANTED, spec_file=None, verdict=Verdict(Standing.WAIT, "Checking", "", 0.0)), None, True),
-        (replace(WANTED, spec_file=None, verdict=Verdict(Standing.WAIT, "Pending", "", 0.0)), None, True),
-        (replace(WANTED, spec_file=None, verdict=Verdict(Standing.WAIT, "InsufficientMemory", "", 0.0)), None, False),
-        (replace(WANTED, spec_file=None, verdict=Verdict(Standing.FAILED, "DownloadFailed", "", 0.0)), None, False),
+        (replace(WANTED, edition=None), None, False),
+        (replace(WANTED, edition=None, verdict=Verdict(Standing.WAIT, "Downloading", "", 0.0)), None, True),
+        (replace(WANTED, edition=None, verdict=Verdict(Standing.WAIT, "Checking", "", 0.0)), None, True),
+        (replace(WANTED, edition=None, verdict=Verdict(Standing.WAIT, "Pending", "", 0.0)), None, True),
+        (replace(WANTED, edition=None, verdict=Verdict(Standing.WAIT, "InsufficientMemory", "", 0.0)), None, False),
+        (replace(WANTED, edition=None, verdict=Verdict(Standing.FAILED, "DownloadFailed", "", 0.0)), None, False),
         (replace(WANTED, verdict=Verdict(Standing.STOPPED, "", "", 0.0)), State.STOPPED, False),
         (replace(WANTED, verdict=Verdict(Standing.REMOVING, "", "", 0.0)), State.RUNNING, True),
         (replace(WANTED, verdict=Verdict(Standing.REMOVING, "", "", 0.0)), State.STOPPING, True),
@@ -111,7 +111,7 @@ def test_an_engine_that_is_wanted_or_has_not_ended_keeps_it_awake(
 
 def test_a_service_on_demand_keeps_it_awake_also_without_an_engine() -> None:
     verdict = Verdict(Standing.WAIT, "Unloaded", "", 1.0)
-    rests = replace(WANTED, spec_file=None, idle_s=60.0, verdict=verdict)
+    rests = replace(WANTED, edition=None, idle_s=60.0, verdict=verdict)
     assert in_use([rests], {}) and not in_use([replace(rests, idle_s=None)], {})
 
 

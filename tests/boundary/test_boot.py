@@ -40,15 +40,15 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     directory = StateDir(tmp_path)
     directory.create()
     made = programs.compose(PROGRAM, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
-    directory.spec_path(made.spec_file).write_text(made.spec)
-    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, autostart))
+    directory.write_spec(made)
+    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, directory.home, autostart))
     note = {
         "format": 1,
         "pid": engine.pid,
         "launcher_pid": engine.pid,
         "started": launch.start_time(engine.pid),
         "directory": launch.identity(directory.home),
-        "spec": made.spec_file,
+        "spec": json.loads(made.spec),
         "starts": [1.0],
         "not_before": 0.0,
         "held_after": 0,
@@ -59,7 +59,7 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
     said: list[str] = []
     leftovers.sweep(directory, said.append)
     assert "keeps serving" in said[0] and engine.poll() is None
-    expected = programs.section(PROGRAM, made.spec_file, directory.home, True)
+    expected = programs.section(PROGRAM, directory.home, True)
     # Its first line says that somebody edited it, so the controller writes it anew.
     assert directory.section_text(PROGRAM).partition("\n")[2] == expected.partition("\n")[2]
 
@@ -71,15 +71,15 @@ def test_a_stand_in_is_ended_and_not_that_of_another_system_which_has_its_pid_by
     directory = StateDir(tmp_path)
     directory.create()
     made = programs.compose(PROGRAM, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
-    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, True))
+    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, directory.home, True))
     home = directory.home if ours else "/elsewhere"
-    arguments = f"{home}/current/launch.py", f"{home}/specs/{made.spec_file}"
+    arguments = f"{home}/current/launch.py", f"{home}/specs/{PROGRAM}.json"
     with subprocess.Popen(["/bin/sh", "-c", "read nothing", *arguments], stdin=subprocess.PIPE) as standing_in:
         note = {
             "format": 1,
             "pid": engine.pid,
             "launcher_pid": standing_in.pid,
-            "spec": made.spec_file,
+            "spec": json.loads(made.spec),
             "started": launch.start_time(engine.pid),
             "directory": launch.identity(directory.home),
         }
@@ -95,8 +95,8 @@ def stopped(tmp_path: Path) -> StateDir:
     directory = StateDir(tmp_path / "state")
     directory.create()
     made = programs.compose(PROGRAM, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
-    directory.spec_path(made.spec_file).write_text(made.spec)
-    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, made.spec_file, directory.home, True))
+    directory.write_spec(made)
+    directory.section_path(PROGRAM).write_text(programs.section(PROGRAM, directory.home, True))
     boot.write_conf(directory, Settings(state_dir=str(directory.path)))
     return directory
 
@@ -104,7 +104,7 @@ def stopped(tmp_path: Path) -> StateDir:
 @contextlib.contextmanager
 def noted_engine(state: StateDir, mark: str, **note: object) -> Iterator[subprocess.Popen[bytes]]:
     """A process with that mark, and its launcher's note."""
-    spec = state.section_spec(PROGRAM)
+    spec = state.spec_of(PROGRAM)
     with subprocess.Popen(["/bin/sleep", "60"], env={launch.MARK: mark}, start_new_session=True) as engine:
         try:
             found = {
@@ -133,7 +133,7 @@ def swept(directory: StateDir) -> list[str]:
 @pytest.mark.parametrize("case", ["renamed", "restored", "copied", "unknown"])
 def test_a_process_is_adopted_by_the_very_directory_that_it_runs_from(tmp_path: Path, case: str, release: str) -> None:
     before = stopped(tmp_path)
-    mark = f"{before.home}/specs/{before.section_spec(PROGRAM)}" if case != "unknown" else ""
+    mark = before.launched_path(PROGRAM) if case != "unknown" else ""
     by_note = {"directory": launch.identity(before.home)} if release == "this" else {}
     with noted_engine(before, mark, **by_note) as engine:
         other = tmp_path / "other"
@@ -243,8 +243,8 @@ def test_without_metal_nothing_is_started_by_supervisord_but_the_stand_in_of_wha
     directory = StateDir(tmp_path)
     directory.create()
     for program, pid in (("default.dead", 0), ("default.lives", engine.pid)):
-        made = programs.compose(program, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
-        directory.section_path(program).write_text(programs.section(program, made.spec_file, directory.home, True))
+        programs.compose(program, Engine(("/bin/sleep", "60"), (), "/", Probe()), 18100, "::1", directory.home)
+        directory.section_path(program).write_text(programs.section(program, directory.home, True))
         note = {"format": launch.FORMAT, "pid": pid, "started": launch.start_time(pid) if pid else ""}
         directory.note_path(program).write_text(json.dumps(note))
     said: list[str] = []

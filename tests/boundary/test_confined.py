@@ -380,9 +380,9 @@ def test_what_was_started_without_is_not_started_so_again_once_it_is_required(tm
     was = {"format": 1, "program": "default.tiny", "argv": [str(engine_path())], "port": 18100, "confinement": False}
     specs = {"engine": was, "daemon": {**was, "program": "ollama"}, "attacher": {**was, "shared": True}}
     for name, spec in specs.items():
-        state.spec_path(f"{name}.json").write_text(json.dumps(spec))
+        state.spec_path(name).write_text(json.dumps(spec))
     require_policies(state, "required")
-    found = {name: state.read_spec(f"{name}.json")["confinement"] for name in specs}
+    found = {name: state.spec_of(name)["confinement"] for name in specs}
     assert found["attacher"] is False
     for name in ("engine", "daemon"):
         with pytest.raises(launch.Unconfined, match="no policy"):

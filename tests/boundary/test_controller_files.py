@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +22,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.settings.schema import SECRET_KEYS
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.references import Holding
-from metal_supervisor.spec.types import Engine, Probe
+from metal_supervisor.spec.types import Engine, Probe, Program
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.reports import CONTROLLER_REPORT
@@ -58,19 +56,20 @@ def test_what_a_full_disk_kept_from_the_sidecar_is_told_once_there_is_room(
 def test_a_spec_that_cannot_be_written_delays_no_other_engine(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write = state.write_spec
 
-    def no_space_for_p(spec_file: str, text: str) -> bool:
-        if spec_file.startswith("p."):
+    def no_space_for_p(made: Program) -> bool:
+        if made.name == "p":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(spec_file, text)
+        return write(made)
 
     monkeypatch.setattr(state, "write_spec", no_space_for_p)
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
-    records: Any = [SimpleNamespace(program=name, spec_file=f"{name}.a.json", next_spec="") for name in ("p", "q")]
-    files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
-    assert state.specs_on_file() == ["q.a.json"]
+    records: Any = [SimpleNamespace(program=name, edition="a") for name in ("p", "q")]
+    composed = {name: Program(name, "a", "{}") for name in ("p", "q")}
+    files.write_specs(records, composed)
+    assert state.specs_on_file() == ["q"]
     monkeypatch.undo()
-    files.write_specs(records, {"p.a.json": "{}", "q.a.json": "{}"})
-    assert sorted(state.specs_on_file()) == ["p.a.json", "q.a.json"]
+    files.write_specs(records, composed)
+    assert sorted(state.specs_on_file()) == ["p", "q"]
 
 
 def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(state: StateDir, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,56 +87,39 @@ def test_keys_of_a_secret_that_cannot_be_copied_fail_no_pass(state: StateDir, ca
     assert not settings.gateway_keys_path.exists()
 
 
-def test_a_spec_whose_edit_was_taken_back_at_once_does_not_stay(state: StateDir) -> None:
+def test_a_spec_is_written_once_its_memory_is_granted_and_goes_with_its_service(state: StateDir) -> None:
     files = ProgramFiles(state, Settings(state_dir=str(state.path)))
-    record: Any = SimpleNamespace(program="p", spec_file="p.a.json", next_spec="")
-    edited: Any = SimpleNamespace(program="p", spec_file="p.b.json", next_spec="")
-    table = {"p": ProgramState("p", State.RUNNING, 7, 1.0, 0.0)}
-    notes = {"p": RunNote(7, 7, "s", "p.a.json", (1.0,), 0.0, "", "")}
-    snapshot = Snapshot(2.0, {}, True, {}, table, notes, {})
-    files.write_specs([record], {"p.a.json": "{}"})
-    files.collect([record], snapshot)
-    files.write_specs([edited], {"p.b.json": '{"env": {"KEY": "secret"}}'})
-    files.collect([record], snapshot)
-    assert state.specs_on_file() == ["p.a.json"]
-
-
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"{ half")])
-def test_a_spec_that_nothing_composes_any_more_is_written_again(
-    state: StateDir, lose: Callable[[Path], object]
-) -> None:
-    """An edit that waits for memory has replaced what it was made from, in a controller that was started since."""
-    kube, nothing = cast(Any, NoKube()), cast(Any, None)
-    made = replace(record("s"), edit_queued_at=1.0)
-    old = programs.compose(made.program, Engine(("/bin/engine",), (), "/", Probe()), 18100, "::1", state.home)
-    made = replace(made, spec_file=old.spec_file)
-    state.write_record(made)
-    state.write_spec(old.spec_file, old.spec)
-    controller = Controller(Settings(state_dir=str(state.path)), state, kube, nothing, lambda: True)
-    path = state.spec_path(old.spec_file)
-    lose(path)
-    assert controller._can_start(made), "it is no new engine that asks for memory"
-    controller.applier.files.write_specs([made], controller.prerequisites.specs)
-    assert path.read_text() == old.spec
+    record: Any = SimpleNamespace(program="p", edition="a")
+    files.write_specs([record], {"p": Program("p", "a", '{"edition": "a"}')})
+    edit = Program("p", "b", '{"edition": "b", "env": {"KEY": "secret"}}')
+    files.write_specs([record], {"p": edit})
+    assert state.spec_of("p") == {"edition": "a"}
+    granted: Any = SimpleNamespace(program="p", edition="b")
+    files.write_specs([granted], {"p": edit})
+    assert state.spec_of("p")["edition"] == "b"
+    files.collect([granted], Snapshot(2.0, {}, True, {}, {}, {}, {}))
+    assert state.specs_on_file() == ["p"]
+    files.collect([], Snapshot(2.0, {}, True, {}, {}, {}, {}))
+    assert not state.specs_on_file()
 
 
 def test_where_confinement_has_become_required_a_controller_keeps_no_spec_without_a_policy(state: StateDir) -> None:
-    """The controller before it may have put it back, and an edit in the queue keeps it from being composed anew."""
+    """An edit in the queue keeps it from being composed again."""
     made = record("s")
     open_one = programs.compose(made.program, Engine(("/bin/engine",), (), "/", Probe()), 18100, "::1", state.home)
-    state.write_record(replace(made, spec_file=open_one.spec_file))
-    state.write_spec(open_one.spec_file, open_one.spec)
+    state.write_record(replace(made, edition=open_one.edition))
+    state.write_spec(open_one)
     settings, nothing = Settings(state_dir=str(state.path), confinement="required"), cast(Any, None)
     controller = Controller(settings, state, cast(Any, NoKube()), nothing, lambda: True)
-    controller.applier.files.write_specs(controller.records.values(), controller.prerequisites.specs)
-    assert state.read_spec(open_one.spec_file)["confinement"] is None
+    controller.applier.files.write_specs(controller.records.values(), controller.prerequisites.composed)
+    assert state.spec_of(made.program)["confinement"] is None
 
 
 def test_an_engine_whose_stand_in_lasts_longer_does_not_wake_one_pass_after_another() -> None:
     """As with a stand-in that was halted: its own exit is waited for."""
     own, gone = os.getpid(), 2**22 + 1
     row = ProgramState("default.tiny", State.RUNNING, own, 1.0, 0.0)
-    note = RunNote(gone, own, "ticks 1", "s.json", (1.0,), 0.0, "", "")
+    note = RunNote(gone, own, "ticks 1", {"edition": "s.json"}, (1.0,), 0.0, "", "")
     for pid, started, watched in (
         (gone, "ticks 1", {own}),
         (own, "ticks 1", {own}),

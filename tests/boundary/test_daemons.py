@@ -29,7 +29,7 @@ from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec.processes import ProgramState, RunNote, State
 from metal_supervisor.spec.record import Record, Verdict
 from metal_supervisor.spec.sources import Artifact, canonical
-from metal_supervisor.spec.types import Endpoint, Key, Model, ModelFile, Service, Standing
+from metal_supervisor.spec.types import Endpoint, Key, Model, ModelFile, Program, Service, Standing
 from metal_supervisor.state.directory import StateDir
 from tests.support.records import a_record, accept
 from tests.support.system import eventually, free_ports
@@ -57,7 +57,7 @@ class Keeper:
     """The daemons of one Mac, pass by pass."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.state, self.builds, self.specs = StateDir(path / "state"), Builds(), dict[str, str]()
+        self.state, self.builds, self.specs = StateDir(path / "state"), Builds(), dict[str, Program]()
         self.state.create()
         first, *_ = free_ports(1)
         settings = {"ports": f"{first}-{first + 20}", "ollama_url": "off", "allowed_roots": "/a,/b,/cache", **settings}
@@ -68,7 +68,10 @@ class Keeper:
 
     def restart(self) -> None:
         """Begin with what is on file, as another controller."""
-        self.daemons = Daemons(self.settings, self.state, self.builds, self.specs.__setitem__, self.woken.set)  # type: ignore[arg-type]
+        self.daemons = Daemons(self.settings, self.state, self.builds, self._keep_spec, self.woken.set)  # type: ignore[arg-type]
+
+    def _keep_spec(self, made: Program) -> None:
+        self.specs[made.name] = made
 
     def one_pass(
         self, *services: Service, table: dict[str, ProgramState] | None = None, notes: dict[str, RunNote] | None = None
@@ -102,7 +105,7 @@ def record_of(asked: Service) -> Record:
         runtime=asked.runtime,
         verdict=verdict,
         endpoint=ENDPOINT,
-        spec_file="spec",
+        edition="spec",
         daemon=asked.runtime,
     )
 
@@ -127,10 +130,10 @@ def test_a_daemon_is_made_for_its_first_service_with_a_key_and_the_first_free_po
     with socket.create_server((keeper.settings.bind_address, first)):
         found = keeper.one_pass(service())
     assert found is not None and found.runs and found.protected and found.port == first + 1
-    assert found.spec_file in keeper.specs and "--port" in keeper.specs[found.spec_file]
+    assert found.edition == keeper.specs["omlx"].edition and "--port" in keeper.specs["omlx"].spec
     key = keeper.state.path / "omlx.key"
     assert len(key.read_text()) > 30 and key.stat().st_mode & 0o077 == 0
-    assert key.read_text() not in keeper.specs[found.spec_file]
+    assert key.read_text() not in keeper.specs["omlx"].spec
 
 
 def test_a_port_of_a_service_is_not_taken_and_its_own_is_kept(keeper: Keeper) -> None:
@@ -157,15 +160,16 @@ def test_without_an_executable_there_is_no_daemon_and_one_that_runs_goes_on(keep
 
 def test_one_that_runs_is_started_otherwise_only_once_it_ends(keeper: Keeper) -> None:
     found = keeper.one_pass(service())
-    assert found is not None and found.spec_file
+    assert found is not None and found.edition
     table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0)}
-    notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
+    spec = {"edition": found.edition, "asked": found.asked}
+    notes = {"omlx": RunNote(4242, 4242, "started", spec, (1.0,), 0.0, "", "")}
     keeper.builds.path = "/opt/another"
     edited = service(options={"pagedSSDCacheDir": "/cache"})
     goes_on = keeper.one_pass(edited, table=table, notes=notes)
-    assert goes_on is not None and goes_on.spec_file == found.spec_file != goes_on.next_spec and goes_on.next_spec
-    ended = keeper.one_pass(edited)
-    assert ended is not None and ended.spec_file == goes_on.next_spec and ended.next_spec == ""
+    assert goes_on is not None and goes_on.edition != found.edition
+    assert goes_on.is_run_by(found.edition, found.asked), "it is not restarted"
+    assert keeper.one_pass(edited) == goes_on
 
 
 def test_a_key_that_was_lost_is_made_again(keeper: Keeper) -> None:
@@ -201,11 +205,11 @@ def test_a_daemon_waits_for_the_trial_of_its_build_and_is_not_started_where_it_m
     for answer in answers[1:]:
         answers[0] = answer
         found = keeper.one_pass(service())
-        assert found is not None and found.spec_file and answer is not None and found.unconfined == answer.why
-        assert json.loads(keeper.specs[found.spec_file])["confinement"] == answer.policy
+        assert found is not None and found.edition and answer is not None and found.unconfined == answer.why
+        assert json.loads(keeper.specs["omlx"].spec)["confinement"] == answer.policy
     answers[0] = Confined(False, ("ConfinementUnavailable", "it fails"), "it fails")
     table = {"omlx": ProgramState("omlx", State.RUNNING, 4242, 1.0, 0.0)}
-    notes = {"omlx": RunNote(4242, 4242, "started", found.spec_file, (1.0,), 0.0, "", "")}
+    notes = {"omlx": RunNote(4242, 4242, "started", {"edition": found.edition}, (1.0,), 0.0, "", "")}
     assert keeper.one_pass(service(), table=table, notes=notes) == found, "one that runs is left alone"
     refused = keeper.one_pass(service())
     assert refused is not None and not refused.runs and refused.verdict.reason == "ConfinementUnavailable"
@@ -292,7 +296,7 @@ def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pyt
     keeper.one_pass()
     monkeypatch.setattr(daemons, "UNUSED_S", 0.0)
     stopped = keeper.one_pass()
-    assert stopped is not None and stopped.verdict.standing is Standing.REMOVING and stopped.spec_file is None
+    assert stopped is not None and stopped.verdict.standing is Standing.REMOVING and stopped.edition is None
     again = keeper.one_pass(service())
     assert again is not None and again.runs and again.port == waits.port
 
@@ -300,7 +304,7 @@ def test_an_unused_one_is_stopped_after_a_while(keeper: Keeper, monkeypatch: pyt
 def test_a_model_that_is_still_to_be_unloaded_needs_it(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.one_pass(service())
     monkeypatch.setattr(daemons, "UNUSED_S", 0.0)
-    leaving = replace(record_of(service()), spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
+    leaving = replace(record_of(service()), edition=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
     keeper.records[leaving.key] = leaving
     table = {"default.one": ProgramState("default.one", State.STOPPING, 4242, 1.0, 0.0)}
     kept = keeper.daemons.keep(keeper.records, world(table, {}))
@@ -393,7 +397,7 @@ def test_a_daemon_serves_the_namespace_that_had_it_first(keeper: Keeper, runtime
 
 
 def test_one_that_waits_to_come_back_keeps_its_daemon_and_one_that_was_off_does_not(keeper: Keeper) -> None:
-    evicted = replace(record_of(B), spec_file=None, queued_at=10.0, verdict=Verdict(Standing.WAIT, "Evicted", "", 0.0))
+    evicted = replace(record_of(B), edition=None, queued_at=10.0, verdict=Verdict(Standing.WAIT, "Evicted", "", 0.0))
     keeper.daemons.prepare([A, B], {B.key: evicted})
     assert keeper.daemons.problem(A) is not None and keeper.daemons.problem(B) is None
     keeper.daemons.prepare([A, B], {B.key: replace(evicted, queued_at=None)})
@@ -411,7 +415,7 @@ def test_a_second_namespace_that_an_older_release_let_in_runs_on_with_the_condit
     keeper.daemons.prepare([A, B], {A.key: replace(record_of(A), queued_at=10.0), B.key: had})
     ready = Outlook(ModelFile("Ready", "/m", directory=True), 18100, problem=keeper.daemons.problem(B))
     found = accept(B, had, ready, 100.0)
-    assert found.runs and found.spec_file == had.spec_file and found.warning and found.warning[0] == "DaemonNotShared"
+    assert found.runs and found.edition == had.edition and found.warning and found.warning[0] == "DaemonNotShared"
     assert not accept(B, None, ready, 100.0).runs
 
 
@@ -455,7 +459,7 @@ def test_the_users_own_is_used_without_a_program_of_ours(tmp_path: Path, theirs:
     keeper.builds.missing = True
     found = keeper.one_pass(service("one", "ollama"))
     assert found is not None and (found.host, found.port) == ("127.0.0.1", theirs.port)
-    assert found.spec_file is None and not keeper.daemons.needs_binary("ollama") and keeper.specs == {}
+    assert found.edition is None and not keeper.daemons.needs_binary("ollama") and keeper.specs == {}
     assert keeper.one_pass() is None, "nothing is remembered of it once it is unused"
 
 

@@ -195,7 +195,7 @@ def test_engines_that_are_missing_matter_where_somebody_wants_them(tmp_path: Pat
         model="m",
         verdict=Verdict(Standing.RUN, "", "", 0.0),
         endpoint=None,
-        spec_file="default.tiny.0123456789ab.json",
+        edition="0123456789ab",
     )
     around.directory.write_record(record)
     assert "llama-server is wanted by default/tiny" in shown(found(around, "engines")["engines"])

@@ -15,8 +15,8 @@ from tests.support.pseudo import WITHIN_S, Terminal
 from tests.support.records import a_record
 from tests.support.typed import typed
 
-SPEC = "default.tiny.0123456789ab.json"
-TINY = a_record(endpoint=None, port=18100, spec_file=SPEC)
+SPEC = "0123456789ab"
+TINY = a_record(endpoint=None, port=18100, edition=SPEC)
 HIDDEN = "hf_never_to_be_seen"
 EVIL = "x\r\n\x1b[2J\u202e\x9b31m"
 
@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> StateDir:
     directory.create()
     directory.write_record(TINY)
     spec = {"format": 1, "argv": ["/bin/engine", "--api-key", HIDDEN], "env": {"TOKEN": HIDDEN}}
-    directory.spec_path(SPEC).write_text(json.dumps(spec))
+    directory.spec_path(TINY.program).write_text(json.dumps(spec))
     # The process is gone, and the sidecar was not there to see it.
     directory.write_observed(Observed("default.tiny", 1 << 22, True, 1.0, "FATAL", message=EVIL, last_exit=EVIL))
     told = {"at": 1.0, "elsewhere": {"default.theirs": f"another agent serves it {EVIL}"}}
@@ -65,7 +65,7 @@ def test_a_process_that_has_the_pid_of_an_engine_by_now_is_not_taken_for_it(stat
         "pid": os.getpid(),
         "launcher_pid": os.getpid(),
         "started": "before",
-        "spec": SPEC,
+        "spec": {"edition": SPEC},
         "starts": [1.0],
         "not_before": 0.0,
         "refused": "",

@@ -48,7 +48,7 @@ OUTLOOK = Outlook(
     ModelFile("Ready", "/m.gguf", 10),
     18100,
     Engine(("/bin/x",), (), "/", Probe(identity="tiny")),
-    Program("default.tiny", "default.tiny.a.json", "{}"),
+    Program("default.tiny", "a", "{}"),
 )
 UP = Observed("default.tiny", 5, True, 100.0, "RUNNING")
 

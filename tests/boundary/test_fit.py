@@ -93,9 +93,9 @@ class Shell:
         """Write what a system has on file of an engine. `by_hand`: it was stopped so; `pid`: of its process."""
         self.state.create()
         program = f"default.{name}"
-        spec_file = f"{program}.0123456789ab.json" if standing is Standing.RUN else None
+        edition = "a" if standing is Standing.RUN else None
         verdict = Verdict(standing, "", "", 0.0)
-        record = a_record(name, program=program, model="m", verdict=verdict, endpoint=None, spec_file=spec_file)
+        record = a_record(name, program=program, model="m", verdict=verdict, endpoint=None, edition=edition)
         self.state.write_record(replace(record, reserved_bytes=reserved, stopped_by_hand=by_hand))
         if pid:
             note = {
@@ -103,7 +103,7 @@ class Shell:
                 "pid": pid,
                 "launcher_pid": pid,
                 "started": launch.start_time(pid),
-                "spec": f"{program}.0123456789ab.json",
+                "spec": {"edition": "a"},
                 "starts": [],
                 "not_before": 0.0,
                 "refused": "",

@@ -385,10 +385,10 @@ def test_a_worker_without_the_public_port_hears_of_its_services_and_looks_once_w
 def test_the_key_of_an_engine_at_rest_is_not_known_after_an_edit(tmp_path: Path, asked: str, key: str) -> None:
     state = StateDir(tmp_path)
     state.create()
-    state.write_spec("one.json", json.dumps({"asked": "as before", "env": {"LLAMA_API_KEY": "old, new"}}))
-    note = asdict(RunNote(0, 0, "", "", (), 0.0, "", "")) | {"format": 1, "spec": "one.json"}
+    spec = {"asked": "as before", "env": {"LLAMA_API_KEY": "old, new"}}
+    note = asdict(RunNote(0, 0, "", spec, (), 0.0, "", "")) | {"format": 1}
     state.note_path("default.tiny").write_text(json.dumps(note))
-    state.write_record(a_record(asked=asked, port=1, idle_s=60.0, spec_file=None))
+    state.write_record(a_record(asked=asked, port=1, idle_s=60.0, edition=None))
     reader = BackendReader(Settings(state_dir=str(tmp_path)), state)
     reader.read()
     (found,) = reader.services.backends

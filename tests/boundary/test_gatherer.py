@@ -318,7 +318,7 @@ def test_what_was_counted_goes_with_the_service_and_not_with_its_process(engine:
 
 def note(pid: int, started: str) -> RunNote:
     """A launcher's note of a process."""
-    return RunNote(pid, pid, started, "", (), 0.0, "", "")
+    return RunNote(pid, pid, started, {}, (), 0.0, "", "")
 
 
 def test_the_thread_asks_who_comes_and_lets_nobody_wait_for_a_hung_one(engine: Engine) -> None:

@@ -133,17 +133,17 @@ def test_the_spec_of_an_engine_that_runs_keeps_its_policy_meanwhile(
     found = Prerequisites(Settings(confinement="on"), state, store, Headers(rang.set), builds, rang.set)
     snapshot = Snapshot(1.0, {}, True, {}, {}, {}, {}, room=Room(64 << 30, 48 << 30, 48 << 30))
     disk.hang()
-    kept = a_record(spec_file="default.tiny.0123456789ab.json", port=18100)
+    kept = a_record(edition="0123456789ab", port=18100)
 
     def looked() -> Outlook:
         return found.outlook(opened, kept, Ports([kept]), snapshot)
 
     eventually(lambda: found.headers.look(str(model)) is not None, WITHIN_S, "the model's header")
     waits = looked()
-    assert not found.specs and accept(opened, kept, waits, 1.0) == kept
+    assert not found.composed and accept(opened, kept, waits, 1.0) == kept
     disk.answers.set()
     eventually(lambda: looked().program is not None, WITHIN_S, "the look at the path")
-    assert str(disk.path / "keys") in next(iter(found.specs.values()))
+    assert str(disk.path / "keys") in next(iter(found.composed.values())).spec
 
 
 def test_the_cache_directory_that_a_service_names(disk: Disk, tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_the_cache_directory_that_a_service_names(disk: Disk, tmp_path: Path) ->
     caching = service(options={"pagedSSDCacheDir": str(disk.path / "cache")})
     assert not keeper.daemons.is_looked_at(caching)
     found = keeper.one_pass(caching, service("two"))
-    assert found is not None and found.spec_file is not None
-    assert str(disk.path) not in keeper.specs[found.spec_file]
+    assert found is not None and found.edition is not None
+    assert str(disk.path) not in keeper.specs["omlx"].spec
     disk.answers.set()
     assert keeper.woken.wait(WITHIN_S)
     found = keeper.one_pass(caching, service("two"))
-    assert found is not None and str(disk.path) in keeper.specs[found.spec_file or ""]
+    assert found is not None and str(disk.path) in keeper.specs["omlx"].spec
 
 
 def test_a_cache_directory_that_hangs_decides_nothing_anew_about_a_daemon_that_has_it(

@@ -35,7 +35,7 @@ def record(name: str, port: int = 18100) -> Record:
     made = accept(replace(SERVICE, name=name, uid=name), None, OUTLOOK, 100.0)
     program = program_name(made.key)
     probe = replace(made.probe, busy_path="/slots")
-    return replace(made, program=program, spec_file=f"{program}.0123456789ab.json", port=port, probe=probe)
+    return replace(made, program=program, edition="a", port=port, probe=probe)
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_stopping_engines_are_asked_all_at_once_while_the_sidecar_is_down(
     now = time.time()
     table, notes = {}, {}
     for number, each in enumerate(records):
-        spec = each.spec_file or ""
+        spec = each.edition or ""
         table[each.program] = ProgramState(each.program, State.RUNNING, 1000 + number, now - 60, 0.0)
-        notes[each.program] = RunNote(1000 + number, 1000 + number, "t", spec, (), 0.0, "", "")
+        notes[each.program] = RunNote(1000 + number, 1000 + number, "t", {"edition": spec}, (), 0.0, "", "")
         applier.files.ours.add(each.program)
         applier._stopping[each.program] = Stopping(asked_at=time.monotonic() - 60)
     applier._diff = Diff(removed=frozenset(table))
@@ -97,7 +97,7 @@ def test_one_that_was_told_to_end_and_serves_again_is_no_longer_told(tmp_path: P
     rpc: Any = None
     applier, each = Applier(StateDir(tmp_path / "state"), rpc, Settings()), record("back")
     row = ProgramState(each.program, State.RUNNING, 1000, 1.0, 0.0)
-    note = RunNote(1000, 1000, "t", each.spec_file or "", (1.0,), 0.0, "", "")
+    note = RunNote(1000, 1000, "t", {"edition": each.edition}, (1.0,), 0.0, "", "")
     seen = Observed(each.program, 1000, True, 1.0, "RUNNING")
     applier._told[each.program] = 1000, Hung("it hangs", 1.0)
     snapshot = Snapshot(100.0, {}, True, {}, {each.program: row}, {each.program: note}, {each.program: seen})

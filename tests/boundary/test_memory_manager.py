@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,8 @@ def test_a_smaller_file_at_the_same_path_is_charged_as_what_it_is_now(tmp_path: 
 
     def charged(pid: int, size: int) -> int:
         made = programs.compose("default.tiny", engine, 9000, "127.0.0.1", directory.home, "asked", size, 0, False)
-        directory.write_spec(made.spec_file, made.spec)
-        record = a_record(spec_file=made.spec_file, reserved_bytes=size)
-        note = RunNote(pid, pid, "s", made.spec_file, (), 0.0, "", "")
+        record = a_record(edition=made.edition, reserved_bytes=size)
+        note = RunNote(pid, pid, "s", json.loads(made.spec), (), 0.0, "", "")
         row = ProgramState(record.program, State.RUNNING, pid, 1.0, 0.0)
         snapshot = Snapshot(1.0, {}, True, {}, {record.program: row}, {record.program: note}, {})
         found = memory.ups({record.key: record}, {}, snapshot)
@@ -58,10 +58,10 @@ def test_what_is_left_is_of_the_budget_as_it_is_now(tmp_path: Path) -> None:
 def test_no_engine_is_evicted_before_one_that_has_just_come_up_was_asked_whether_it_is_busy(tmp_path: Path) -> None:
     memory = Memory(Settings(eviction_enabled=True), StateDir(tmp_path), lambda: None)
     now, programs_of = time.monotonic(), ("default.large", "default.small")
-    large, small = (a_record(name=each[8:], program=each, spec_file="x", port=1) for each in programs_of)
+    large, small = (a_record(name=each[8:], program=each, edition="x", port=1) for each in programs_of)
     records = {each.key: each for each in (large, small)}
-    ups = {large.key: Up("x", 40 * GIB), small.key: Up("x", 30 * GIB)}
-    notes = dict.fromkeys(programs_of, RunNote(1, 1, "s", "x", (), 0.0, "", ""))
+    ups = {large.key: Up("x", "", 40 * GIB), small.key: Up("x", "", 30 * GIB)}
+    notes = dict.fromkeys(programs_of, RunNote(1, 1, "s", {"edition": "x"}, (), 0.0, "", ""))
     snapshot = Snapshot(1.0, {}, True, {}, {}, notes, {})
     critical = Watch(level=Level.CRITICAL, raw=Level.CRITICAL, at=now, known_at=now, desperate=True)
 
@@ -76,7 +76,7 @@ def test_no_engine_is_evicted_before_one_that_has_just_come_up_was_asked_whether
 
 
 NOW = time.time()
-RUNS = a_record(spec_file="default.tiny.aaaaaaaaaaaa.json")
+RUNS = a_record(edition="aaaaaaaaaaaa")
 
 
 @pytest.mark.parametrize(

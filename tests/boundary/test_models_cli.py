@@ -78,9 +78,8 @@ class Mac:
         verdict = Verdict(Standing.RUN, "Running", "", 0.0)
         record = a_record(name, model="m", verdict=verdict, endpoint=None)
         if argv:
-            spec_file = f"default.{name}.0123456789ab.json"
-            self.state.spec_path(spec_file).write_text(json.dumps({"argv": list(argv)}))
-            record = replace(record, spec_file=spec_file)
+            self.state.spec_path(f"default.{name}").write_text(json.dumps({"argv": list(argv)}))
+            record = replace(record, edition="a")
         record = replace(record, files=(str(path),) if path else ())
         self.state.record_path(record.program).write_text(text_of(record))
 

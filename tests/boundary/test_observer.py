@@ -61,7 +61,7 @@ class Life:
         self.quiet = Quiet()
         self.published, self.record = Published(), RECORD
         self.began = time.time()
-        self.note = RunNote(0, 0, "", RECORD.spec_file or "", (), 0.0, "", "")
+        self.note = RunNote(0, 0, "", {"edition": RECORD.edition}, (), 0.0, "", "")
         self.begin()
 
     def begin(self) -> None:
@@ -290,5 +290,5 @@ def test_whether_an_engine_is_confined_is_known_by_its_own_note_alone(tmp_path: 
         ({"pid": 6, "confined": True}, None),  # the launcher could not replace the note of the engine before
         ({"pid": 7, "confined": True, "restored": True}, None),
     ):
-        life.note = replace(RunNote(0, 7, "", "", (), 0.0, "", ""), **changes)
+        life.note = replace(RunNote(0, 7, "", {}, (), 0.0, "", ""), **changes)
         assert life.look(State.RUNNING, 7, 7).confined is known

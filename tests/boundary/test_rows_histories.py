@@ -126,7 +126,7 @@ class History:
         return a_record(
             name.partition(".")[2],
             port=18100 + NAMES.index(name),
-            spec_file="x",
+            edition="x",
             queued_at=self.now,
             idle_s=60.0 if on_demand else None,
             front_port=19000 if on_demand else None,
@@ -161,7 +161,9 @@ class History:
         if what == "note":
             starts = (*(note.starts if note else ()), self.now)[-self.chance.randint(1, 20) :]
             born = self._starts.get(row.pid, "")
-            self.notes[name] = RunNote(row.pid, row.pid, born, "x", starts, 0.0, "", "", self.chance.random() < 0.5)
+            self.notes[name] = RunNote(
+                row.pid, row.pid, born, {"edition": "x"}, starts, 0.0, "", "", self.chance.random() < 0.5
+            )
         elif what == "refuse" and note is not None:
             why = self.chance.choice(["PortInUse", "CrashLoopBackOff", "Revoked"])
             self.notes[name] = replace(note, pid=0, launcher_pid=row.pid, started="", refused=why)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from metal_supervisor.launch import bar
 from metal_supervisor.spec.processes import Observed
 from metal_supervisor.spec.record import Record, Verdict
-from metal_supervisor.spec.types import Standing
+from metal_supervisor.spec.types import Program, Standing
 from metal_supervisor.state import kept_files
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.state.home import StateError
@@ -32,9 +32,9 @@ LONGEST_SOCKET = 103
 """Bytes of a socket path on macOS, without the closing NUL."""
 
 
-def record(name: str = "tiny", namespace: str = "default", spec_file: str | None = None) -> Record:
+def record(name: str = "tiny", namespace: str = "default", edition: str | None = None) -> Record:
     verdict = Verdict(Standing.RUN, "Running", "", 1.0)
-    return a_record(name, namespace, uid="uid", model="m", verdict=verdict, endpoint=None, spec_file=spec_file)
+    return a_record(name, namespace, uid="uid", model="m", verdict=verdict, endpoint=None, edition=edition)
 
 
 # ── write_atomic ─────────────────────────────────────────────────────────────────────────────────
@@ -218,14 +218,14 @@ def test_a_reader_that_looks_again_and_again_sees_what_one_that_looks_first_sees
 
 
 def test_what_was_removed_is_written_anew_however_soon(state: StateDir) -> None:
-    kept, text = record(spec_file="default.tiny.0123456789ab.json"), "{}"
+    kept, made = record(edition="a"), Program("default.tiny", "a", "{}")
     for _ in range(3):
-        assert state.write_record(kept) and state.write_spec(kept.spec_file or "", text)
-        assert not state.write_record(kept) and not state.write_spec(kept.spec_file or "", text)
+        assert state.write_record(kept) and state.write_spec(made)
+        assert not state.write_record(kept) and not state.write_spec(made)
         state.forget(kept.program)
-    assert state.write_spec("default.tiny.0123456789ab.json", text)
-    state.remove_spec("default.tiny.0123456789ab.json")
-    assert state.write_spec("default.tiny.0123456789ab.json", text)
+    assert state.write_spec(made)
+    state.remove_spec("default.tiny")
+    assert state.write_spec(made)
 
 
 def test_a_file_that_somebody_removed_is_written_again_within_seconds(state: StateDir) -> None:
@@ -284,12 +284,12 @@ def test_forgetting_a_service_leaves_one_whose_name_begins_alike(state: StateDir
     for name in ("a", "a.b", "ab"):
         state.write_record(record(name))
         state.section_path(f"default.{name}").write_text("x")
-        state.spec_path(f"default.{name}.0123456789ab.json").write_text("x")
+        state.spec_path(f"default.{name}").write_text("x")
         state.log_path(f"default.{name}").write_text("x")
     state.forget("default.a")
     state.forget("default.a")
     assert set(state.records()[0]) == {"default.a.b", "default.ab"}
-    assert sorted(os.listdir(state.path / "specs")) == ["default.a.b.0123456789ab.json", "default.ab.0123456789ab.json"]
+    assert sorted(os.listdir(state.path / "specs")) == ["default.a.b.json", "default.ab.json"]
     assert sorted(os.listdir(state.path / "models.d")) == ["default.a.b.conf", "default.ab.conf"]
     assert state.log_path("default.a").exists()
 
@@ -310,12 +310,11 @@ def test_a_controller_that_is_killed_while_it_forgets_a_service_forgets_the_rest
     state: StateDir, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """As long as the record is there: without it nothing would look for a spec, which may hold secrets, any more."""
-    spec_file = "default.tiny.0123456789ab.json"
-    state.write_record(record(spec_file=spec_file))
+    state.write_record(record(edition="a"))
     for path in (
         state.note_path("default.tiny"),
-        state.pending_path("default.tiny"),
-        state.spec_path(spec_file),
+        state.bar_path("default.tiny"),
+        state.spec_path("default.tiny"),
         state.attached_path("default.tiny"),
         state.section_path("default.tiny"),
     ):

@@ -80,7 +80,7 @@ def record(port: int) -> Record:
         endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None),
         port=port,
         host="127.0.0.1",
-        spec_file="default.tiny.0123456789ab.json",
+        edition="0123456789ab",
     )
 
 

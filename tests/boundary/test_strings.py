@@ -148,8 +148,8 @@ def test_every_string_arrives_byte_for_byte_and_none_of_it_stands_in_the_ini(dae
         command = (sys.executable, "-I", "-S", "-c", REPORTER, str(told), *argv)
         engine = Engine(command, tuple(env.items()), home, Probe())
         made = programs.compose(program, engine, port, "127.0.0.1", home)
-        (Path(home) / "specs" / made.spec_file).write_text(made.spec, "utf-8")
-        daemon.write(program, programs.section(program, made.spec_file, home, True))
+        (Path(home) / "specs" / f"{program}.json").write_text(made.spec, "utf-8")
+        daemon.write(program, programs.section(program, home, True))
         expected[program] = argv, env, told
 
     daemon.start()
@@ -168,7 +168,7 @@ def test_every_string_arrives_byte_for_byte_and_none_of_it_stands_in_the_ini(dae
         assert told["pid"] == daemon.rpc.table()[program].pid
 
     strings = {text for argv, env in sets for text in (*argv, *env, *env.values())}
-    plain = programs.section("default.m0", "default.m0.0123456789ab.json", home, True)
+    plain = programs.section("default.m0", home, True)
     for path in daemon.files.iterdir():
         text = path.read_text("utf-8")
         assert MARK not in text

@@ -21,7 +21,7 @@ from metal_supervisor.supervisord.ctl_plugin import COLUMNS, LONGEST_WHY, NOT_FO
 from tests.support.records import a_record
 
 NOW = 1000.0
-RECORD = a_record(port=18100, spec_file="default.tiny.0123456789ab.json")
+RECORD = a_record(port=18100, edition="0123456789ab")
 UP = Observed("default.tiny", os.getpid(), True, 1.0, "RUNNING", memory_bytes=3 << 30, restarts=2)
 EVIL = "x\nevil/other  Ready\r\x1b[2J\u202egpj\u2028%(here)s;`id`"
 
@@ -110,7 +110,7 @@ def test_the_command_lists_chooses_and_fails_for_a_name_that_there_is_not(state:
         RECORD,
         name="other",
         program="default.other",
-        spec_file=None,
+        edition=None,
         verdict=Verdict(Standing.WAIT, "ModelNotReady", EVIL, 1.0),
     )
     for each in (RECORD, other):

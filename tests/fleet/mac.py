@@ -253,7 +253,7 @@ class SimulatedMac:
             peers_ready=peers,
             port=20000 + hash(key) % 1000,
             host="127.0.0.1",
-            spec_file="simulated",
+            edition="simulated",
             probe=Probe(),
             verdict=verdict,
         )

@@ -340,13 +340,13 @@ def test_a_lost_spec_neither_stops_the_engine_nor_keeps_it_from_healing(system: 
     system.supervisorctl("stop", "controller", "apiserver")
     record = system.state / "records" / "default.speced.json"
     text = record.read_text()
-    spec = json.loads(text)["spec_file"]
-    record.write_text(text.replace(spec, "default.speced.0123456789ab.json"))
+    spec = json.loads(text)["edition"]
+    record.write_text(text.replace(spec, "0123456789ab"))
     system.supervisorctl("start", "controller")
     eventually(lambda: system.rpc.table()["controller"].state is State.RUNNING, what="the controller to run")
     assert system.pid("speced") == before
     system.supervisorctl("start", "apiserver")
-    eventually(lambda: json.loads(record.read_text())["spec_file"] == spec, 30, "the record to be put right")
+    eventually(lambda: json.loads(record.read_text())["edition"] == spec, 30, "the record to be put right")
     assert system.pid("speced") == before
     gone(system, "speced")
 

@@ -36,8 +36,6 @@ def test_an_edit_that_changes_the_argv_restarts_that_program_only_and_keeps_the_
     assert system.pid("other") == other
     assert (cluster_ip(system), system.port()) == (address, port)
     assert system.status()["readyReplicas"] == 1
-    specs = system.state / "specs"
-    eventually(lambda: len(list(specs.glob("default.tiny.*.json"))) == 1, what="the old spec to be collected")
 
 
 def test_an_edit_that_does_not_change_the_argv_restarts_nothing(system: System) -> None:

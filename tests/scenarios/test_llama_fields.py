@@ -131,13 +131,13 @@ def test_a_key_from_a_secret_is_waited_for_taken_renewed_and_never_shown(system:
 
 
 def never_shown(system: System, *keys: str) -> None:
-    """A key is in the spec file, which only its user can read, and nowhere else."""
+    """A key is in the spec and the note of the start, which only their user can read, and nowhere else."""
     found = set()
     for path in system.state.rglob("*"):
         hidden = path.is_file() and "apiserver" not in path.relative_to(system.state).parts[0]
         if hidden and any(key.encode() in path.read_bytes() for key in keys):
             found.add(path)
-    assert {path.parent.name for path in found} == {"specs"}, found
+    assert {path.parent.name for path in found} == {"specs", "runs"}, found
     assert {path.stat().st_mode & 0o077 for path in found} == {0}
     told = system.fetch("/status")[1] + system.fetch("/metrics")[1] + system.fetch("/")[1] + system.said()
     told += json.dumps(system.status("keyed")) + "".join(psutil.Process(system.pid("keyed")).cmdline())

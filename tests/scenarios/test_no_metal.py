@@ -107,7 +107,7 @@ def test_an_engine_that_has_ended_without_metal_is_not_started_again_on_the_cpu(
     with standing_in(system, "controller", tmp_path):
         eventually(lambda: REASON in system.told("kept"), what="the refusal of what does not run any more")
         record = system.files.record_of("default.kept")
-        assert record is not None and record.runs and record.spec_file, "it keeps its place, and would survive a reboot"
+        assert record is not None and record.runs and record.edition, "it keeps its place, and would survive a reboot"
         assert not system.pid("kept")
         say(tmp_path, "metal", "yes")
         system.ready("kept", 60)

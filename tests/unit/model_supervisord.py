@@ -36,7 +36,7 @@ from supervisor.states import ProcessStates, SupervisorStates
 from supervisor.xmlrpc import Faults, RPCError
 
 from metal_supervisor import launch
-from metal_supervisor.controller import applier, leftovers, loop, plan, program_files, reconcile
+from metal_supervisor.controller import applier, leftovers, loop, plan, reconcile
 from metal_supervisor.controller.admission import Up
 from metal_supervisor.controller.applier import Applier
 from metal_supervisor.controller.assignment import Assignment
@@ -54,7 +54,7 @@ from metal_supervisor.models.metadata import Demand
 from metal_supervisor.runtimes import probing
 from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.processes import Observed, ProgramState, RunNote, State
-from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.record import DERIVED, Record
 from metal_supervisor.spec.types import Endpoint, Engine, Model, ModelFile, Probe, Program, Service
 from metal_supervisor.state import own_processes, programs
 from metal_supervisor.supervisord import client, rpc_plugin
@@ -317,7 +317,6 @@ class Files:
     def __init__(self, mac: Mac) -> None:
         self.mac = mac
         self.sections: dict[str, str] = {"mine.conf": FOREIGN_FILE}
-        self.pending: dict[str, str] = {}
         self.specs: dict[str, str] = {}
         self.kept: dict[str, Record] = {}
         self.notes: dict[str, dict[str, object]] = {}
@@ -332,28 +331,35 @@ class Files:
         if name == "runs":
             files: dict[str, Any] = {f"{program}.json": note for program, note in self.notes.items()}
             return SimpleNamespace(glob=lambda _: [File(files, each) for each in files])
-        files = {"models.d": self.sections, "pending": self.pending}[name]
+        files = {"models.d": self.sections}[name]
         return SimpleNamespace(glob=lambda _: [File(files, each) for each in list(files)])
 
     def sections_on_file(self) -> dict[str, object]:
         return {name.removesuffix(".conf"): text for name, text in self.sections.items()}
 
     def specs_on_file(self) -> list[str]:
-        return list(self.specs)
+        return [name.removesuffix(".json") for name in self.specs]
 
-    def remove_spec(self, spec_file: str) -> None:
-        self.specs.pop(spec_file, None)
+    def remove_spec(self, program: str) -> None:
+        self.specs.pop(f"{program}.json", None)
 
-    def write_spec(self, spec_file: str, text: str) -> bool:
-        written: bool = program_files.write_atomic(self.spec_path(spec_file), text)
-        return written
+    def write_spec(self, made: Program) -> bool:
+        return self.write_atomic(self.spec_path(made.name), made.spec)
 
-    def read_spec(self, spec_file: str) -> dict[str, Any]:
-        size = SIZES[EDITION[spec_file]] if self.mac.keeps_books and spec_file in self.specs else 0
-        return {"argv": [], "reserved_bytes": size} if spec_file in self.specs else {}
+    def write_atomic(self, file: File, text: str) -> bool:
+        if file.files.get(file.name) == text:
+            return False
+        self.mac.burn()
+        self.writes += 1
+        file.files[file.name] = text
+        return True
+
+    def spec_of(self, program: str) -> dict[str, Any]:
+        text = self.specs.get(f"{program}.json")
+        return {} if text is None else loaded(text)
 
     def write_section(self, program: str, text: str) -> None:
-        program_files.write_atomic(self.section_path(program), text)
+        self.write_atomic(self.section_path(program), text)
 
     def remove_section(self, program: str) -> None:
         self.section_path(program).unlink(missing_ok=True)
@@ -361,26 +367,20 @@ class Files:
     def section_path(self, program: str) -> File:
         return File(self.sections, f"{program}.conf")
 
-    def pending_path(self, program: str) -> File:
-        return File(self.pending, f"{program}.conf")
-
     def note_path(self, program: str) -> str:
         return f"{HOME}/runs/{program}.json"
 
-    def pending_spec(self, program: str) -> str:
-        return programs.section_spec(self.pending.get(f"{program}.conf", ""))
-
-    def specs_of(self, program: str) -> str:
-        return f"{HOME}/specs/{program}"
+    def launched_path(self, program: str) -> str:
+        return f"{HOME}/specs/{program}.json"
 
     def section_text(self, program: str) -> str:
         return self.sections.get(f"{program}.conf", "")
 
-    def section_spec(self, program: str) -> str:
-        return programs.section_spec(self.section_text(program))
+    def has_section(self, program: str) -> bool:
+        return programs.is_section(self.section_text(program))
 
-    def spec_path(self, spec_file: str) -> File:
-        return File(self.specs, spec_file)
+    def spec_path(self, program: str) -> File:
+        return File(self.specs, f"{program}.json")
 
     def run_notes(self) -> dict[str, RunNote]:
         return dict(self.read_notes)
@@ -409,10 +409,8 @@ class Files:
     def forget(self, program: str) -> None:
         for files in (self.kept, self.notes, self.read_notes):
             files.pop(program, None)
-        for files in (self.sections, self.pending):
-            files.pop(f"{program}.conf", None)
-        for spec_file in [each for each in self.specs if each.startswith(f"{program}.")]:
-            del self.specs[spec_file]
+        self.sections.pop(f"{program}.conf", None)
+        self.specs.pop(f"{program}.json", None)
 
     def refresh_link(self) -> None:
         pass
@@ -458,7 +456,7 @@ OURS = frozenset(program(name) for name in NAMES)
 PORTS = {name: 18100 + at for at, name in enumerate(NAMES)}
 AT_PORT = {port: program(name) for name, port in PORTS.items()}
 EDITION = {
-    composed(name, edition, release)[2].spec_file: edition
+    composed(name, edition, release)[2].edition: edition
     for name in NAMES
     for edition in range(EDITIONS)
     for release in range(RELEASES)
@@ -491,11 +489,19 @@ class Lookout(prerequisites.Prerequisites):
 
     def outlook(self, service: Service, record: Any, engines: Any, snapshot: Snapshot) -> Outlook:
         _, engine, made = composed(service.name, service.generation - 1, self._mac.release)
-        self.specs[made.spec_file] = made.spec
+        self._keep_spec(made)
         up = plan.live_note(snapshot.notes.get(made.name), snapshot.table.get(made.name))
-        running = self._running(made.name, record, engine, up)
         ready, port = ModelFile("Ready", "/m"), PORTS[service.name]
-        return Outlook(ready, port, engine, made, running=running, demand=self._mac.demand(service))
+        live = ("::", port) if up else None
+        return Outlook(
+            ready,
+            port,
+            engine,
+            made,
+            demand=self._mac.demand(service),
+            live=live,
+            live_edition=up.edition if up else "",
+        )
 
 
 class Purse(Memory):
@@ -523,7 +529,7 @@ class Purse(Memory):
         self._reserved = kept
         assert found.keys() == anew.keys()
         for key, each in anew.items():
-            same = found[key].spec_file == each.spec_file and found[key].bytes >= each.bytes
+            same = found[key].edition == each.edition and found[key].bytes >= each.bytes
             assert same, f"{found[key]} was kept, {each} is right"
         return found
 
@@ -596,8 +602,6 @@ class Mac:
     wanted: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """What the cluster asks for: name -> (edition, suspended)."""
     budget_bytes: int = 10**9
-    keeps_books: bool = True
-    """Specs say what their engines take; those of an older release did not."""
 
     def __post_init__(self) -> None:
         CURRENT.append(self)
@@ -677,10 +681,10 @@ class Mac:
     def fork(self, name: str, command: str, parent: int) -> int:
         self._count += 1
         pid = 1000 + self._count
-        spec = command.rpartition("/specs/")[2] if name in OURS else ""
+        spec = command.rpartition("/specs/")[2] if name in OURS else ""  # its file; the launcher reads the edition
         self.forks[name] += 1
         self.all[pid] = process = Process(pid, name, spec, self.clock.now, parent)
-        self.tell(f"fork {name} pid {pid} {EDITION.get(spec, spec)}")
+        self.tell(f"fork {name} pid {pid}")
         assert not self.stop_by_hand.get(name), f"{name} was stopped by hand\n{self.story()}"
         if spec:
             self.later(LAUNCH_S, partial(self._launch, process))
@@ -704,6 +708,7 @@ class Mac:
         others = [each.pid for each in self.engines(process.program)]
         assert not others, f"{process.program}: pid {process.pid} beside {others}\n{self.story()}"
         process.engine = True
+        process.spec = self.files.read_notes[process.program].edition
         edition = EDITION[process.spec]
         held = sum(SIZES[EDITION[each.spec]] for each in self.all.values() if each.engine and each.alive)
         assert held <= self.budget_bytes, f"{held} bytes are held\n{self.story()}"
@@ -765,7 +770,6 @@ class Mac:
     def boot(self) -> None:
         """A supervisord starts after boot's own sweep of what its predecessor left."""
         leftovers.sweep(self.files, self.tell)  # type: ignore[arg-type]
-        leftovers.take_up_pending(self.files)  # type: ignore[arg-type]
         self._generation += 1
         self.booted_at = self.clock.now
         options = Options(self, self._generation)
@@ -916,8 +920,8 @@ class Mac:
                 and not record.withdraw
                 and self.state(name) is State.RUNNING
                 and not wanted[1]
-                and note.spec_file == record.spec_file
-                and EDITION[note.spec_file] == wanted[0]
+                and note.edition == record.edition
+                and EDITION[note.edition] == wanted[0]
             )
             if method == "stopProcess":
                 self.stop_by_hand[name] = clean
@@ -971,6 +975,11 @@ RUNNING: list[tuple[Mac, Process]] = []
 """The launcher whose code runs right now."""
 
 
+@lru_cache(maxsize=512)
+def loaded(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
 def program_of(note_path: str) -> str:
     return os.path.basename(note_path).removesuffix(".json")
 
@@ -979,6 +988,8 @@ def replaced_quickly(value: Any, **changes: Any) -> Any:
     """`dataclasses.replace` in a tenth of its time, which is a third of a history's."""
     result = object.__new__(type(value))
     result.__dict__.update(value.__dict__, **changes)
+    for name in DERIVED if isinstance(value, Record) else ():
+        result.__dict__.pop(name, None)
     return result
 
 
@@ -996,16 +1007,6 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "time", clock)
     patch.setattr(supervisor.process, "shlex", SimpleNamespace(split=lru_cache(shlex.split)))
 
-    def write_atomic(file: File, text: str) -> bool:
-        mac = CURRENT[-1]
-        if file.files.get(file.name) == text:
-            return False
-        mac.burn()
-        mac.files.writes += 1
-        file.files[file.name] = text
-        return True
-
-    patch.setattr(program_files, "write_atomic", write_atomic)
     patch.setattr(loop, "ring", lambda *_: None)
     for module in (loop, reconcile, applier):
         patch.setattr(module, "replace", replaced_quickly)
@@ -1033,11 +1034,11 @@ def installed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(own_processes, "end_all", end_all)
     patch.setattr(leftovers, "_note_unknown", lambda _: [])  # no note is ever lost here
     patch.setattr(own_processes, "live", lambda _: [])
-    patch.setattr(leftovers, "processes", SimpleNamespace(command_line=command_line))
+    patch.setattr(leftovers, "processes", SimpleNamespace(command_line=command_line, keeper_of=lambda *_: ""))
     patch.setattr(leftovers, "os", SimpleNamespace(kill=kill))
     patch.setattr(applier, "ADD_AT_ONCE", 2)
     patch.setattr(probing, "busy", lambda port, *_: CURRENT[-1].busy(AT_PORT[port]))
-    for name in ("section", "section_spec", "is_unedited"):  # the same few texts, again and again
+    for name in ("section", "is_unedited"):  # the same few texts, again and again
         patch.setattr(programs, name, lru_cache(maxsize=4096)(getattr(programs, name)))
 
     def replaced(*_: object) -> None:
@@ -1054,7 +1055,7 @@ def installed(patch: pytest.MonkeyPatch) -> None:
         text = RUNNING[-1][0].files.specs.get(os.path.basename(path))
         if text is None:
             raise launch.BadSpec("no such spec")
-        return dict(json.loads(text))
+        return loaded(text)
 
     own = SimpleNamespace(
         getpid=lambda: RUNNING[-1][1].pid,

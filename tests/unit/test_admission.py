@@ -35,7 +35,7 @@ def wants(name: str, gib: float | None, priority: str = "normal", digest: str = 
         priority=priority,
         verdict=Verdict(Standing.RUN, "Admitted", "", 0.0),
         endpoint=None,
-        spec_file=f"default.{name}.{digest}.json",
+        edition=f"default.{name}.{digest}.json",
         reserved_bytes=round(gib * GIB) if gib else 0,
         memory="weights 1 GiB",
     )
@@ -59,8 +59,8 @@ def of(*records: Record) -> dict[Key, Record]:
 
 
 def up(record: Record, gib: float | None = None) -> Up:
-    assert record.spec_file
-    return Up(record.spec_file, max(record.reserved_bytes, round((gib or 0) * GIB)))
+    assert record.edition
+    return Up(record.edition, "", max(record.reserved_bytes, round((gib or 0) * GIB)))
 
 
 def admitted(*records: Record) -> dict[Key, Record]:
@@ -74,7 +74,7 @@ def test_two_that_fit_alone_but_not_together() -> None:
     assert both[a.key].verdict.standing is Standing.RUN
     waiting = both[b.key]
     assert (waiting.verdict.standing, waiting.verdict.reason) == (Standing.WAIT, "InsufficientMemory")
-    assert waiting.spec_file is None
+    assert waiting.edition is None
     assert waiting.verdict.message.startswith("needs 20.0 GiB, 18.0 GiB of 48.0 GiB left; try a smaller quantization")
     assert waiting.verdict.message.endswith("(queue position 1)") and waiting.queue_position == 1
     assert book.charged_bytes == 30 * GIB
@@ -83,7 +83,7 @@ def test_two_that_fit_alone_but_not_together() -> None:
 def test_it_starts_by_itself_once_the_other_s_process_is_gone_and_not_before() -> None:
     a, b = wants("a", 30), wants("b", 20)
     both, _ = settle(of(a, b), {}, {}, AdmissionRules(BUDGET), 1.0)
-    leaving = {a.key: replace(both[a.key], verdict=Verdict(Standing.REMOVING, "Deleted", "", 2.0), spec_file=None)}
+    leaving = {a.key: replace(both[a.key], verdict=Verdict(Standing.REMOVING, "Deleted", "", 2.0), edition=None)}
     again = replace(b, queued_at=both[b.key].queued_at)
     still, _ = settle({**leaving, b.key: again}, both, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
     assert still[b.key].verdict.standing is Standing.WAIT
@@ -106,7 +106,7 @@ def test_what_was_measured_counts_if_it_is_more() -> None:
     b = wants("b", 30)
     grown = {("default", "a"): up(wants("a", 10), 19)}
     assert settle(of(*first.values(), b), first, grown, AdmissionRules(BUDGET), 2.0)[0][b.key].verdict.reason
-    assert settle(of(*first.values(), b), first, grown, AdmissionRules(BUDGET), 2.0)[0][b.key].spec_file is None
+    assert settle(of(*first.values(), b), first, grown, AdmissionRules(BUDGET), 2.0)[0][b.key].edition is None
 
 
 def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> None:
@@ -115,17 +115,17 @@ def test_an_edit_that_does_not_fit_leaves_the_engine_as_it_was_and_says_so() -> 
     edited = replace(wants("a", 40, digest="b", generation=2), queued_at=a.queued_at, admitted_at=a.admitted_at)
     held = {record.key: up(record) for record in first.values()}
     kept, _ = settle({**first, a.key: edited}, first, held, AdmissionRules(BUDGET), 2.0)
-    assert (kept[a.key].spec_file, kept[a.key].generation) == (a.spec_file, 2)
+    assert (kept[a.key].edition, kept[a.key].generation) == (a.edition, 2)
     assert kept[a.key].warning and kept[a.key].warning[0] == "InsufficientMemory"
     assert kept[a.key].warning[1].startswith("needs 40.0 GiB, 28.0 GiB of 48.0 GiB left")
     assert "keeps running as it last could" in kept[a.key].warning[1]
     larger = replace(edited, reserved_bytes=50 * GIB, priority="high", protected=True)
     never = settle({**first, a.key: larger}, kept, held, AdmissionRules(BUDGET), 2.5)[0][a.key]
     assert never.warning and never.warning[1].startswith("needs 50.0 GiB, 28.0 GiB of 48.0 GiB left")
-    assert (never.spec_file, never.priority, never.protected) == (a.spec_file, "high", True), "these need no memory"
+    assert (never.edition, never.priority, never.protected) == (a.edition, "high", True), "these need no memory"
     alone = {a.key: edited}
     taken, _ = settle(alone, kept, {a.key: held[a.key]}, AdmissionRules(BUDGET), 3.0)
-    assert (taken[a.key].spec_file, taken[a.key].warning) == (edited.spec_file, None)
+    assert (taken[a.key].edition, taken[a.key].warning) == (edited.edition, None)
 
 
 def test_a_barred_engine_stays_barred_while_its_edit_waits_for_memory() -> None:
@@ -143,12 +143,12 @@ def test_an_engine_that_crashes_while_its_edit_waits_keeps_its_room_and_starts_a
     edited = replace(wants("a", 40, digest="b"), queued_at=a.queued_at, admitted_at=a.admitted_at)
     b_only = {("default", "b"): up(wants("b", 20))}
     kept, book = settle({**first, a.key: edited, c.key: c}, first, b_only, AdmissionRules(BUDGET), 2.0)
-    assert (kept[a.key].spec_file, kept[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
-    assert kept[a.key].warning and kept[c.key].spec_file is None
+    assert (kept[a.key].edition, kept[a.key].verdict.standing) == (a.edition, Standing.RUN)
+    assert kept[a.key].warning and kept[c.key].edition is None
     assert kept[a.key].warning[1].endswith("the engine starts again as it last could")
     assert book.charged_bytes == 40 * GIB
     taken, _ = settle({a.key: edited}, kept, {}, AdmissionRules(BUDGET), 3.0)
-    assert taken[a.key].spec_file == edited.spec_file
+    assert taken[a.key].edition == edited.edition
 
 
 def test_an_edit_that_takes_less_is_never_refused() -> None:
@@ -157,7 +157,7 @@ def test_an_edit_that_takes_less_is_never_refused() -> None:
     smaller = replace(wants("a", 50, digest="b"), queued_at=1.0)
     rules = AdmissionRules(BUDGET, paused="the machine is short of memory")
     taken, _ = settle(of(smaller), first, {a.key: up(a)}, rules, 2.0)
-    assert taken[a.key].spec_file == smaller.spec_file
+    assert taken[a.key].edition == smaller.edition
 
 
 def test_an_engine_whose_edit_was_admitted_is_charged_for_both_until_the_old_one_is_gone() -> None:
@@ -174,19 +174,19 @@ def test_an_engine_whose_edit_was_admitted_is_charged_for_both_until_the_old_one
 def test_an_engine_that_runs_and_lost_its_record_is_not_stopped() -> None:
     a = wants("a", 60)
     kept, book = settle(of(a), {}, {a.key: up(a)}, AdmissionRules(BUDGET), 5.0)
-    assert kept[a.key].spec_file == a.spec_file
+    assert kept[a.key].edition == a.edition
     assert (kept[a.key].queued_at, kept[a.key].admitted_at) == (5.0, 5.0)
     assert book.left_bytes < 0
 
 
 def test_a_service_made_anew_waits_only_for_what_its_old_engine_does_not_give() -> None:
     old = wants("a", 40)
-    removing = {old.key: replace(old, verdict=Verdict(Standing.REMOVING, "Deleted", "", 1.0), spec_file=None)}
+    removing = {old.key: replace(old, verdict=Verdict(Standing.REMOVING, "Deleted", "", 1.0), edition=None)}
     again = wants("a", 44, digest="b", uid="another")
     made, _ = settle(of(again), removing, {old.key: up(old)}, AdmissionRules(BUDGET), 2.0)
-    assert made[again.key].spec_file == again.spec_file
+    assert made[again.key].edition == again.edition
     too_much = replace(again, reserved_bytes=49 * GIB)
-    assert settle(of(too_much), removing, {old.key: up(old)}, AdmissionRules(BUDGET), 2.0)[0][old.key].spec_file is None
+    assert settle(of(too_much), removing, {old.key: up(old)}, AdmissionRules(BUDGET), 2.0)[0][old.key].edition is None
 
 
 def test_unknown_sizes_are_refused_or_started_with_a_warning() -> None:
@@ -197,7 +197,7 @@ def test_unknown_sizes_are_refused_or_started_with_a_warning() -> None:
     warned, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET, "warn"), 1.0)
     assert warned[a.key].warning and warned[a.key].warning[0] == "MemoryCheckFailed"
     later, _ = settle(of(replace(a, queued_at=1.0)), warned, {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
-    assert later[a.key].spec_file and later[a.key].warning, "it is said for as long as it is so"
+    assert later[a.key].edition and later[a.key].warning, "it is said for as long as it is so"
 
 
 def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> None:
@@ -205,7 +205,7 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
     held = {record.key: up(record) for record in first.values()}
     high = wants("high", 20, "high")
     waits, _ = settle({**first, high.key: high}, first, held, AdmissionRules(BUDGET), 2.0)
-    assert [record.spec_file is not None for record in waits.values()] == [True, True, False]
+    assert [record.edition is not None for record in waits.values()] == [True, True, False]
 
     rules = AdmissionRules(BUDGET, preemption=True)
     taken, _ = settle({**first, high.key: high}, first, held, rules, 2.0)
@@ -214,7 +214,7 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
         Standing.WAIT,
         "it was stopped for default/high (priority high)",
     )
-    assert taken["default", "normal"].spec_file and taken[high.key].spec_file is None
+    assert taken["default", "normal"].edition and taken[high.key].edition is None
     # While it drains it is not taken for somebody who may have his own room back.
     decided = {
         low.key: replace(first[low.key], queued_at=1.0, displaced_by=low.displaced_by),
@@ -222,10 +222,10 @@ def test_a_more_important_one_takes_the_room_only_where_that_is_configured() -> 
         high.key: replace(high, queued_at=2.0),
     }
     again, _ = settle(decided, taken, held, rules, 3.0)
-    assert again[low.key].spec_file is None and again[high.key].spec_file is None
+    assert again[low.key].edition is None and again[high.key].edition is None
     gone = {key: each for key, each in held.items() if key != low.key}
     end, _ = settle(decided, again, gone, rules, 4.0)
-    assert end[high.key].spec_file
+    assert end[high.key].edition
     assert end[low.key].verdict.message.startswith("it was stopped for default/high (priority high); needs 30.0 GiB")
 
 
@@ -234,8 +234,8 @@ def test_while_memory_is_short_nothing_new_starts_and_nothing_stops() -> None:
     b = wants("b", 1)
     rules = AdmissionRules(BUDGET, paused="the machine is short of memory (x)")
     found, _ = settle({**first, b.key: b}, first, {}, rules, 2.0)
-    assert found["default", "a"].spec_file
-    assert (found[b.key].verdict.reason, found[b.key].spec_file) == ("MemoryPressure", None)
+    assert found["default", "a"].edition
+    assert (found[b.key].verdict.reason, found[b.key].edition) == ("MemoryPressure", None)
     assert found[b.key].verdict.message == "the machine is short of memory (x) (queue position 1)"
 
 
@@ -247,47 +247,49 @@ def test_an_evicted_one_stays_away_and_keeps_its_reason_until_it_may_return() ->
     assert gone.drain_s == admission.EVICTED_DRAIN_S
     decided = replace(wants("a", 10), evicted_at=5.0, evictions=1, queued_at=1.0, evicted_why=gone.evicted_why)
     still, _ = settle(of(decided), of(gone), {}, AdmissionRules(BUDGET), 6.0)
-    assert (still[gone.key].verdict, still[gone.key].spec_file) == (gone.verdict, None)
+    assert (still[gone.key].verdict, still[gone.key].edition) == (gone.verdict, None)
     back, _ = settle(of(replace(decided, evicted_at=None)), still, {}, AdmissionRules(BUDGET), 7.0)
-    assert back[gone.key].spec_file
+    assert back[gone.key].edition
 
 
 def test_an_evicted_one_is_passed_by_nobody_who_would_keep_it_out() -> None:
     away = replace(wants("a", 30, "high"), evicted_at=5.0, evictions=1, queued_at=1.0)
     small, large = wants("small", 10, "batch", queued_at=2.0), wants("large", 35, "batch", queued_at=3.0)
     found, _ = settle(of(away, small, large), of(away), {}, AdmissionRules(BUDGET), 9.0)
-    assert found[small.key].spec_file and found[large.key].spec_file is None
+    assert found[small.key].edition and found[large.key].edition is None
     assert "but default/a needs 30.0 GiB and waits ahead of it" in found[large.key].verdict.message
 
 
 def test_an_engine_of_a_release_that_kept_no_books_counts_and_its_edit_is_judged() -> None:
     old = replace(wants("a", None), memory="")
-    runs, book = settle(of(wants("a", 20)), of(old), {old.key: Up(old.spec_file or "", 0)}, AdmissionRules(BUDGET), 1.0)
-    assert runs[old.key].spec_file and book.charged_bytes == 20 * GIB, "it runs; what it takes is known from now on"
+    runs, book = settle(
+        of(wants("a", 20)), of(old), {old.key: Up(old.edition or "", "", 0)}, AdmissionRules(BUDGET), 1.0
+    )
+    assert runs[old.key].edition and book.charged_bytes == 20 * GIB, "it runs; what it takes is known from now on"
     # Its size is not known even now: it counts for what it is measured, and an edit that says its size asks for it.
     b, edited = admitted(wants("b", 25))["default", "b"], wants("a", 60, digest="b")
-    ups = {old.key: Up(old.spec_file or "", 20 * GIB), b.key: up(b)}
+    ups = {old.key: Up(old.edition or "", "", 20 * GIB), b.key: up(b)}
     found, _ = settle(of(edited, b), of(old, b), ups, AdmissionRules(BUDGET), 2.0)
-    assert found[old.key].spec_file == old.spec_file and found[old.key].warning
+    assert found[old.key].edition == old.edition and found[old.key].warning
 
 
 def test_an_engine_that_crashes_keeps_its_place_whatever_it_would_be_started_from_today() -> None:
     a, b = admitted(wants("a", 20), wants("b", 25)).values()
     today = replace(wants("a", 30, digest="b"), queued_at=1.0)
     found, _ = settle(of(today, b), of(a, b), {b.key: up(b)}, AdmissionRules(BUDGET), 2.0)
-    assert (found[a.key].spec_file, found[a.key].verdict.standing) == (a.spec_file, Standing.RUN)
+    assert (found[a.key].edition, found[a.key].verdict.standing) == (a.edition, Standing.RUN)
 
 
-def test_what_it_would_be_started_from_next_is_asked_for_too_and_holds_up_nobody() -> None:
-    a, b = admitted(wants("a", 20), wants("b", 20)).values()
+def test_what_its_next_start_would_take_is_asked_for_too_and_holds_up_nobody() -> None:
+    a, b = (replace(each, asked="|same") for each in admitted(wants("a", 20), wants("b", 20)).values())
     ups = {a.key: up(a), b.key: up(b)}
-    next_one = replace(a, next_spec="default.a.n.json", next_bytes=40 * GIB)
+    larger = replace(a, edition="next", reserved_bytes=40 * GIB)  # of the same request
     small = wants("small", 5)
-    found, _ = settle(of(next_one, b, small), of(a, b), ups, AdmissionRules(BUDGET), 2.0)
-    assert (found[a.key].next_spec, found[a.key].spec_file, found[a.key].warning) == ("", a.spec_file, None)
-    assert found[small.key].spec_file, "it is not kept waiting for that"
-    found, book = settle(of(next_one), of(a), {a.key: up(a)}, AdmissionRules(BUDGET), 3.0)
-    assert found[a.key].next_spec == "default.a.n.json" and book.charged_bytes == 40 * GIB
+    found, _ = settle(of(larger, b, small), of(a, b), ups, AdmissionRules(BUDGET), 2.0)
+    assert (found[a.key].edition, found[a.key].reserved_bytes) == (a.edition, 20 * GIB)
+    assert found[a.key].warning is None and found[small.key].edition, "it is not kept waiting for that"
+    found, book = settle(of(larger), of(a), {a.key: up(a)}, AdmissionRules(BUDGET), 3.0)
+    assert found[a.key].edition == "next" and book.charged_bytes == 40 * GIB
 
 
 def test_nobody_is_stopped_for_its_own_edit() -> None:
@@ -295,7 +297,7 @@ def test_nobody_is_stopped_for_its_own_edit() -> None:
     ups = {key: up(record) for key, record in first.items()}
     edited = wants("a", 40, "high", "b")
     found, _ = settle({**first, edited.key: edited}, first, ups, AdmissionRules(BUDGET, preemption=True), 2.0)
-    assert found[edited.key].spec_file == first[edited.key].spec_file and found[edited.key].warning
+    assert found[edited.key].edition == first[edited.key].edition and found[edited.key].warning
 
 
 def test_an_edit_waits_since_it_was_made_and_what_is_not_of_the_engine_follows_at_once() -> None:
@@ -308,13 +310,13 @@ def test_an_edit_waits_since_it_was_made_and_what_is_not_of_the_engine_follows_a
     later = replace(edited, priority="normal")
     small = wants("small", 5)
     found, _ = settle({**first, later.key: later, small.key: small}, first, ups, AdmissionRules(BUDGET), 1001.0)
-    assert found[small.key].spec_file, "who was there before the edit did not pass it"
+    assert found[small.key].edition, "who was there before the edit did not pass it"
 
 
 def test_what_was_estimated_at_the_start_counts_while_the_engine_lives() -> None:
     a = admitted(wants("a", 40))["default", "a"]
     smaller_file = replace(a, reserved_bytes=5 * GIB)
-    found, book = settle(of(smaller_file), of(a), {a.key: Up(a.spec_file or "", 0)}, AdmissionRules(BUDGET), 2.0)
+    found, book = settle(of(smaller_file), of(a), {a.key: Up(a.edition or "", "", 0)}, AdmissionRules(BUDGET), 2.0)
     assert book.charged_bytes == 40 * GIB or found[a.key].reserved_bytes == 40 * GIB
 
 
@@ -322,7 +324,7 @@ def test_an_engine_over_a_limit_that_was_lowered_says_so_and_runs_on() -> None:
     a = admitted(wants("a", 20))["default", "a"]
     limited = replace(a, limit_bytes=10 * GIB)
     found, _ = settle(of(limited), of(a), {a.key: up(a)}, AdmissionRules(BUDGET), 2.0)
-    assert found[a.key].spec_file and found[a.key].warning
+    assert found[a.key].edition and found[a.key].warning
     assert "its Model allows 10.0 GiB (spec.hardware.memoryBudget" in found[a.key].warning[1]
 
 
@@ -373,7 +375,7 @@ class Mac:
             result[record.key] = record
         for key, was in self.records.items():
             if key not in result and key in self.processes:
-                result[key] = replace(was, spec_file=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
+                result[key] = replace(was, edition=None, verdict=Verdict(Standing.REMOVING, "Deleted", "", 0.0))
         return result
 
     def crash(self) -> None:
@@ -383,7 +385,7 @@ class Mac:
 
     def one_pass(self) -> None:
         self.step += 1
-        held = {key: Up(each.spec, each.bytes) for key, each in self.processes.items()}
+        held = {key: Up(each.spec, "", each.bytes) for key, each in self.processes.items()}
         decided = self.decided()
         items = list(decided.items())
         self.chance.shuffle(items)
@@ -396,13 +398,13 @@ class Mac:
         """What supervisord does of it: one process per record, the next only after the one before has ended."""
         for key, process in list(self.processes.items()):
             record = self.records.get(key)
-            if process.ends_at is None and (record is None or record.spec_file != process.spec):
+            if process.ends_at is None and (record is None or record.edition != process.spec):
                 process.ends_at = self.step + self.chance.randrange(4)
             if process.ends_at is not None and process.ends_at <= self.step:
                 del self.processes[key]
         for key, record in self.records.items():
-            if record.spec_file and key not in self.processes:
-                self.processes[key] = Process(record.spec_file, record.reserved_bytes)
+            if record.edition and key not in self.processes:
+                self.processes[key] = Process(record.edition, record.reserved_bytes)
                 self.started += 1
 
 
@@ -410,10 +412,10 @@ def comes_to_rest(mac: Mac) -> bool:
     """Whether it stays as it is, once nobody edits anything for a while."""
     same = 0
     for _ in range(40):
-        before = {key: each.spec_file for key, each in mac.records.items()}, mac.processes.keys()
+        before = {key: each.edition for key, each in mac.records.items()}, mac.processes.keys()
         mac.one_pass()
         rests = all(each.ends_at is None for each in mac.processes.values())
-        same = same + 1 if rests and before[0] == {key: each.spec_file for key, each in mac.records.items()} else 0
+        same = same + 1 if rests and before[0] == {key: each.edition for key, each in mac.records.items()} else 0
         if same == 2:
             return True
     return False
@@ -434,15 +436,15 @@ def test_random_histories_never_hold_more_than_the_budget() -> None:
             for key, spec in running.items():
                 record = mac.records.get(key)
                 untouched = record is not None and mac.asked.get(key[1], (0, "", -1, False))[2] == int(
-                    (before[key].spec_file or ".e-1.").split(".")[2][1:]
+                    (before[key].edition or ".e-1.").split(".")[2][1:]
                 )
                 if key[1] in mac.asked and record is not None and not mac.rules.preemption:
-                    assert record.spec_file, f"{seed}: {key} may not run any more, whatever it was edited to"
-                if untouched and record is not None and record.spec_file != spec:
+                    assert record.edition, f"{seed}: {key} may not run any more, whatever it was edited to"
+                if untouched and record is not None and record.edition != spec:
                     assert mac.rules.preemption and record.displaced_by, f"{seed}: {key} was stopped for nothing"
         assert comes_to_rest(mac), seed
         for record in mac.records.values():
-            if record.spec_file is None:
+            if record.edition is None:
                 assert record.verdict.reason == "InsufficientMemory" and "needs" in record.verdict.message
         seen["started"] += mac.started
         seen["waited"] += mac.waited
@@ -469,7 +471,7 @@ def test_a_limit_that_is_set_later_stops_nothing_and_is_named_beside_what_runs()
     first, _ = settle(of(a), {}, {}, AdmissionRules(BUDGET), 1.0)
     limited = AdmissionRules(BUDGET, limits={"*": Amount(16 * GIB)})
     after, _ = settle(first, first, {a.key: up(a)}, limited, 2.0)
-    assert after[a.key].verdict.standing is Standing.RUN and after[a.key].spec_file == a.spec_file
+    assert after[a.key].verdict.standing is Standing.RUN and after[a.key].edition == a.edition
     assert after[a.key].warning == (
         "InsufficientMemory",
         "the models of namespace default take 20.0 GiB, and may take 16.0 GiB (--namespace-memory); "

@@ -64,7 +64,7 @@ class Sharing(Assignment):
             for each in records
         }
         for each in records:
-            self.notes.setdefault(each.program, RunNote(7, 7, "s", each.spec_file or "", (1.0,), 0.0, "", ""))
+            self.notes.setdefault(each.program, RunNote(7, 7, "s", {"edition": each.edition}, (1.0,), 0.0, "", ""))
         found: dict[Key, Record] = {}
         snapshot = Snapshot(100.0, {}, True, {}, table, self.notes, {})
         self._share_out(ITEM.key, ITEM, tuple(records), frozenset(), found, Ports(records), snapshot)
@@ -82,7 +82,7 @@ def running(ordinal: int) -> Record:
         ordinal=ordinal,
         slot=ordinal,
         program=program,
-        spec_file=f"{program}.0.json",
+        edition=f"{program}.0.json",
         asked=ITEM.asked,
         port=18101 + ordinal,
         claimed=True,

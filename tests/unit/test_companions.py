@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_resources import ANYTHING, POLICY, accepted, model, refused, service, understood
 
-from metal_supervisor.controller.reconcile import same_request
 from metal_supervisor.runtimes import Binary, Place, llama_server
+from metal_supervisor.spec.record import same_request
 from metal_supervisor.spec.sources import Artifact
 from metal_supervisor.spec.types import Companion, Rejected, Role, Service
 

@@ -197,7 +197,7 @@ def test_a_reason_has_one_line_in_one_place() -> None:
 
 # ── and what `report` makes of them ──────────────────────────────────────────────────────────────
 
-RECORD = a_record(port=18100, host="default.tiny.a.json")
+RECORD = a_record(port=18100, host="a")
 UP = Observed("default.tiny", 7, True, 1.0, "RUNNING")
 DOWN = replace(UP, pid=0, ready=False, state="FATAL")
 OBSERVED = (
@@ -222,7 +222,7 @@ def refused_by(group: Group) -> Iterator[Record]:
     """A service that does not run, and one that does, for each reason of a group."""
     standing = Standing.FAILED if group.phases == ("Failed",) else Standing.WAIT
     for reason in group.reasons:
-        yield replace(RECORD, verdict=Verdict(standing, reason.name, "x", 1.0), spec_file=None)
+        yield replace(RECORD, verdict=Verdict(standing, reason.name, "x", 1.0), edition=None)
         yield replace(RECORD, warning=(reason.name, "x"))
 
 
@@ -242,7 +242,7 @@ ON_DEMAND = replace(RECORD, idle_s=60.0, front_port=18101)
 def every_record() -> Iterator[Record]:
     yield from (RECORD, replace(RECORD, claimed=False), replace(RECORD, withdraw="x"), replace(RECORD, replicas=2))
     yield replace(RECORD, unconfined="x")
-    yield from (ON_DEMAND, replace(ON_DEMAND, verdict=Verdict(Standing.WAIT, "Unloaded", "x", 1.0), spec_file=None))
+    yield from (ON_DEMAND, replace(ON_DEMAND, verdict=Verdict(Standing.WAIT, "Unloaded", "x", 1.0), edition=None))
     yield from (replace(RECORD, stopped_by_hand=True), replace(RECORD, peers_ready=1))
     for reason in (*WARNINGS, *IGNORED):
         yield replace(RECORD, warning=(reason, "x"))

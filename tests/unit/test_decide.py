@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports, choose_port
 from metal_supervisor.controller.reconcile import (
     Outlook,
-    Running,
     dismiss,
     fitting,
     verdict,
@@ -49,7 +48,7 @@ ENGINE = Engine(("/bin/llama-server",), (), "/", Probe(identity="tiny"))
 
 
 def outlook(digest: str = "a", port: int | None = 18100, **other: Any) -> Outlook:
-    program = Program("default.tiny", f"default.tiny.{digest}.json", "{}")
+    program = Program("default.tiny", digest, "{}")
     return replace(Outlook(READY, port, ENGINE, program), **other)
 
 
@@ -68,7 +67,7 @@ def running(**other: Any) -> Record:
 def test_a_service_with_everything_it_needs_runs() -> None:
     record = running()
     assert (record.verdict.standing, record.verdict.since) == (Standing.RUN, 100.0)
-    assert (record.program, record.spec_file, record.port) == ("default.tiny", "default.tiny.a.json", 18100)
+    assert (record.program, record.edition, record.port) == ("default.tiny", "a", 18100)
     assert (record.files, record.probe, record.endpoint) == (("/m.gguf",), ENGINE.probe, ENDPOINT)
     assert (record.uid, record.generation, record.model, record.runtime) == ("u", 2, "phi", "llama-server")
     assert (record.warning, record.withdraw, record.retry_at, record.stopped_by_hand) == (None, "", None, False)
@@ -88,28 +87,22 @@ def test_a_changed_spec_is_taken_over_and_forgets_the_stop_by_hand() -> None:
     before = running(stopped_by_hand=True)
     assert accept(SERVICE, before, outlook("a"), 200.0).stopped_by_hand
     ours = accept(SERVICE, before, outlook("b"), 200.0)  # nobody edited anything
-    assert (ours.spec_file, ours.stopped_by_hand) == ("default.tiny.b.json", True)
+    assert (ours.edition, ours.stopped_by_hand) == ("b", True)
     after = accept(EDITED, before, outlook("b"), 200.0)
-    assert (after.spec_file, after.stopped_by_hand) == ("default.tiny.b.json", False)
+    assert (after.edition, after.stopped_by_hand) == ("b", False)
 
 
-def test_what_only_this_mac_would_change_waits_while_the_engine_runs() -> None:
-    before = running()
-    assert before.asked == SERVICE.asked
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
-    other = replace(ENGINE, probe=Probe("/other"))
-    kept = accept(SERVICE, before, outlook("b", 18101, running=up, engine=other), 200.0)
-    assert (kept.spec_file, kept.next_spec) == ("default.tiny.a.json", "default.tiny.b.json")
-    assert (kept.port, kept.probe) == (18100, ENGINE.probe)
-    assert accept(SERVICE, kept, outlook("b", running=up), 300.0).next_spec == "default.tiny.b.json"
-    again = replace(up, started="later")  # supervisord was faster than the controller
-    assert accept(SERVICE, kept, outlook("b", running=again), 300.0).spec_file == "default.tiny.b.json"
-    of_another_release = replace(kept, next_after="")
-    assert accept(SERVICE, of_another_release, outlook("b", running=again), 300.0).next_after == "later"
-    back = accept(SERVICE, kept, outlook("a", running=up), 300.0)
-    assert (back.spec_file, back.next_spec) == ("default.tiny.a.json", "")
-    down = accept(SERVICE, kept, outlook("b"), 300.0)
-    assert (down.spec_file, down.next_spec) == ("default.tiny.b.json", "")
+UP = {"live": ("127.0.0.1", 18100), "live_edition": "a"}
+
+
+def test_what_only_this_mac_changes_waits_for_the_next_start() -> None:
+    before, other = running(), replace(ENGINE, probe=Probe("/other"))
+    kept = accept(SERVICE, before, outlook("b", 18101, engine=other, **UP), 200.0)
+    assert kept.edition == "b" and kept.is_run_by("a", before.asked)
+    assert (kept.port, kept.probe) == (18100, ENGINE.probe), "as long as it runs"
+    assert accept(SERVICE, kept, outlook("b", 18101, engine=other, **UP), 300.0) == kept
+    down = accept(SERVICE, kept, outlook("b", 18101, engine=other), 300.0)
+    assert (down.port, down.probe) == (18101, other.probe)
 
 
 EDITED = replace(SERVICE, generation=3, options={"contextSize": 8192})
@@ -117,9 +110,8 @@ EDITED = replace(SERVICE, generation=3, options={"contextSize": 8192})
 
 def test_an_edit_that_says_nothing_of_the_engine_leaves_the_change_of_ours_waiting() -> None:
     before = running()
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     scaled = replace(SERVICE, generation=3, replicas=2, priority="high")
-    assert accept(scaled, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.a.json"
+    assert accept(scaled, before, outlook("b", **UP), 200.0).is_run_by("a", before.asked)
 
 
 def test_a_field_that_another_release_reads_of_a_model_makes_no_edit() -> None:
@@ -137,20 +129,18 @@ def test_a_field_that_another_release_reads_of_a_model_makes_no_edit() -> None:
 @pytest.mark.parametrize("edit", [{"options": {"contextSize": 1}}, {"extra_args": ("-x",)}, {"uid": "other"}])
 def test_an_edit_of_the_resource_is_taken_over_at_once(edit: dict[str, Any]) -> None:
     before = running()
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
     edited = replace(SERVICE, generation=3, **edit)
-    assert accept(edited, before, outlook("b", running=up), 200.0).spec_file == "default.tiny.b.json"
+    assert not accept(edited, before, outlook("b", **UP), 200.0).is_run_by("a", before.asked)
     model = replace(SERVICE.model, generation=9, source="/models/other.gguf")
-    after = accept(replace(SERVICE, model=model), before, outlook("b", running=up), 200.0)
-    assert after.spec_file == "default.tiny.b.json"
+    after = accept(replace(SERVICE, model=model), before, outlook("b", **UP), 200.0)
+    assert not after.is_run_by("a", before.asked)
 
 
 def test_an_edit_that_could_not_be_followed_at_once_is_followed_later() -> None:
     before, edited = running(), EDITED
-    up = Running("default.tiny.a.json", before.asked, before.probe, 18100, "now")
-    waiting = accept(edited, before, outlook("b", file=ModelFile("Downloading"), running=up), 200.0)
-    assert (waiting.spec_file, waiting.generation, waiting.asked) == ("default.tiny.a.json", 3, SERVICE.asked)
-    assert accept(edited, waiting, outlook("b", running=up), 300.0).spec_file == "default.tiny.b.json"
+    waiting = accept(edited, before, outlook("b", file=ModelFile("Downloading"), **UP), 200.0)
+    assert (waiting.edition, waiting.generation, waiting.asked) == ("a", 3, SERVICE.asked)
+    assert accept(edited, waiting, outlook("b", **UP), 300.0).edition == "b"
 
 
 def test_what_is_only_looked_at_again_is_no_warning_and_what_an_edit_waits_for_is_one() -> None:
@@ -189,7 +179,7 @@ def test_suspended_and_scaled_to_zero_take_a_running_engine_down_whatever_else_i
 ) -> None:
     for before in (None, running()):
         record = accept(service, before, outlook(**hindrance), 200.0)
-        assert (record.verdict.standing, record.verdict.reason, record.spec_file) == (standing, reason, None)
+        assert (record.verdict.standing, record.verdict.reason, record.edition) == (standing, reason, None)
         assert record.port == 18100, "the port stays with a service that rests"
 
 
@@ -228,7 +218,7 @@ class TestSomethingIsInTheWay:
         record = accept(SERVICE, None, outlook(**hindrance, engine=None, program=None), 100.0)
         assert (record.verdict.standing, record.verdict.reason) == (standing, reason)
         assert text in record.verdict.message
-        assert record.spec_file is None
+        assert record.edition is None
 
     def test_an_engine_that_runs_keeps_its_spec_and_says_what_is_wrong(
         self, hindrance: dict[str, Any], standing: Standing, reason: str, text: str
@@ -268,7 +258,7 @@ def test_a_bad_edit_leaves_the_engine_exactly_as_it_runs() -> None:
 def test_a_running_engine_of_a_rejected_model_is_left_running_and_its_next_start_is_barred() -> None:
     before = running()
     record = refuse(rejected(reason="ModelSourceNotAllowed"), before, 500.0)
-    assert (record.runs, record.spec_file) == (True, before.spec_file)
+    assert (record.runs, record.edition) == (True, before.edition)
     assert record.barred == "ModelSourceNotAllowed: spec.x is wrong"
     assert record.warning is not None and record.warning[1].endswith("keeps running, and its next start is refused")
 
@@ -277,7 +267,7 @@ def test_a_barred_service_fails_once_a_start_was_refused_and_stays_barred_until_
     barred = refuse(rejected(reason="ModelSourceNotAllowed"), running(), 500.0)
     failed = refuse(rejected(reason="ModelSourceNotAllowed"), barred, 600.0, start_refused=True)
     assert (failed.verdict.standing, failed.verdict.reason) == (Standing.FAILED, "ModelSourceNotAllowed")
-    assert failed.spec_file is None and failed.barred, "supervisord may try again before its section is gone"
+    assert failed.edition is None and failed.barred, "supervisord may try again before its section is gone"
     assert refuse(rejected(reason="ModelSourceNotAllowed"), None, 500.0).barred, "one that never ran, too"
     assert not accept(SERVICE, failed, outlook(), 700.0).barred
     assert not refuse(rejected(), barred, 700.0).barred, "another refusal bars no start"
@@ -288,7 +278,7 @@ def test_a_refusal_that_means_it_takes_the_engine_down_and_keeps_the_port(reason
     record = refuse(rejected(False, reason), running(), 500.0)
     assert (record.verdict.standing, record.verdict.reason) == (Standing.FAILED, reason)
     assert (record.verdict.message, record.verdict.since) == ("spec.x is wrong", 500.0)
-    assert (record.spec_file, record.port, record.endpoint) == (None, 18100, ENDPOINT)
+    assert (record.edition, record.port, record.endpoint) == (None, 18100, ENDPOINT)
 
 
 def test_a_withdrawal_that_was_asked_for_is_not_forgotten_by_the_next_pass() -> None:
@@ -318,7 +308,7 @@ def test_what_is_wrong_with_the_model_is_told_before_what_this_mac_lacks() -> No
 def test_a_service_that_never_ran_fails_even_if_an_engine_would_have_kept_running() -> None:
     for before in (None, accept(SERVICE, None, outlook(file=ModelFile("Downloading")), 1.0)):
         record = refuse(rejected(), before, 500.0)
-        assert (record.verdict.standing, record.spec_file, record.warning) == (Standing.FAILED, None, None)
+        assert (record.verdict.standing, record.edition, record.warning) == (Standing.FAILED, None, None)
         assert (record.program, record.generation, record.model) == ("default.tiny", 3, "phi")
 
 
@@ -326,13 +316,13 @@ def test_a_service_that_never_ran_fails_even_if_an_engine_would_have_kept_runnin
 def test_a_refusal_does_not_start_what_was_suspended_or_scaled_to_zero(off: dict[str, Any]) -> None:
     resting = accept(replace(SERVICE, **off), running(), outlook(), 200.0)
     record = refuse(rejected(), resting, 300.0)
-    assert (record.verdict.standing, record.spec_file) == (Standing.FAILED, None)
+    assert (record.verdict.standing, record.edition) == (Standing.FAILED, None)
 
 
 def test_what_is_gone_is_removed() -> None:
     record = dismiss(running(warning=("a", "b")), 300.0)
     assert (record.verdict.standing, record.verdict.since) == (Standing.REMOVING, 300.0)
-    assert (record.spec_file, record.warning, record.program) == (None, None, "default.tiny")
+    assert (record.edition, record.warning, record.program) == (None, None, "default.tiny")
     assert dismiss(record, 400.0) == record
 
 
@@ -394,7 +384,7 @@ def test_the_ports_of_all_others_are_taken_also_those_at_rest() -> None:
 
 
 def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
-    note = RunNote(0, 0, "", "default.tiny.a.json", (), 0.0, "PortInUse", "port 18100 is taken by x")
+    note = RunNote(0, 0, "", {"edition": "a"}, (), 0.0, "PortInUse", "port 18100 is taken by x")
     choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))
     for wanted, says in ((18100, "spec.containerPort 18100 is taken"), (None, "port 18100 is taken")):
         service = replace(SERVICE, container_port=wanted)
@@ -423,7 +413,7 @@ def test_an_unloaded_service_leaves_its_engines_port_to_others_and_gets_one_when
     choice = PortChoice(Settings(ports="18100-18102"), StateDir(tmp_path))
     on_demand = replace(SERVICE, idle_s=60.0, container_port=18101)
     unloaded = verdict(None, Standing.WAIT, "Unloaded", "", 1.0)
-    record = replace(running(), verdict=unloaded, spec_file=None, idle_s=60.0, port=18101, front_port=18100)
+    record = replace(running(), verdict=unloaded, edition=None, idle_s=60.0, port=18101, front_port=18100)
     other = replace(running(), name="other", namespace="team", port=18101)
     assert Ports([record]).holder(18101, other.key) is None
     waited_for = replace(SNAPSHOT, uses={record.program: EngineUse(waiting=1)})

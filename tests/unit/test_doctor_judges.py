@@ -181,7 +181,7 @@ def firewall(state: Done, apps: Done, programs: list[Path], loopback: bool) -> A
 
 
 def build(changed_at: float | None, started_at: float) -> Any:
-    directory = SimpleNamespace(run_note=lambda _: NOTE, read_spec=lambda _: {"argv": [str(LLAMA.path)]})
+    directory = SimpleNamespace(run_note=lambda _: replace(NOTE, spec={"argv": [str(LLAMA.path)]}))
     with (
         mock.patch.object(processes, "started_at", lambda _: started_at),
         mock.patch.object(engines, "_changed_at", lambda _: changed_at),
@@ -224,7 +224,7 @@ APPS = """Total number of apps = 2
 """
 ON = said("Firewall is enabled. (State = 1)\n")
 OFF = said("Firewall is disabled. (State = 0)\n")
-NOTE = RunNote(40, 40, "tv 1 2", "default.tiny.ab.json", (), 0.0, "", "")
+NOTE = RunNote(40, 40, "tv 1 2", {"edition": "default.tiny.ab.json"}, (), 0.0, "", "")
 RECORD = a_record(model="tiny", verdict=Verdict(Standing.RUN, "Admitted", "", 0.0), endpoint=None)
 SEEN = Observed("default.tiny", 40, True, 0.0, "RUNNING", confined=False)
 EN0 = Interface("en0", "192.168.1.20", True)

@@ -235,30 +235,27 @@ class Story:
             return "it should be gone" if left or wrong else ""
         if record is not None and (reason := self.short_of_memory(record)):
             return self.waits_rightly(record, reason, edition)
-        meant, waits = composed(name, edition, mac.release)[2].spec_file, mac.files.pending.get(f"{group}.conf")
-        if record is None or (record.next_spec or record.spec_file) != meant or meant not in mac.files.specs:
+        meant = composed(name, edition, mac.release)[2].edition
+        if record is None or record.edition != meant or mac.files.spec_of(group).get("edition") != meant:
             return "its record or spec is not the wanted one"
+        text = {starts: programs.section(group, HOME, starts) for starts in (True, False)}
         if record.stopped_by_hand:
             honoured = group in mac.stop_by_hand and not engines and state is State.STOPPED
-            same = file == programs.section(group, meant, HOME, False) and record.spec_file == meant and not waits
-            return "" if honoured and same else f"nobody stopped it, or it runs: {state} {engines}"
+            return "" if honoured and file == text[False] else f"nobody stopped it, or it runs: {state} {engines}"
         if mac.stop_by_hand.get(group):
             return "somebody stopped it"
-        section = programs.section(group, meant, HOME, True)
         if edition in UNSTABLE:
-            wrong = section not in (file, waits) or any(EDITION[each.spec] != edition for each in engines)
+            wrong = file not in text.values() or any(EDITION[each.spec] != edition for each in engines)
             return "it runs another spec, or would" if wrong else ""
         note = mac.files.read_notes.get(group)
-        if file == section and not waits:
-            if state is State.FATAL and note and note.not_before:
-                return "held"
-        elif waits != section or not programs.is_unedited(file or ""):
-            return f"its section is not the wanted one: {file} {waits}"
-        if programs.section_spec(file or "") != record.spec_file:
-            return "its section is not what it runs from"
+        if state is State.FATAL and note and note.not_before:
+            return "held"
+        # One that was started by hand keeps the section that it was started by.
+        if file not in (text.values() if engines else (text[True],)):
+            return f"its section is not the wanted one: {file}"
         if any(each in mac.hanging for each in engines):
             return "it hangs"
-        running = state is State.RUNNING and [each.spec for each in engines] == [record.spec_file]
+        running = state is State.RUNNING and [EDITION[each.spec] for each in engines] == [edition]
         known = note and engines and note.pid == engines[0].pid
         return "" if running and known else f"it should run: {state} {engines} {note}"
 
@@ -282,8 +279,8 @@ class Story:
         engines, file = mac.engines(group), mac.files.sections.get(f"{group}.conf")
         if reason == "waits":
             return "it should be gone" if (mac.state(group), engines, file) != (None, [], None) else ""
-        runs = [each.spec for each in engines] == [record.spec_file]
-        unstable = EDITION.get(record.spec_file or "") in UNSTABLE
+        runs = [each.spec for each in engines] == [record.edition]
+        unstable = EDITION.get(record.edition or "") in UNSTABLE
         return "" if runs or unstable or record.stopped_by_hand else f"it should go on as it was: {engines}"
 
     def left(self) -> dict[str, str]:
@@ -327,7 +324,7 @@ class Story:
     def unstable(self, name: str) -> bool:
         """Whether its engine comes and goes: the one that is asked for, or the one that goes on for want of room."""
         record = self.mac.files.kept[program(name)]
-        runs = EDITION.get(record.spec_file or "") if self.short_of_memory(record) else self.mac.wanted[name][0]
+        runs = EDITION.get(record.edition or "") if self.short_of_memory(record) else self.mac.wanted[name][0]
         return runs in UNSTABLE and self.should_run(name)
 
     def should_run(self, name: str) -> bool:
@@ -341,7 +338,7 @@ class Story:
         return len(mac.journal), mac.files.writes, self.files(), dict(mac.files.kept), alive
 
     def files(self) -> tuple[dict[str, str], dict[str, str]]:
-        return dict(self.mac.files.sections), dict(self.mac.files.pending)
+        return dict(self.mac.files.sections), dict(self.mac.files.specs)
 
     def left_others_alone(self) -> None:
         """The engines that nobody touched, or that an upgrade found in order, and what is not ours."""
@@ -377,7 +374,7 @@ def played(history: Sequence[Event], *, reverse: bool = False, deaf: bool = Fals
 @example([("edit file", "a", 0, 0.0), ("update", "a", 1, 0.0)])
 # A stop of our own, long ago, is no excuse to undo somebody's.
 @example([("suspend", "a", 0, 2.5), ("suspend", "a", 0, 16.0), ("stop", "a", 0, 2.5), ("stop", "a", 0, 16.0)])
-# A section that was lost while a next spec waited named that one, and the engine was no longer known by it.
+# A section that is lost while a spec waits for the next start.
 @example([("delete file", "a", 0, 0.0), ("upgrade", "a", 1, 0.0)])
 # What this Mac alone composes anew does not start what somebody stopped.
 @example([("stop", "a", 0, 16.0), ("upgrade", "a", 1, 2.5)])
@@ -421,7 +418,7 @@ def test_what_this_mac_alone_composes_anew_ends_no_engine_and_neither_does_super
     assert running == {name: story.engine(name) for name in running}, story.mac.story()
 
 
-def test_a_stop_by_hand_is_honoured_although_a_next_spec_waits() -> None:
+def test_a_stop_by_hand_is_honoured_although_another_spec_waits() -> None:
     story = Story()
     story.tell([("upgrade", "a", 1, 2.5), ("stop", "a", 0, 16.0)])
     assert story.mac.state(program("a")) is State.STOPPED, story.mac.story()

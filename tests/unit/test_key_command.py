@@ -13,6 +13,7 @@ import pytest
 from metal_supervisor.cli import changes, keys, main
 from metal_supervisor.gateway import access
 from metal_supervisor.settings.schema import Settings
+from metal_supervisor.spec.types import Program
 from metal_supervisor.state.directory import StateDir
 from tests.support.records import a_record
 
@@ -112,9 +113,8 @@ CHAT_WITH_OWN = f'METAL_SUPERVISOR_KEY="{OWN}" {CHAT}'
 
 def with_engine(state: StateDir, name: str, namespace: str, env: dict[str, str]) -> None:
     """Write the record and the spec of an engine."""
-    spec_file = f"{namespace}.{name}.0123456789ab.json"
-    state.write_record(a_record(name, namespace, spec_file=spec_file))
-    state.write_spec(spec_file, json.dumps({"env": env}))
+    state.write_record(a_record(name, namespace, edition="a"))
+    state.write_spec(Program(f"{namespace}.{name}", "a", json.dumps({"env": env})))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from metal_supervisor.state.programs import read_run
 
 PROPERTY = settings(max_examples=100, database=None, derandomize=True)
 NOW = 1_000_000.0
-SPEC = "default.tiny.0123456789ab.json"
+SPEC = "0123456789ab"
 DEEP = pytest.param("[" * 200_000, id="deep")
 NASTY = [
     "x\n[program:evil]\ncommand=touch /tmp/pwned",
@@ -52,7 +52,7 @@ NASTY = [
 
 
 def note(*starts: float, **other: Any) -> dict[str, object]:
-    return {"format": 1, "spec": SPEC, "starts": list(starts), "not_before": 0.0, "held_after": 0, **other}
+    return {"format": 1, "spec": {"edition": SPEC}, "starts": list(starts), "not_before": 0.0, "held_after": 0, **other}
 
 
 # ── the hold of a crash loop ─────────────────────────────────────────────────────────────────────
@@ -75,7 +75,7 @@ def note(*starts: float, **other: Any) -> dict[str, object]:
         # Forgotten: ten minutes up, a new spec, an orderly stop.
         (note(NOW - 700, NOW - 601), "exited", ([], 0.0)),
         (note(NOW - 700, NOW - 599), "exited", ([NOW - 700, NOW - 599], NOW + 10)),
-        (note(NOW - 5, NOW - 3, spec="default.tiny.other.json"), "exited", ([], 0.0)),
+        (note(NOW - 5, NOW - 3, spec={"edition": "other"}), "exited", ([], 0.0)),
         (note(NOW - 5, NOW - 3), "stopped", ([], 0.0)),
         # A long pause is not ten minutes up.
         (note(*[NOW - 650] * 7, not_before=NOW - 350, held_after=7), "exited", ([NOW - 650] * 7, NOW - 350)),
@@ -239,9 +239,9 @@ def test_an_engine_inherits_a_few_names_and_what_its_spec_says() -> None:
     ],
 )
 def test_a_spec_that_cannot_be_used_is_refused_before_anything_happens(tmp_path: Path, content: str) -> None:
-    path = tmp_path / SPEC
+    path = tmp_path / "default.tiny.json"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(launch.BadSpec, match=SPEC):
+    with pytest.raises(launch.BadSpec, match=path.name):
         launch.read_spec(str(path))
 
 
@@ -278,9 +278,14 @@ def test_a_port_is_free_or_the_reason_it_is_not_is_told(listener: int) -> None:
 
 def test_a_survivor_is_the_very_process_that_was_noted_whatever_its_spec(tmp_path: Path) -> None:
     parent, state = os.getppid(), str(tmp_path)
-    alive = {"pid": parent, "started": launch.start_time(parent), "spec": SPEC, "directory": launch.identity(state)}
+    alive = {
+        "pid": parent,
+        "started": launch.start_time(parent),
+        "spec": {"edition": SPEC},
+        "directory": launch.identity(state),
+    }
     assert launch.survivor(alive, state) == parent
-    assert launch.survivor({**alive, "spec": "other.json"}, state) == parent
+    assert launch.survivor({**alive, "spec": {"edition": "other"}}, state) == parent
     for difference in ({"started": "ticks 1"}, {"started": ""}, {"pid": 0}, {"pid": None}):
         assert launch.survivor({**alive, **difference}, state) == 0
     for difference in ({"directory": None}, {"directory": launch.identity("/")}):
@@ -339,9 +344,10 @@ class Place:
             "port": free_port(),
             "supervisor_log": str(self.log),
             "confinement": False,
+            "edition": SPEC,
             **other,
         }
-        path = self.path / "specs" / SPEC
+        path = self.path / "specs" / "default.tiny.json"
         path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
         return str(path)
 
@@ -350,7 +356,7 @@ class Place:
             json.dumps(
                 {
                     "format": 1,
-                    "spec": SPEC,
+                    "spec": {"edition": SPEC},
                     "pid": 0,
                     "launcher_pid": 0,
                     "started": "",
@@ -398,10 +404,10 @@ def test_the_engine_gets_its_argv_and_environment_byte_for_byte_under_the_same_p
     assert (told["pid"], told["cwd"]) == (pid, str(place.path))
     assert [bytes.fromhex(each).decode() for each in told["argv"]] == NASTY
     got = {bytes.fromhex(name).decode(): bytes.fromhex(value).decode() for name, value in told["env"].items()}
-    mark = {"METAL_SUPERVISOR_ENGINE": str(place.path / "specs" / SPEC)}
+    mark = {"METAL_SUPERVISOR_ENGINE": str(place.path / "specs" / "default.tiny.json")}
     assert got == {"PATH": INHERITED["PATH"], "LC_ALL": "C.UTF-8", **mark, **env}
     noted = read_run(place.note.read_text())
-    assert (noted.pid, noted.launcher_pid, noted.spec_file, noted.refused) == (pid, pid, SPEC, "")
+    assert (noted.pid, noted.launcher_pid, noted.edition, noted.refused) == (pid, pid, SPEC, "")
     assert noted.started and len(noted.starts) == 1 and before <= noted.starts[0] <= time.time()
     assert place.note.stat().st_mode & 0o777 == 0o600
     assert list(place.note.parent.iterdir()) == [place.note]
@@ -501,9 +507,9 @@ def test_a_bad_spec_is_78_and_leaves_word_of_which_it_was(place: Place, content:
     spec = place.spec(*ENGINE)
     Path(spec).write_text(content)
     code, output, errors, _ = place.run(spec)
-    assert (code, output) == (78, b"") and SPEC in errors
+    assert (code, output) == (78, b"") and spec in errors
     noted = json.loads(place.note.read_text())
-    assert (noted["refused"], noted["spec"], noted["pid"]) == ("BadSpec", SPEC, 0)
+    assert (noted["refused"], noted["spec"], noted["pid"]) == ("BadSpec", {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -688,13 +694,13 @@ def test_a_term_that_comes_as_soon_as_a_stand_in_says_what_it_is_reaches_the_eng
 def test_a_launcher_of_another_spec_stands_in_too_and_says_which_one_runs(
     place: Place, survivor: tuple[subprocess.Popen[bytes], str]
 ) -> None:
-    other = place.path / "specs" / "default.tiny.fedcba987654.json"
-    other.write_text(Path(survivor[1]).read_text())
-    second = place.start(str(other))
+    other = {**json.loads(Path(survivor[1]).read_text()), "edition": "other"}
+    Path(survivor[1]).write_text(json.dumps(other))
+    second = place.start(survivor[1])
     assert second.stderr is not None
     assert b"standing in" in second.stderr.readline()
     noted = read_run(place.note.read_text())
-    assert (noted.pid, noted.launcher_pid, noted.spec_file) == (survivor[0].pid, second.pid, SPEC)
+    assert (noted.pid, noted.launcher_pid, noted.edition) == (survivor[0].pid, second.pid, SPEC)
     second.terminate()
     second.communicate(timeout=30)
     assert survivor[0].wait(30) == -signal.SIGTERM
@@ -734,20 +740,20 @@ os._exit(0)
 
 
 def test_what_a_dead_engine_left_behind_is_ended_and_nothing_of_a_stranger_is() -> None:
-    env = {**os.environ, "METAL_SUPERVISOR_ENGINE": "/s/specs/default.tiny.0123456789ab.json"}
+    env = {**os.environ, "METAL_SUPERVISOR_ENGINE": "/s/specs/default.tiny.json"}
     leader = subprocess.Popen([sys.executable, "-I", "-S", "-c", LEADER], env=env, stdout=subprocess.PIPE)
     output, _ = leader.communicate(timeout=20)
     ours, strange = map(int, output.split())
     try:
-        assert launch.sweep_group(leader.pid, "/s/specs/default.other") == []
-        assert launch.sweep_group(leader.pid, "/s/specs/default.tin") == []
-        assert launch.sweep_group(leader.pid, "/other/specs/default.tiny") == []
+        assert launch.sweep_group(leader.pid, "/s/specs/default.other.json") == []
+        assert launch.sweep_group(leader.pid, "/s/specs/default.tin.json") == []
+        assert launch.sweep_group(leader.pid, "/other/specs/default.tiny.json") == []
         assert launch.start_time(ours) and launch.start_time(strange)
-        assert launch.sweep_group(leader.pid, "/s/specs/default.tiny") == [ours]
+        assert launch.sweep_group(leader.pid, "/s/specs/default.tiny.json") == [ours]
         until = time.monotonic() + 30
         while launch.start_time(ours) and time.monotonic() < until:
             time.sleep(0.01)
         assert not launch.start_time(ours) and launch.start_time(strange)
-        assert launch.sweep_group(os.getpid(), "/s/specs/default.tiny") == []  # alive: that is no leftover
+        assert launch.sweep_group(os.getpid(), "/s/specs/default.tiny.json") == []  # alive: that is no leftover
     finally:
         os.kill(strange, signal.SIGKILL)

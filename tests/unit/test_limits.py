@@ -115,7 +115,7 @@ def test_a_service_type_that_is_not_allowed_is_a_cluster_ip() -> None:
 def test_what_is_not_granted_is_named_beside_an_engine_that_runs() -> None:
     held = Limits(priority={"*": "low"}, protection=frozenset())
     item = understood(grants.granted(service(evictionProtection=True), held))
-    runs = reconcile.unchanged(record(spec_file="x.json"))
+    runs = reconcile.unchanged(record(edition="x.json"))
     told = grants.warned(runs, item).warning
     assert told is not None and told[0] == "PriorityCapped"
     assert "spec.priority normal counts as low" in told[1] and "spec.evictionProtection" in told[1]

@@ -203,7 +203,7 @@ def test_the_service_has_no_selector_and_is_found_by_llmkubes_labels() -> None:
 
 
 def test_the_service_is_the_same_from_every_mac_and_in_every_state() -> None:
-    other = record(Standing.SUSPENDED, "Suspended", "", port=9, withdraw="t", spec_file="x", generation=9)
+    other = record(Standing.SUSPENDED, "Suspended", "", port=9, withdraw="t", edition="x", generation=9)
     assert service_object(record(), ENDPOINT) == service_object(other, ENDPOINT)
 
 

@@ -88,8 +88,8 @@ def test_what_means_nothing_is_refused_by_name(service: Json, model: Json, where
 # ── one service ──────────────────────────────────────────────────────────────────────────────────
 
 NOW = 10_000.0
-SPEC = "default.tiny.aaaaaaaaaaaa.json"
-RUNS = a_record(idle_s=60.0, front_port=18101, port=18100, spec_file=SPEC, reserved_bytes=10, admitted_at=NOW - 100)
+SPEC = "aaaaaaaaaaaa"
+RUNS = a_record(idle_s=60.0, front_port=18101, port=18100, edition=SPEC, reserved_bytes=10, admitted_at=NOW - 100)
 ASKS = reconcile.unchanged(RUNS)
 READY = Observed("default.tiny", 7, True, NOW - 100, "RUNNING")
 
@@ -119,7 +119,7 @@ def test_an_engine_is_unloaded_after_its_idle_time(use: EngineUse, stays: bool) 
     assert found.asks is stays
     if not stays:
         assert (found.verdict.standing, found.verdict.reason) == (Standing.WAIT, UNLOADED)
-        assert found.spec_file is None and found.drain_s == on_demand.DRAIN_S
+        assert found.edition is None and found.drain_s == on_demand.DRAIN_S
 
 
 def test_an_engine_of_which_no_worker_tells_counts_as_in_use() -> None:
@@ -144,7 +144,7 @@ def test_times_ahead_of_a_clock_that_was_set_back_count_as_long_ago() -> None:
 def test_one_that_is_evicted_ends_as_such_and_not_as_one_that_rests() -> None:
     evicted = replace(RUNS, evicted_at=NOW, evicted_why="memory is short", evictions=1)
     asks, rules = replace(ASKS, evicted_at=NOW), AdmissionRules(10, paused="short of memory")
-    record, key, ups = evicted, RUNS.key, {RUNS.key: Up(SPEC, 10)}
+    record, key, ups = evicted, RUNS.key, {RUNS.key: Up(SPEC, "", 10)}
     for use in (EngineUse(in_flight=1, used_at=NOW), EngineUse(in_flight=1), EngineUse(waiting=1, in_flight=1)):
         found = on_demand.settle({key: asks}, {key: record}, [key], world({RUNS.program: use}, {RUNS.program: READY}))
         record = admission.settle(found, {key: record}, ups, rules, NOW)[0][key]
@@ -166,9 +166,9 @@ def test_it_is_loaded_for_a_request_only() -> None:
 
 def test_one_that_was_to_end_keeps_its_memory_if_it_is_asked_for_again() -> None:
     rests = settled(EngineUse())
-    rules, ups = AdmissionRules(10), {RUNS.key: Up(SPEC, 10)}
+    rules, ups = AdmissionRules(10), {RUNS.key: Up(SPEC, "", 10)}
     kept, _ = admission.settle({RUNS.key: ASKS}, {RUNS.key: rests}, ups, rules, NOW)
-    assert kept[RUNS.key].runs and kept[RUNS.key].spec_file == SPEC
+    assert kept[RUNS.key].runs and kept[RUNS.key].edition == SPEC
 
 
 def test_it_is_not_ended_before_the_gateway_has_seen_the_withdrawal() -> None:
@@ -182,7 +182,7 @@ def test_it_is_not_ended_before_the_gateway_has_seen_the_withdrawal() -> None:
 
 
 RESTS = replace(
-    RUNS, spec_file=None, verdict=reconcile.verdict(None, Standing.WAIT, UNLOADED, "it had no request for 60 s", NOW)
+    RUNS, edition=None, verdict=reconcile.verdict(None, Standing.WAIT, UNLOADED, "it had no request for 60 s", NOW)
 )
 
 
@@ -275,7 +275,7 @@ class Mac:
         found = {}
         for name, asked in self.wanted.items():
             plain = {key: value for key, value in asked.items() if key != "edition"}
-            record = a_record(name, spec_file=f"default.{name}.{asked['edition']:012x}.json", front_port=1, **plain)
+            record = a_record(name, edition=f"default.{name}.{asked['edition']:012x}.json", front_port=1, **plain)
             if (was := self.records.get(record.key)) is not None:
                 record = replace(
                     record, queued_at=was.queued_at, admitted_at=was.admitted_at, displaced_by=was.displaced_by
@@ -287,7 +287,7 @@ class Mac:
         return found
 
     def one_pass(self) -> None:
-        ups = {("default", name): Up(each.spec, each.bytes) for name, each in self.processes.items()}
+        ups = {("default", name): Up(each.spec, "", each.bytes) for name, each in self.processes.items()}
         before, uses, observed = self.records, self.uses(), self.observed()
         asked = on_demand.settle(self.proposals(), before, ups, world(uses, observed, self.now))
         yielding = on_demand.yields(asked, before, world(uses, observed, self.now))
@@ -314,18 +314,18 @@ class Mac:
         """What supervisord, the engines and the gateway do of it."""
         for name, process in list(self.processes.items()):
             record = self.records.get(("default", name))
-            if (record is None or record.spec_file != process.spec) and not process.flight:
+            if (record is None or record.edition != process.spec) and not process.flight:
                 del self.processes[name]
         for (_, name), record in self.records.items():
-            if record.spec_file and name not in self.processes:
-                self.processes[name] = Process(record.spec_file, record.reserved_bytes, self.now + loading_s)
+            if record.edition and name not in self.processes:
+                self.processes[name] = Process(record.edition, record.reserved_bytes, self.now + loading_s)
                 self.seen["loads"] += 1
         self.forward()
 
     def forward(self) -> None:
         for name, process in self.processes.items():
             record = self.records.get(("default", name))
-            if process.ready_at <= self.now and record is not None and record.spec_file == process.spec:
+            if process.ready_at <= self.now and record is not None and record.edition == process.spec:
                 process.flight += self.waiting[name]
                 self.waiting[name] = 0
                 if process.flight:

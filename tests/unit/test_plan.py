@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,12 +32,13 @@ from metal_supervisor.controller.plan import (
     stopped_by_hand,
 )
 from metal_supervisor.spec.processes import LIVE, Diff, ProgramState, RunNote, State
+from tests.support.records import a_record
 
 NAME = "default.tiny"
 NOW = 1_000_000.0
 PID = 77
-OLD = "default.tiny.old.json"
-NEW = "default.tiny.new.json"
+OLD = "old"
+NEW = "new"
 PROPERTY = settings(max_examples=300, database=None, derandomize=True)
 TAKES_AWAY = {Action.STOP, Action.REMOVE, Action.REPLACE, Action.TERM, Action.WITHDRAW}
 
@@ -57,6 +56,10 @@ def row(
     return ProgramState(name, state, alive if pid is None else pid, NOW - up_s if start is None else start, stop)
 
 
+def wanted(edition: str, by_hand: bool, hung: Hung | None = None, held: str = "") -> Wanted:
+    return Wanted(a_record(edition=edition, stopped_by_hand=by_hand), hung, held)
+
+
 def note(
     spec: str = OLD,
     pid: int = PID,
@@ -64,7 +67,7 @@ def note(
     not_before: float = 0.0,
     launcher: int | None = None,
 ) -> RunNote:
-    return RunNote(pid, pid if launcher is None else launcher, "ticks 1", spec, starts, not_before, "", "")
+    return RunNote(pid, pid if launcher is None else launcher, "ticks 1", {"edition": spec}, starts, not_before, "", "")
 
 
 def moves(
@@ -100,8 +103,8 @@ def changed() -> Diff:
     return Diff(changed=frozenset({NAME}))
 
 
-WANTS_OLD = Wanted(OLD, False)
-WANTS_NEW = Wanted(NEW, False)
+WANTS_OLD = wanted(OLD, False)
+WANTS_NEW = wanted(NEW, False)
 WITHDRAWN = Stopping(asked_at=NOW - 0.5, withdrawn=True, drained=True)
 
 
@@ -177,7 +180,7 @@ def test_a_stopped_program_that_was_never_started_is_started() -> None:
 
 
 def test_a_program_stopped_by_hand_stays_stopped() -> None:
-    by_hand = Wanted(OLD, True)
+    by_hand = wanted(OLD, True)
     for start in (0.0, NOW - 50):
         assert do(row(State.STOPPED, start=start), want=by_hand, said=note(OLD, pid=0)) is None
         assert do(row(State.STOPPED, start=start), want=by_hand, said=note(OLD, pid=0), diff=changed()) is None
@@ -338,7 +341,7 @@ ROWS = st.builds(
 )
 NOTES = st.none() | st.builds(
     lambda spec, pid, launcher, starts, not_before: RunNote(
-        pid, launcher, "t", spec, tuple(starts), not_before, "", ""
+        pid, launcher, "t", {"edition": spec}, tuple(starts), not_before, "", ""
     ),
     st.sampled_from([OLD, NEW]),
     st.integers(0, 5),
@@ -349,7 +352,7 @@ NOTES = st.none() | st.builds(
 SETS = st.sampled_from([frozenset[str](), frozenset({NAME})])
 DIFFS = st.builds(Diff, SETS, SETS, SETS)
 STOPPINGS = st.none() | st.builds(Stopping, st.just(0.0) | TIMES, st.booleans(), st.just(0.0) | TIMES)
-WANTS = st.none() | st.builds(Wanted, st.sampled_from([OLD, NEW]), st.booleans())
+WANTS = st.none() | st.builds(wanted, st.sampled_from([OLD, NEW]), st.booleans())
 
 
 @PROPERTY
@@ -357,8 +360,8 @@ WANTS = st.none() | st.builds(Wanted, st.sampled_from([OLD, NEW]), st.booleans()
 def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_running(
     state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, by_hand: bool, now: float
 ) -> None:
-    mine = replace(said or note(), spec_file=NEW, launcher_pid=state.pid)
-    found = do(state, want=Wanted(NEW, by_hand), diff=diff, said=mine, stopping=stopping, now=now)
+    mine = replace(said or note(), spec={"edition": NEW}, launcher_pid=state.pid)
+    found = do(state, want=wanted(NEW, by_hand), diff=diff, said=mine, stopping=stopping, now=now)
     if state.state in (State.STARTING, State.RUNNING, State.BACKOFF):
         assert found is None
     if state.state in RESTS:  # no process, and what supervisord would start may be something else
@@ -372,12 +375,12 @@ def test_whatever_happens_a_wanted_program_that_runs_the_wanted_spec_keeps_runni
 def test_what_runs_as_wanted_has_no_step_whatever_else_is_said(
     state: ProgramState, said: RunNote | None, diff: Diff, stopping: Stopping | None, by_hand: bool, now: float
 ) -> None:
-    record: Any = SimpleNamespace(program=NAME, spec_file=NEW, runs=True, withdraw="")
-    mine = replace(said or note(), spec_file=NEW, launcher_pid=PID)
+    record = a_record(edition=NEW)
+    mine = replace(said or note(), spec={"edition": NEW}, launcher_pid=PID)
     assert runs_as_wanted(record, row(State.RUNNING), mine, None)
     for each, its in ((state, said), (row(State.RUNNING), mine)):
         if runs_as_wanted(record, each, its, None) and NAME not in diff.changed:
-            assert not moves(each, want=Wanted(NEW, by_hand), diff=diff, said=its, stopping=stopping, now=now)
+            assert not moves(each, want=wanted(NEW, by_hand), diff=diff, said=its, stopping=stopping, now=now)
 
 
 @PROPERTY
@@ -452,13 +455,13 @@ def test_an_unwanted_program_always_has_a_next_move_and_a_wanted_one_is_never_re
 def test_stopped_by_hand_is_a_started_program_that_is_stopped_with_the_wanted_spec(
     was: bool, state: ProgramState | None, said: RunNote | None, expected: bool
 ) -> None:
-    assert stopped_by_hand(was, False, OLD, state, said) is expected
+    assert stopped_by_hand(a_record(edition=OLD, stopped_by_hand=was), state, said) is expected
 
 
 @pytest.mark.parametrize("state", [*State, None])
 @pytest.mark.parametrize("said", [None, note(OLD), note(NEW)], ids=["none", "old", "new"])
 def test_a_stop_of_our_own_is_never_taken_for_somebodys_hand(state: State | None, said: RunNote | None) -> None:
-    assert stopped_by_hand(False, True, OLD, row(state) if state else None, said) is False
+    assert stopped_by_hand(a_record(edition=OLD, stop_sent=True), row(state) if state else None, said) is False
 
 
 @pytest.mark.parametrize(
@@ -477,7 +480,7 @@ def test_a_stop_by_hand_is_kept_over_a_restart_once_it_has_lasted(state: Program
 
 
 def test_what_was_stopped_by_hand_a_moment_ago_is_not_replaced_by_what_would_start() -> None:
-    by_hand = Wanted(NEW, True)
+    by_hand = wanted(NEW, True)
     for ago, expected in ((0.0, Action.WAIT), (HAND_GRACE_S, Action.REPLACE)):
         stopped = row(State.STOPPED, stop=NOW - ago)
         assert do(stopped, want=by_hand, said=note(OLD), diff=changed()) is expected
@@ -524,14 +527,14 @@ def test_an_engine_of_another_spec_goes_although_its_section_waits() -> None:
 
 def test_a_hung_engine_is_told_to_end_then_killed_and_never_drained() -> None:
     def after(told_at: float) -> list[Step]:
-        return moves(row(State.RUNNING), want=Wanted(OLD, False, Hung("it hangs", told_at)), said=note(OLD))
+        return moves(row(State.RUNNING), want=wanted(OLD, False, Hung("it hangs", told_at)), said=note(OLD))
 
     assert [step.do for step in after(0.0)] == [Action.RESTART]
     (waits,) = after(NOW - 4)
     assert (waits.do, waits.again_in_s) == (Action.WAIT, KILL_AFTER_S - 4)
     assert [step.do for step in after(NOW - KILL_AFTER_S)] == [Action.KILL]
     assert [step.do for step in after(NOW + 3600)] == [Action.KILL]  # the clock was set back
-    assert moves(row(State.STOPPING), want=Wanted(OLD, False, Hung("it hangs")), said=note(OLD)) == []
+    assert moves(row(State.STOPPING), want=wanted(OLD, False, Hung("it hangs")), said=note(OLD)) == []
 
 
 @pytest.mark.parametrize("state", [None, *State])

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +35,6 @@ from metal_supervisor.state.programs import (
     read_run,
     scratch_name,
     section,
-    section_spec,
     text_of,
 )
 from tests.support.records import a_record
@@ -94,7 +92,7 @@ RECORDS = st.builds(
     verdict=st.builds(Verdict, st.sampled_from(Standing), WORDS, TEXT, TIMES),
     endpoint=st.none() | st.builds(Endpoint, names(), NUMBERS, TEXT, WORDS, st.none() | NUMBERS),
     port=st.none() | NUMBERS,
-    spec_file=st.just(None),
+    edition=st.just(None),
     probe=st.builds(Probe, TEXT, TEXT, TEXT, asleep_path=TEXT),
     files=st.lists(TEXT, max_size=3).map(tuple),
     withdraw=WORDS,
@@ -121,7 +119,7 @@ RECORD = a_record(
     model="tiny",
     endpoint=Endpoint("tiny", 8080, "/v1", "ClusterIP", None),
     port=18100,
-    host="default.tiny.0123456789ab.json",
+    host="0123456789ab",
     files=("/m.gguf",),
 )
 OBSERVATION = Observed("default.tiny", 7, True, 1.0, "RUNNING")
@@ -130,7 +128,7 @@ NOTE = {
     "pid": 7,
     "launcher_pid": 7,
     "started": "ticks 1",
-    "spec": "default.tiny.0123456789ab.json",
+    "spec": {"edition": "0123456789ab", "asked": "a"},
     "starts": [1.0, 2.5],
     "not_before": 0.0,
     "refused": "",
@@ -187,7 +185,7 @@ def test_a_launchers_note_is_read_back_as_it_was_written(
             "pid": pid,
             "launcher_pid": launcher,
             "started": started,
-            "spec": spec,
+            "spec": {"edition": spec},
             "starts": starts,
             "held_after": 0,
             "not_before": not_before,
@@ -195,7 +193,7 @@ def test_a_launchers_note_is_read_back_as_it_was_written(
             "refused_message": why,
         }
     )
-    assert read_run(text) == RunNote(pid, launcher, started, spec, tuple(starts), not_before, refused, why)
+    assert read_run(text) == RunNote(pid, launcher, started, {"edition": spec}, tuple(starts), not_before, refused, why)
 
 
 def test_a_note_that_the_launcher_writes_is_one_that_the_controller_reads(tmp_path: Path) -> None:
@@ -281,7 +279,7 @@ def test_no_value_of_a_wrong_type_raises_anything_but_unreadable(
     ("field", "value"),
     [
         ("port", "18100"),
-        ("spec_file", 5),
+        ("edition", 5),
         ("replicas", None),
         ("generation", "1"),
         ("files", "/m.gguf"),
@@ -318,12 +316,6 @@ def test_an_observation_whose_field_has_another_type_is_damaged_not_believed(fie
 def test_a_record_whose_program_is_not_its_own_is_damaged(change: dict[str, str]) -> None:
     with pytest.raises(UnreadableRecord, match=r"does not belong|damaged"):
         read_record(json.dumps({**json.loads(text_of(RECORD)), **change}))
-
-
-def test_a_record_that_names_a_spec_outside_the_specs_is_damaged() -> None:
-    for name in ("../../etc/passwd", "x.json\n[program:evil]", "a b", "/abs.json"):
-        with pytest.raises(UnreadableRecord):
-            read_record(json.dumps({**json.loads(text_of(RECORD)), "spec_file": name}))
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -383,7 +375,7 @@ def test_what_is_no_kubernetes_name_is_refused(key: tuple[str, str]) -> None:
 
 SECTION_BODY = """\
 [program:default.tiny]
-command=/state/current/python -I -S /state/current/launch.py /state/specs/default.tiny.0123456789ab.json
+command=/state/current/python -I -S /state/current/launch.py /state/specs/default.tiny.json
 directory=/
 autostart=true
 autorestart=true
@@ -411,10 +403,10 @@ SECTION = whole(SECTION_BODY)
 
 
 def test_a_section_has_a_fixed_form() -> None:
-    assert section("default.tiny", "default.tiny.0123456789ab.json", HOME, True) == SECTION
-    stopped = section("default.tiny", "default.tiny.0123456789ab.json", HOME, False)
+    assert section("default.tiny", HOME, True) == SECTION
+    stopped = section("default.tiny", HOME, False)
     assert stopped == whole(SECTION_BODY.replace("autostart=true", "autostart=false"))
-    logs = section("default.tiny", "default.tiny.0123456789ab.json", HOME, True, 5, 9)
+    logs = section("default.tiny", HOME, True, 5, 9)
     assert logs == whole(SECTION_BODY.replace("20MB", "5MB").replace("backups=3", "backups=9"))
 
 
@@ -425,33 +417,28 @@ def test_a_section_tells_whether_somebody_edited_it_even_one_of_another_release(
     assert not is_unedited(SECTION_BODY) and not is_unedited("")
 
 
-def test_the_spec_of_a_section_is_found_and_only_in_sections_of_ours() -> None:
-    assert section_spec(SECTION) == "default.tiny.0123456789ab.json"
-    assert section_spec(SECTION.partition("\n")[2]) == ""
-    assert section_spec("[program:x]\ncommand=/bin/x -I -S y /specs/z\n") == ""
-    assert section_spec("") == ""
-    assert section_spec(programs.SECTION_MARK + "[program:x]\ncommand=/bin/x\n") == ""
+def test_only_sections_of_this_program_are_taken_for_its_own() -> None:
+    assert programs.is_section(SECTION) and programs.is_section(SECTION.replace("startretries=3", "startretries=4"))
+    assert not programs.is_section(SECTION.partition("\n")[2]) and not programs.is_section("")
 
 
 @pytest.mark.parametrize(
-    ("program", "spec_file", "home"),
+    ("program", "home"),
     [
-        ("default.tiny", "default.tiny.0123456789ab.json", "/with space"),
-        ("default.tiny", "default.tiny.0123456789ab.json", "/per%cent"),
-        ("default.tiny", "default.tiny.0123456789ab.json", "relative"),
-        ("default.tiny", "default.tiny.0123456789ab.json", "/x;y"),
-        ("default.tiny", "default.tiny.0123456789ab.json", "/x\n[program:evil]"),
-        ("default.tiny\n[program:evil]", "default.tiny.0123456789ab.json", HOME),
-        ("a.*", "default.tiny.0123456789ab.json", HOME),
-        ("default.tiny", "x.json\n[program:evil]\ncommand=evil", HOME),
-        ("default.tiny", "default.tiny.%(ENV_HOME)s.json", HOME),
-        ("default.tiny", "../../tmp/evil.json", HOME),
-        ("default.tiny", "x y.json", HOME),
+        ("default.tiny", "/with space"),
+        ("default.tiny", "/per%cent"),
+        ("default.tiny", "relative"),
+        ("default.tiny", "/x;y"),
+        ("default.tiny", "/x\n[program:evil]"),
+        ("default.tiny\n[program:evil]", HOME),
+        ("default.%(ENV_HOME)s", HOME),
+        ("../../tmp/evil", HOME),
+        ("a.*", HOME),
     ],
 )
-def test_nothing_unsafe_is_ever_put_into_a_section(program: str, spec_file: str, home: str) -> None:
-    with pytest.raises(ValueError, match=r"safe|spec"):
-        section(program, spec_file, home, True)
+def test_nothing_unsafe_is_ever_put_into_a_section(program: str, home: str) -> None:
+    with pytest.raises(ValueError, match="safe"):
+        section(program, home, True)
 
 
 @pytest.fixture(scope="module")
@@ -486,7 +473,7 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
 ) -> None:
     program = program_name(("default", name))
     made = compose(program, Engine(tuple(argv), tuple(env.items()), cwd, Probe()), 18100, "127.0.0.1", str(home))
-    text = section(program, made.spec_file, str(home), True)
+    text = section(program, str(home), True)
     (home / "models.d" / "x.conf").write_text(text, "utf-8")
 
     (group,) = parsed(home)
@@ -497,7 +484,7 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
         "-I",
         "-S",
         f"{home}/current/launch.py",
-        f"{home}/specs/{made.spec_file}",
+        f"{home}/specs/{program}.json",
     ]
     assert process.name == program
     assert not process.environment
@@ -512,7 +499,7 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
     assert process.stdout_logfile == f"{home}/log/{program}.log"
     assert text.isascii()
 
-    path = home / "specs" / made.spec_file
+    path = home / "specs" / f"{program}.json"
     path.write_text(made.spec, "utf-8")
     spec = launch.read_spec(str(path))
     own = f"{home}/scratch/{scratch_name(program, str(home))}"
@@ -524,28 +511,19 @@ def test_supervisords_own_parser_finds_exactly_our_command_whatever_the_user_wro
     path.unlink()
 
 
-@PROPERTY
-@given(argv=st.lists(TEXT, min_size=1, max_size=4), env=st.dictionaries(TEXT, TEXT, max_size=3))
-def test_the_section_depends_on_nothing_of_the_users_but_the_digest(argv: list[str], env: dict[str, str]) -> None:
-    made = compose("default.tiny", Engine(tuple(argv), tuple(env.items()), "/", Probe()), 1, "::", HOME)
-    digest = made.spec_file.removeprefix("default.tiny.").removesuffix(".json")
-    assert re.fullmatch(r"[0-9a-f]{12}", digest)
-    assert section("default.tiny", made.spec_file, HOME, True) == whole(SECTION_BODY.replace("0123456789ab", digest))
-
-
-def test_what_a_release_adds_around_an_engine_renames_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_release_adds_around_an_engine_changes_no_edition(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(("/bin/x",), (), "/", Probe())
     before = compose("default.tiny", engine, 1, "::", HOME, "u/1/m/1")
     monkeypatch.setattr(programs, "SPEC_FORMAT", 2)
     after = compose("default.tiny", engine, 1, "::", HOME, "u/2/m/1")
-    assert after.spec_file == before.spec_file and after.spec != before.spec
+    assert after.edition == before.edition and after.spec != before.spec
 
 
-def test_the_same_engine_gives_the_same_spec_file_and_any_difference_another() -> None:
+def test_the_same_engine_gives_the_same_edition_and_any_difference_another() -> None:
     base = Engine(("/bin/x", "1"), (("A", "1"), ("B", "2")), "/", Probe())
 
     def made(engine: Engine = base, port: int = 1, host: str = "::", program: str = "a.b") -> str:
-        return compose(program, engine, port, host, HOME).spec_file
+        return compose(program, engine, port, host, HOME).edition
 
     assert made() == made()
     assert made(dataclasses.replace(base, env=base.env[::-1])) == made()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_decide import outlook
 from test_resources import ANYTHING, accepted, refused, service, understood
 
-from metal_supervisor.controller.reconcile import same_request
+from metal_supervisor.spec.record import same_request
 from metal_supervisor.spec.references import Holding, Source, filled, keys_of, sources
 from metal_supervisor.spec.sources import Artifact, Keys
 from metal_supervisor.spec.types import Reference, Rejected, Service, Standing
@@ -126,7 +126,7 @@ def test_what_is_missing_is_named_by_the_field_that_asks_for_it_and_stops_no_eng
     assert (new.verdict.standing, new.verdict.reason, new.runs) == (standing, reason, False)
     runs = accept(with_(asked, holding(engine="old")), None, outlook(), NOW)
     kept = accept(found, runs, outlook(), NOW)
-    assert kept.runs and kept.spec_file == runs.spec_file and kept.asked == runs.asked
+    assert kept.runs and kept.edition == runs.edition and kept.asked == runs.asked
     assert kept.warning is not None and kept.warning[0] == reason
 
 

@@ -25,7 +25,7 @@ def record(standing: Standing = Standing.RUN, reason: str = "Admitted", message:
     base = a_record(
         verdict=Verdict(standing, reason, message, 1.0),
         port=18100,
-        host="default.tiny.a.json" if standing is Standing.RUN else None,
+        host="a" if standing is Standing.RUN else None,
     )
     return replace(base, **other)
 

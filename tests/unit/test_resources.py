@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_crds import EXAMPLES, documents
 
-from metal_supervisor.controller.reconcile import same_request
 from metal_supervisor.runtimes import VOCABULARIES
 from metal_supervisor.spec.fields import OPTIONS
 from metal_supervisor.spec.on_demand import IDLE_TTL_ANNOTATION
+from metal_supervisor.spec.record import same_request
 from metal_supervisor.spec.resources import (
     ALIASES_ANNOTATION,
     OMLX_OPTIONS,

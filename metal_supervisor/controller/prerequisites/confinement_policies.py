@@ -227,7 +227,7 @@ def require_policies(directory: StateDir, mode: str) -> None:
     if mode != "required":
         return
     for path in (directory.path / "specs").glob("*.json"):
-        spec = directory.read_spec(path.name)
+        spec = directory.spec_of(path.stem)
         if spec.get("confinement") is False and spec.get("shared") is not True:
             with contextlib.suppress(OSError):  # on a full disk the engine keeps running; its next start reports why
                 write_atomic(path, json.dumps({**spec, "confinement": None}, indent=1, sort_keys=True) + "\n")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from metal_supervisor.controller.reconcile import same_request
 from metal_supervisor.models.metadata import Demand
-from metal_supervisor.spec.record import Record
+from metal_supervisor.spec.record import Record, same_request
 from metal_supervisor.spec.types import Engine, Service
 
 OPEN = -1

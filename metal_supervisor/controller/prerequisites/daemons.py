@@ -38,9 +38,9 @@ from metal_supervisor.runtimes.omlx import BASE, CACHE_DIRECTORY, KEY, KEY_FILE
 from metal_supervisor.runtimes.omlx import NAME as OMLX
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import name_claims
-from metal_supervisor.spec.processes import LIVE, ProgramState
+from metal_supervisor.spec.processes import LIVE, ProgramState, RunNote
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.types import Json, Key, Probe, Service, Standing
+from metal_supervisor.spec.types import Json, Key, Probe, Program, Service, Standing
 from metal_supervisor.spec.withdrawal import NO_WITHDRAWAL
 from metal_supervisor.state import programs, trees
 from metal_supervisor.state.directory import StateDir
@@ -69,7 +69,7 @@ class Daemons:
         settings: Settings,
         directory: StateDir,
         builds: Builds,
-        keep_spec: Callable[[str, str], None],
+        keep_spec: Callable[[Program], None],
         wake: Callable[[], None],
         confine: Confine = lambda *_: Confined(False),
     ) -> None:
@@ -182,14 +182,14 @@ class Daemons:
         for program in DAEMONS:
             note = snapshot.notes.get(program)
             if note is not None and note.refused == PORT_IN_USE:
-                self._strange[program] = self._state.read_spec(note.spec_file).get("port", 0)
+                self._strange[program] = note.spec.get("port", 0)
             users = [each for each in records.values() if each.daemon == program and _is_up(each, snapshot.table)]
             known = records.get(key_of(program))
             if users:
                 self._unused_since.pop(program, None)
                 if (kept := self._tried(program, known, snapshot)) is not None:
                     result[kept.key] = kept
-                    result |= self._told_to_wait(program, kept, result)
+                    result |= self._told_to_wait(program, kept, snapshot.live_note(program), result)
             elif known is not None:
                 self._unneeded(result, known, snapshot.now)
         return result
@@ -240,19 +240,12 @@ class Daemons:
         if confined.problem:
             return known if known is None or up is not None else reconcile.dismiss(known, now, confined.problem)
         host, port = where
-        made = programs.compose(program, engine, port, host, self._state.home, confinement=confined.policy)
-        self._keep_spec(made.spec_file, made.spec)
+        made = programs.compose(program, engine, port, host, self._state.home, program, confinement=confined.policy)
+        self._keep_spec(made)
         record = _record(program, known, where, engine.probe, now)
-        record = replace(record, spec_file=made.spec_file, unconfined=confined.why)
-        if (
-            known is not None
-            and up is not None
-            and known.spec_file == up.spec_file != made.spec_file
-            and not reconcile.is_overdue(known, up.started)
-        ):
-            record = replace(
-                record, spec_file=up.spec_file, next_spec=made.spec_file, next_after=up.started, probe=known.probe
-            )
+        record = replace(record, edition=made.edition, asked=program, unconfined=confined.why)
+        if known is not None and up is not None and up.edition != made.edition:
+            record = replace(record, probe=known.probe)
         return record
 
     def _further(self, program: str, options: Json) -> list[str] | None:
@@ -269,9 +262,11 @@ class Daemons:
             return []  # reported on its service; a link was swapped since it was checked
         return None if found is None else [found.real]
 
-    def _told_to_wait(self, program: str, daemon: Record, records: Mapping[Key, Record]) -> dict[Key, Record]:
+    def _told_to_wait(
+        self, program: str, daemon: Record, up: RunNote | None, records: Mapping[Key, Record]
+    ) -> dict[Key, Record]:
         """Records of the services whose daemon settings wait for the daemon's next start, with that warning."""
-        if not daemon.next_spec:
+        if up is None or up.edition == daemon.edition:
             return {}
         text = f"the shared {program} daemon takes up its settings when it starts next: supervisorctl restart {program}"
         options = DAEMONS[program].options
@@ -326,7 +321,7 @@ def _has_daemon(service: Service, record: Record | None) -> bool:
 
 def _is_own(record: Record | None) -> bool:
     """True if a daemon's record is that of the user's own daemon, which has no spec."""
-    return record is not None and record.spec_file is None and record.verdict.standing is Standing.RUN
+    return record is not None and record.edition is None and record.verdict.standing is Standing.RUN
 
 
 def _is_up(record: Record, table: Mapping[str, ProgramState]) -> bool:

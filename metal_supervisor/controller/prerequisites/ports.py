@@ -120,7 +120,7 @@ class PortChoice:
             return None, (PORT_IN_USE, f"spec.containerPort {wanted} is this Mac's own ({own}); choose another")
         if holder is not None:
             wanted = None
-        refused = note is not None and note.refused == PORT_IN_USE and record and note.spec_file == record.spec_file
+        refused = note is not None and note.refused == PORT_IN_USE and record and note.edition == record.edition
         barred = kept if refused and wanted is None else ()  # a foreign process has it: move, rather than wait for ever
         port = self._chosen(wanted, kept, reserved.union(barred), service.key, ports)
         if port is None and is_unloaded(service, record, snapshot):
@@ -153,21 +153,19 @@ class PortChoice:
         return choose_port(wanted, kept, self._settings.port_range, is_free)
 
     def _kept_ports(self, service: Service, record: Record | None) -> tuple[int, ...]:
-        """Ports of a service: of its record, and of specs that it is about to start from."""
+        """Ports of a service: of its record, and of the spec that it is about to start from."""
         if record is None:
-            spec_file = self._state.section_spec(programs.program_name(service.key))
-            found = [self._state.read_spec(spec_file).get("port")]
+            found = [self._state.spec_of(programs.program_name(service.key)).get("port")]
         elif record.port in self._settings.port_range:
             found = [record.port]
         else:  # its engine still runs on a port that is not allowed any more; the next one was chosen before
-            specs = (self._state.read_spec(name) for name in (record.next_spec, record.spec_file) if name)
-            found = [record.port, *(each.get("port") for each in specs)]
+            found = [record.port, self._state.spec_of(record.program).get("port")]
         return tuple(port for port in found if isinstance(port, int))
 
     def with_trouble(self, record: Record, service: Service, notes: Mapping[str, RunNote]) -> Record:
         """Warn of a port that another program holds, or that `--ports` does not allow."""
         note, wanted = notes.get(record.program), service.container_port
-        if note is not None and note.refused == PORT_IN_USE and note.spec_file == record.spec_file:
+        if note is not None and note.refused == PORT_IN_USE and note.edition == record.edition:
             holder = processes.port_holder(record.port or 0)
             text = f"spec.containerPort {wanted} is taken by {holder}; free it, or choose another"
             if wanted is None:

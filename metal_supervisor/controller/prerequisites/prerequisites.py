@@ -18,7 +18,7 @@ from metal_supervisor.controller.prerequisites.missing_files import READING, Fil
 from metal_supervisor.controller.prerequisites.offers import Offers
 from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports
 from metal_supervisor.controller.prerequisites.readings import Readings
-from metal_supervisor.controller.reconcile import Outlook, Running
+from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.remembered import Remembered, nothing
 from metal_supervisor.controller.snapshot import Snapshot
 from metal_supervisor.host import machine
@@ -31,11 +31,10 @@ from metal_supervisor.runtimes.metal_state import ASKED
 from metal_supervisor.runtimes.omlx import CACHE_DIRECTORY
 from metal_supervisor.runtimes.runtime import Runtime
 from metal_supervisor.settings.loader import Settings
-from metal_supervisor.spec.document import whole
 from metal_supervisor.spec.processes import RunNote
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sources import library_model
-from metal_supervisor.spec.types import Engine, ModelFile, Program, Service
+from metal_supervisor.spec.types import ModelFile, Program, Service
 from metal_supervisor.state import programs
 from metal_supervisor.state.directory import StateDir
 
@@ -65,8 +64,8 @@ class Prerequisites:
         self.headers, self._readings = headers, Readings(headers, store, directory.home)
         self._builds_seen: dict[str, tuple[Binary | None, tuple[str, str] | None]] = {}
         """Runtime -> its build, as this pass found it."""
-        self.specs: dict[str, str] = {}
-        """Content of the specs composed so far, and of those that were on file before, by file name."""
+        self.composed: dict[str, Program] = {}
+        """The latest composition of each program, perhaps of more memory than it was granted."""
         self._composer = Composer(settings, directory.home)
         self.ports = PortChoice(settings, directory)
         self._advised: Remembered[Demand, str, Reading | None] = Remembered()
@@ -78,8 +77,8 @@ class Prerequisites:
         self._missing = MissingFiles(store, self._composer, self._readings)
         self.offers = Offers(store, self._composer, self._readings, self.daemons, self._binary, wake)
 
-    def _keep_spec(self, name: str, text: str) -> None:
-        self.specs[name] = text
+    def _keep_spec(self, made: Program) -> None:
+        self.composed[made.name] = made
 
     def _confine(
         self,
@@ -96,8 +95,8 @@ class Prerequisites:
 
     def keep(self, records: Collection[Record]) -> None:
         """Drop what no record needs any more, and headers not requested since the last call."""
-        wanted = {name for each in records for name in (each.spec_file, each.next_spec)}
-        self.specs = {name: text for name, text in self.specs.items() if name in wanted}
+        wanted = {each.program for each in records}
+        self.composed = {name: made for name, made in self.composed.items() if name in wanted}
         keys = {record.key for record in records}
         for remembered in (self._composed, self._advised, self._lacks, self._programs):
             remembered.forget_all_but(keys)
@@ -132,7 +131,7 @@ class Prerequisites:
         front = self.ports.front(service, record, found.port, ports, snapshot.taken)
         if service.idle_s is not None and front is None and found.port is not None:
             found = replace(found, problem=found.problem or self.ports.none_free(ports))
-        return replace(found, host=host, live=live, front_port=front)
+        return replace(found, host=host, live=live, live_edition=up.edition if up else "", front_port=front)
 
     def _found(
         self,
@@ -191,7 +190,7 @@ class Prerequisites:
         )
         if compositions is None:
             return Outlook(READING, port)
-        has = record.room_bytes if record is not None and record.runs else 0
+        has = record.reserved_bytes if record is not None and record.runs else 0
         composed = context_choice.choose(compositions, room.left_for(service.namespace) + has, room.budget)
         engine, demand = composed.engine, self._with_advice(parts, composed.demand, room.budget)
         judged = [path for _, each in files.values() for path in each.real]
@@ -211,14 +210,12 @@ class Prerequisites:
             nothing,
             lambda _: programs.compose(name, engine, port, bind, home, service.asked, *sizes, policy),
         )
-        self.specs[program.spec_file] = program.spec
-        running = self._running(name, record, engine, up)
+        self._keep_spec(program)
         return Outlook(
             file,
             port,
             engine,
             program,
-            running=running,
             demand=demand,
             limit_bytes=service.model.limit.resolve(room.total),
             slot_context=composed.slot_context,
@@ -277,25 +274,9 @@ class Prerequisites:
 
     def _live(self, up: RunNote | None) -> tuple[str, int] | None:
         """(address, port) of the engine that is up, whatever it is to run next."""
-        spec = self._state.read_spec(up.spec_file) if up is not None else {}
+        spec = up.spec if up is not None else {}
         host_, port = spec.get("host"), spec.get("port")
         return (host_, port) if isinstance(host_, str) and isinstance(port, int) else None
-
-    def _running(self, name: str, record: Record | None, engine: Engine, up: RunNote | None) -> Running | None:
-        """The running engine if it runs from the spec that its record names, or its section if the record is lost."""
-        if up is None:
-            return None
-        if record is None:  # its record was lost; the spec remembers
-            spec = self._state.read_spec(up.spec_file)
-            if up.spec_file != self._state.section_spec(name) or not isinstance(spec.get("port"), int):
-                return None
-            reserved, mapped = whole(spec, "reserved_bytes"), whole(spec, "mapped_bytes")
-            demand = Demand(reserved or None, mapped)
-            return Running(up.spec_file, str(spec.get("asked")), engine.probe, spec["port"], up.started, demand)
-        if up.spec_file != record.spec_file or record.port is None:
-            return None
-        demand = Demand(record.reserved_bytes or None, record.mapped_bytes, record.memory)
-        return Running(up.spec_file, record.asked, record.probe, record.port, up.started, demand)
 
 
 def _looking(file: ModelFile, record: Record | None) -> Outlook:

@@ -50,7 +50,7 @@ class Picture:
 def charge_bytes(row: Row) -> int:
     """Bytes charged to a service, as in the ledger: 0 for one that neither runs nor may run."""
     record, observed = row.record, row.observed
-    return max(record.room_bytes, observed.memory_bytes) if record.runs or observed.pid else 0
+    return max(record.reserved_bytes, observed.memory_bytes) if record.runs or observed.pid else 0
 
 
 def picture(board: Board) -> Picture | None:

@@ -99,7 +99,7 @@ def _service(page: _Page, row: Row, probes: Histogram | None, starts: Histogram 
     page.add(OURS + "service_next_start_timestamp_seconds", record.retry_at or None, **service)
     page.add(OURS + "service_hung", int(bool(observed.hung)), **service)
     page.add(OURS + "service_evicted", int(record.evicted_at is not None), **service)
-    page.add(OURS + "memory_reserved_bytes", record.room_bytes or None, **service)
+    page.add(OURS + "memory_reserved_bytes", record.reserved_bytes or None, **service)
     for reason, count in observed.exits.items():
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
 

@@ -184,22 +184,23 @@ def _files(hand: Hand, name: str, want: Want, kept: Record | None, generation: i
         return [(7, f"{name}: the record is of generation {record.get('generation')}, not {generation}")]
     if not want.runs or kept is None or _is_out(kept):
         return []
-    spec = str(record.get("spec_file"))
-    if hand.system.files.section_spec(program) != spec:
-        return [(4, f"{name}: its section does not name {spec}")]
+    edition = str(record.get("edition"))
+    if not hand.system.files.has_section(program):
+        return [(4, f"{name}: it has no section")]
     try:
-        argv = json.loads((state / "specs" / spec).read_text())["argv"]
+        spec = json.loads((state / "specs" / f"{program}.json").read_text())
+        argv = spec["argv"]
     except (OSError, ValueError, KeyError) as error:
         return [(4, f"{name}: {error!r}")]
     try:
-        ran = str(json.loads((state / "runs" / f"{program}.json").read_text())["spec"])
+        ran = str(json.loads((state / "runs" / f"{program}.json").read_text())["spec"]["edition"])
     except (OSError, ValueError, KeyError) as error:
         if name not in hand.noteless:
             return [(4, f"{name}: {error!r}")]
-        ran = spec
+        ran = edition
     edited = bool(waits(kept))
-    if ran != spec or not (edited or str(want.context) in argv):
-        return [(7, f"{name}: it runs {ran}, {spec} is wanted, with --ctx-size {want.context}")]
+    if not ran == spec["edition"] == edition or not (edited or str(want.context) in argv):
+        return [(7, f"{name}: it runs {ran}, {edition} is wanted, with --ctx-size {want.context}")]
     return []
 
 
