@@ -315,7 +315,6 @@ class DownloadJob:
         """Reserve disk space for the bytes still to come. Raises Unusable if there is none, OSError."""
         need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
         what = shown(self.artifact.source)
-        self.shelf.space.count(self, self.slot, self.namespaces, what, self.meter.total_bytes)
         self.shelf.space.claim(self, need, what, self.meter.total_bytes)
 
 

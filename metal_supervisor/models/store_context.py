@@ -17,7 +17,6 @@ from metal_supervisor.models.remote.source_policy import SourcePolicy
 from metal_supervisor.models.remote.web import STALL_S, origin
 from metal_supervisor.settings.checks import listed
 from metal_supervisor.settings.loader import HUB, Settings
-from metal_supervisor.spec.limits import Amount
 from metal_supervisor.spec.sources import Artifact
 
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
@@ -35,8 +34,6 @@ class Terms:
     at_once: int = 2
     """Number of models fetched at the same time."""
     stall_s: float = STALL_S
-    disk: Mapping[str, Amount] = field(default_factory=dict)
-    """Disk limits, by namespace."""
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -52,8 +49,7 @@ def terms_of(settings: Settings) -> Terms:
         proxied=tuple(filter(None, (host, origin(settings.ollama_registry)[1]))),
         ca_file=_authorities(settings),
     )
-    disk = settings.limits.disk
-    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout, disk)
+    return Terms(rules, places_of(settings), settings.hub, settings.downloads, settings.stall_timeout)
 
 
 def lax_rules(settings: Settings) -> SourcePolicy:
@@ -88,7 +84,7 @@ class StoreContext:
     def __init__(self, directory: Path, terms: Terms) -> None:
         self.directory, self.terms = directory, terms
         self.turns = DownloadTurns(terms.at_once)
-        self.space = Space(directory, limits=terms.disk)
+        self.space = Space(directory)
 
     def slot(self, artifact: Artifact) -> ModelDirectory:
         return ModelDirectory(self.directory, artifact.slot)

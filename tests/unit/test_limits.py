@@ -10,7 +10,7 @@ import pytest
 from metal_supervisor.controller import reconcile
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, limits
-from metal_supervisor.spec.limits import Amount, Limits
+from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Rejected, Service
 from tests.unit.test_report import record
@@ -41,26 +41,20 @@ def understood(item: Service | Rejected) -> Service:
 # ── how they are written ─────────────────────────────────────────────────────────────────────────
 
 
-def test_amounts_are_quantities_or_shares() -> None:
-    found = limits.table("default=16Gi, team-a=25%,*=0.5Ti", limits.amount_of)
-    assert found == {"default": Amount(16 * GIB), "team-a": Amount(share=0.25), "*": Amount(512 * GIB)}
-    assert [limits.limit_of(found, each) for each in ("default", "other")] == [found["default"], found["*"]]
-    assert found["team-a"].of(64 * GIB) == 16 * GIB and found["default"].of(1) == 16 * GIB
-    assert limits.limit_of({"default": 1}, "other") is None
+def test_a_namespace_without_a_value_of_its_own_has_that_of_all_others() -> None:
+    found = limits.table("default=high, team-a=low,*=batch", limits.priority_of)
+    assert found == {"default": "high", "team-a": "low", "*": "batch"}
+    assert [limits.limit_of(found, each) for each in ("default", "other")] == ["high", "batch"]
+    assert limits.limit_of({"default": "high"}, "other") is None
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("namespace_memory", "team-a", "NAMESPACE=VALUE"),
-        ("namespace_memory", "=16Gi", "NAMESPACE=VALUE"),
-        ("namespace_memory", "Team=16Gi", "NAMESPACE=VALUE"),
-        ("namespace_memory", "a=1Gi,a=2Gi", "not give a two values"),
-        ("namespace_memory", "a=lots", "16Gi or 25%"),
-        ("namespace_memory", "a=-1Gi", "16Gi or 25%"),
-        ("namespace_memory", "a=0%", "above 0%"),
-        ("namespace_memory", "a=101%", "at most 100%"),
-        ("namespace_memory", "a=", "16Gi or 25%"),
+        ("namespace_priority", "team-a", "NAMESPACE=VALUE"),
+        ("namespace_priority", "=low", "NAMESPACE=VALUE"),
+        ("namespace_priority", "Team=low", "NAMESPACE=VALUE"),
+        ("namespace_priority", "a=low,a=high", "not give a two values"),
         ("namespace_priority", "a=urgent", "of critical"),
         ("namespace_protection", "a b", "name namespaces"),
         ("service_types", "ExternalName", "some of ClusterIP"),
