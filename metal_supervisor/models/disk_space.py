@@ -11,7 +11,7 @@ from metal_supervisor.models.listing import Unusable
 from metal_supervisor.spec.sizes import amount
 
 KEPT_FREE_BYTES = 2 << 30
-"""Free space left to the machine: below that, macOS itself begins to fail."""
+"""Reserve of disk space that no download crosses: below that, macOS itself begins to fail."""
 
 
 def nearest_existing(path: Path) -> Path:
@@ -65,8 +65,8 @@ class Space:
     def check(self) -> None:
         """Raise Unusable if the disk has filled up meanwhile. Raises OSError."""
         free = self._free()
-        if free < KEPT_FREE_BYTES // 2:
-            left = f"{amount(KEPT_FREE_BYTES // 2)} are left to the machine"
+        if free < KEPT_FREE_BYTES:
+            left = f"{amount(KEPT_FREE_BYTES)} are left to the machine"
             raise _insufficient(f"only {amount(free, 'down')} of the disk are free, and {left}")
 
 

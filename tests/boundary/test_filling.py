@@ -21,6 +21,7 @@ import pytest
 from uneven_server import File, Uneven, serving
 
 from metal_supervisor.models import store as store_module
+from metal_supervisor.models.disk_space import KEPT_FREE_BYTES
 from metal_supervisor.models.model_directory import ModelDirectory
 from metal_supervisor.models.places import Places
 from metal_supervisor.models.remote import fetch as fetch_module
@@ -711,9 +712,9 @@ def test_a_disk_that_others_fill_meanwhile_keeps_what_came(
     artifact = link_to(web)
     home.want(artifact)
     assert web.stalled.wait(WITHIN_S)
-    free[0] = 1 << 20
+    free[0] = KEPT_FREE_BYTES - 1
     web.hold.set()
-    home.until(artifact, "Failed", "only 1 MiB of the disk are free")
+    home.until(artifact, "Failed", "only 1.9 GiB of the disk are free, and 2.0 GiB are left to the machine")
     here = fetch_module.partial(home.slot(artifact) / "m.gguf").stat().st_size
     assert 1 << 17 <= here < len(MODEL)
     free[0] = 1 << 39
