@@ -132,7 +132,7 @@ class Settings:
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
     downloads: int = _setting(
         2,
-        "Number of models that are downloaded at the same time; one more for a namespace that would wait long.",
+        "Number of models that are downloaded at the same time, and of namespaces that they are for.",
         checks.between(1, 64),
     )
     stall_timeout: float = _setting(
