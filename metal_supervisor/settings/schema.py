@@ -317,7 +317,7 @@ class Settings:
     namespace_priority: str = _setting(
         "",
         "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
-        limits.problem(lambda text: limits.table(text, limits.priority_of)),
+        limits.problem(limits.priorities),
     )
     namespace_protection: str = _setting(
         "*",
@@ -340,7 +340,7 @@ class Settings:
     def limits(self) -> limits.Limits:
         """Limits of the namespaces: priority, protection and service types."""
         return limits.Limits(
-            limits.table(self.namespace_priority, limits.priority_of),
+            limits.priorities(self.namespace_priority),
             limits.namespaces(self.namespace_protection),
             limits.service_types(self.service_types),
         )

@@ -1,6 +1,6 @@
 """Limits per namespace: how much of this Mac the users of a namespace may ask for.
 
-An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces; `grants` applies them.
+An administrator writes them as settings, with `*` for all other namespaces; `grants` applies them.
 """
 
 from __future__ import annotations
@@ -8,36 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 ANY = "*"
 NAMESPACE = re.compile(r"\*|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-T = TypeVar("T")
-
-
-def priority_of(text: str) -> str:
-    """Read a priority. Raises ValueError."""
-    if text not in PRIORITIES:
-        raise ValueError(f"must have values of {', '.join(PRIORITIES)}")
-    return text
 
 
 def _parts(text: str) -> list[str]:
     return [part for each in text.split(",") if (part := each.strip())]
 
 
-def table(text: str, read: Callable[[str], T]) -> dict[str, T]:
-    """Namespace -> its value, `*` for all others, from `NAMESPACE=VALUE,…`. Raises ValueError."""
-    found: dict[str, T] = {}
+def priorities(text: str) -> dict[str, str]:
+    """Namespace -> its priority, `*` for all others, from `NAMESPACE=PRIORITY,…`. Raises ValueError."""
+    found: dict[str, str] = {}
     for each in _parts(text):
         name, equals, value = each.partition("=")
         if not equals or not NAMESPACE.fullmatch(name):
-            raise ValueError("must look like NAMESPACE=VALUE,NAMESPACE=VALUE, with * for all other namespaces")
+            raise ValueError("must look like NAMESPACE=PRIORITY,NAMESPACE=PRIORITY, with * for all other namespaces")
         if name in found:
             raise ValueError(f"must not give {name} two values")
-        found[name] = read(value)
+        if value not in PRIORITIES:
+            raise ValueError(f"must have values of {', '.join(PRIORITIES)}")
+        found[name] = value
     return found
 
 
@@ -79,8 +72,3 @@ class Limits:
     protection: frozenset[str] = frozenset({ANY})
     """Namespaces whose `spec.evictionProtection` counts."""
     service_types: frozenset[str] = frozenset(SERVICE_TYPES)
-
-
-def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
-    """The value of a namespace, None without a limit."""
-    return limits.get(namespace, limits.get(ANY))

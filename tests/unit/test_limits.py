@@ -15,7 +15,6 @@ from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Rejected, Service
 from tests.unit.test_report import record
 
-GIB = 1 << 30
 POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"})})
 
 
@@ -41,19 +40,17 @@ def understood(item: Service | Rejected) -> Service:
 # ── how they are written ─────────────────────────────────────────────────────────────────────────
 
 
-def test_a_namespace_without_a_value_of_its_own_has_that_of_all_others() -> None:
-    found = limits.table("default=high, team-a=low,*=batch", limits.priority_of)
+def test_priorities_are_read_by_namespace() -> None:
+    found = limits.priorities("default=high, team-a=low,*=batch")
     assert found == {"default": "high", "team-a": "low", "*": "batch"}
-    assert [limits.limit_of(found, each) for each in ("default", "other")] == ["high", "batch"]
-    assert limits.limit_of({"default": "high"}, "other") is None
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("namespace_priority", "team-a", "NAMESPACE=VALUE"),
-        ("namespace_priority", "=low", "NAMESPACE=VALUE"),
-        ("namespace_priority", "Team=low", "NAMESPACE=VALUE"),
+        ("namespace_priority", "team-a", "NAMESPACE=PRIORITY"),
+        ("namespace_priority", "=low", "NAMESPACE=PRIORITY"),
+        ("namespace_priority", "Team=low", "NAMESPACE=PRIORITY"),
         ("namespace_priority", "a=low,a=high", "not give a two values"),
         ("namespace_priority", "a=urgent", "of critical"),
         ("namespace_protection", "a b", "name namespaces"),
@@ -82,8 +79,9 @@ def test_a_priority_counts_up_to_the_highest_of_its_namespace() -> None:
     text = "spec.priority critical counts as normal, the highest of namespace team-a (--namespace-priority)"
     assert capped.not_granted == (("PriorityCapped", text),)
     assert understood(grants.granted(service("team-b"), held)).priority == "batch", "the usual one is capped as well"
-    low = service(priority="low")
+    low, high = service(priority="low"), service(priority="critical")
     assert grants.granted(low, held) is low
+    assert grants.granted(high, Limits(priority={"team-b": "batch"})) is high, "of another namespace"
 
 
 def test_protection_counts_in_the_namespaces_that_have_it() -> None:
