@@ -52,7 +52,7 @@ class Memory:
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
         self._settings, self._state = settings, directory
         self.watchdog = Watchdog(settings, wake)
-        self.ledger = Ledger(self.budget.bytes, 0, {})
+        self.ledger = Ledger(0, {})
         self._leaving: frozenset[Key] = frozenset()
         self._exited_at: float | None = None
         """Monotonic time at which the last evicted engine had exited."""

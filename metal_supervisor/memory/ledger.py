@@ -106,16 +106,10 @@ class Decision:
 class Ledger:
     """Result of `admit`."""
 
-    budget_bytes: int
     charged_bytes: int
     """Charges of all engines that are running, starting, stopping, or admitted now."""
     decisions: Mapping[Key, Decision]
     """Decision on every entry that was waiting."""
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes left of the budget; negative if engines outgrew it, or it shrank."""
-        return self.budget_bytes - self.charged_bytes
 
 
 def _rank(entry: Entry) -> tuple[int, float, Key]:
@@ -324,7 +318,7 @@ def admit(
         else:
             position += 1
             decisions[entry.key] = _queued(book, entry, position)
-    return Ledger(budget_bytes, book.charged, decisions)
+    return Ledger(book.charged, decisions)
 
 
 def _queued(book: _Book, entry: Entry, position: int) -> Decision:

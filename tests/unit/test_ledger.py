@@ -82,7 +82,7 @@ def test_whatever_is_larger_counts_the_estimate_or_the_measure() -> None:
 
 def test_a_budget_that_is_exceeded_admits_nobody_and_stops_nobody() -> None:
     found = admit(24 * GIB, [runs("a", 10, measured_bytes=30 * GIB), waits("b", 1)])
-    assert (found.left_bytes, decisions(found)) == (-6 * GIB, {"b": False})
+    assert (found.charged_bytes, decisions(found)) == (30 * GIB, {"b": False})
     assert "0 MiB of 24.0 GiB left" in found.decisions[key("b")].message
 
 
