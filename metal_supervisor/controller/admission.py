@@ -17,9 +17,8 @@ service is judged by two values: the memory it has, and the memory it wants.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,12 +26,10 @@ from metal_supervisor.cluster.report import EVICTED, UNLOADED
 from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.on_demand import Yielding
 from metal_supervisor.memory import ledger
-from metal_supervisor.memory.ledger import Decision, Entry, Ledger, Pool
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger
 from metal_supervisor.memory.refusals import CHECK_FAILED, INSUFFICIENT, over_limit
-from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.record import UNDECIDED, EngineRun, Record, Reservation, Verdict
 from metal_supervisor.spec.resources import rank_of
-from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.types import Key, Standing, shown_to
 
 EVICTED_DRAIN_S = 20.0
@@ -54,7 +51,7 @@ class Up:
 
 @dataclass(frozen=True)
 class AdmissionRules:
-    """This Mac's current budget, settings and limits for admission."""
+    """This Mac's current budget and settings for admission."""
 
     budget_bytes: int
     mode: Literal["enforce", "warn"] = "enforce"
@@ -62,8 +59,6 @@ class AdmissionRules:
     preemption: bool = False
     paused: str = ""
     """Reason why no engine that takes memory may start, "" if they may."""
-    limits: Mapping[str, Amount] = field(default_factory=dict)
-    """Memory limit by namespace; `*` for all others."""
 
 
 def settle(
@@ -80,13 +75,12 @@ def settle(
     on-demand engines among them that give their memory to others.
     """
     entries: list[Entry] = []
-    leaving: Counter[str] = Counter()
+    leaving_bytes = 0
     for key, proposal in proposals.items():
         found, left = _entries(proposal, before.get(key), ups.get(key), now)
         entries += [_yielding(each, yielding[key]) for each in found] if key in yielding else found
-        leaving[proposal.namespace] += left
-    pools = _pools(rules, leaving)
-    book = ledger.admit(rules.budget_bytes, entries, rules.mode, rules.preemption, leaving.total(), rules.paused, pools)
+        leaving_bytes += left
+    book = ledger.admit(rules.budget_bytes, entries, rules.mode, rules.preemption, leaving_bytes, rules.paused)
     displaced = {victim: key for key, said in book.decisions.items() for victim in said.displaces}
     result = {}
     for key, proposal in proposals.items():
@@ -99,7 +93,7 @@ def settle(
         elif key in displaced:
             result[key] = _displaced(proposal, was, displaced[key], proposals, key in yielding, now)
         elif said is None:
-            result[key] = _within(_kept(proposal, was, ups.get(key), now), book, pools, key in ups)
+            result[key] = _kept(proposal, was, ups.get(key), now)
         elif said.admitted:
             result[key] = _admitted(proposal, was, said, now)
         elif was is not None and was.runs:
@@ -107,22 +101,6 @@ def settle(
         else:
             result[key] = _queued(proposal, was, said, now)
     return result, book
-
-
-def _pools(rules: AdmissionRules, leaving: Mapping[str, int]) -> dict[str, Pool]:
-    """The limits of the namespaces that have engines here; shared daemons belong to none."""
-    found = {name: limit_of(rules.limits, name) for name in leaving if name}
-    return {name: Pool(each.of(rules.budget_bytes), leaving[name]) for name, each in found.items() if each is not None}
-
-
-def _within(record: Record, book: Ledger, pools: Mapping[str, Pool], up: bool) -> Record:
-    """Record of an admitted engine, with a warning if its namespace exceeds a limit that was set later."""
-    pool = pools.get(record.namespace)
-    if pool is None or record.warning is not None or book.charged[record.namespace] <= pool.limit_bytes:
-        return record
-    taken, limit = amount(book.charged[record.namespace], "up"), amount(pool.limit_bytes, "down")
-    text = f"the models of namespace {record.namespace} take {taken}, and may take {limit} (--namespace-memory)"
-    return replace(record, warning=(INSUFFICIENT, f"{text}; {reconcile.keeps(up)}"))
 
 
 # ── proposals to entries ─────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,7 @@ class Memory:
     def __init__(self, settings: Settings, directory: StateDir, wake: Callable[[], None]) -> None:
         self._settings, self._state = settings, directory
         self.watchdog = Watchdog(settings, wake)
-        self.ledger = Ledger(self.budget.bytes, 0, {})
+        self.ledger = Ledger(0, {})
         self._leaving: frozenset[Key] = frozenset()
         self._exited_at: float | None = None
         """Monotonic time at which the last evicted engine had exited."""
@@ -85,8 +85,7 @@ class Memory:
     @property
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
-        budget, ledger = self.budget, self.ledger
-        return Room(budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, self._settings.limits.memory)
+        return Room(self.budget.total_bytes, self.budget.bytes, self._left_bytes)
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 
@@ -132,9 +131,8 @@ class Memory:
         now: float,
     ) -> dict[Key, Record]:
         """The records of this pass, by the memory there is. `yielding`: as for `admission.settle`."""
-        limits = self._settings.limits.memory
         mode: Literal["enforce", "warn"] = "warn" if self._settings.memory_check_mode == "warn" else "enforce"
-        rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before), limits)
+        rules = AdmissionRules(self.budget.bytes, mode, self._settings.preemption, self._paused(before))
         records, self.ledger = admission.settle(proposals, before, ups, rules, now, yielding)
         return records
 

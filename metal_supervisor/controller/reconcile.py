@@ -82,8 +82,6 @@ CARRIED_IF_REFUSED = (
 )
 CHECKING = "Checking"
 MISSING = "MissingAfterRestore"
-UNSAFE = frozenset({"SourceNotAllowed"})
-"""Reasons of `Outlook` that concern what a manifest may ask for, not the present state of this Mac."""
 
 
 def fitting(file: ModelFile, kind: str) -> ModelFile:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from metal_supervisor.controller.plan import live_note
 from metal_supervisor.runtimes.metal_state import MetalState
-from metal_supervisor.spec.limits import Amount, limit_of
 from metal_supervisor.spec.processes import EngineUse, Observed, ProgramState, RunNote
 from metal_supervisor.spec.types import Json, Key
 
@@ -21,20 +20,6 @@ class Room:
     budget: int
     left: int
     """Of the budget."""
-    charged: Mapping[str, int] = field(default_factory=dict)
-    """Namespace with a limit -> reservations of its engines."""
-    limits: Mapping[str, Amount] = field(default_factory=dict)
-    """Memory limit by namespace; `*` for all others."""
-
-    def limit_of(self, namespace: str) -> int | None:
-        """Memory that the models of a namespace may take together, None without a limit."""
-        limit = limit_of(self.limits, namespace)
-        return None if limit is None else limit.of(self.budget)
-
-    def left_for(self, namespace: str) -> int:
-        """Memory that is left for a namespace, by the budget and its limit."""
-        limit = self.limit_of(namespace)
-        return self.left if limit is None else min(self.left, limit - self.charged.get(namespace, 0))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ ever keeps it out: it waits only for what was there before it, and for what is a
 is larger than the whole budget blocks nothing, and one that could not start even without the engines on demand blocks
 none of these: an on-demand engine gives its memory back as soon as that helps one ahead of it.
 
-A namespace may have a limit of its own. It is enforced by the same rules among the engines of that namespace, and an
-engine that waits only for that limit blocks none of another namespace.
-
 Engines that yield are stopped to make room, and with preemption also those of lower priority; that room is reserved
 for the engine that they were stopped for. `admit` is a pure function: the order of the entries does not matter.
 """
@@ -20,7 +17,7 @@ for the engine that they were stopped for. `admit` is a pure function: the order
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from metal_supervisor.memory.refusals import (
@@ -106,30 +103,13 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Memory limit of one namespace, for all its engines together."""
-
-    limit_bytes: int
-    leaving_bytes: int = 0
-    """Bytes of stopping engines that are not among the entries."""
-
-
-@dataclass(frozen=True)
 class Ledger:
     """Result of `admit`."""
 
-    budget_bytes: int
     charged_bytes: int
     """Charges of all engines that are running, starting, stopping, or admitted now."""
     decisions: Mapping[Key, Decision]
     """Decision on every entry that was waiting."""
-    charged: Mapping[str, int] = field(default_factory=dict)
-    """Namespace with a limit -> its part of `charged_bytes`."""
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes left of the budget; negative if engines outgrew it, or it shrank."""
-        return self.budget_bytes - self.charged_bytes
 
 
 def _rank(entry: Entry) -> tuple[int, float, Key]:
@@ -162,7 +142,7 @@ class _Blocked:
 
 
 class _Book:
-    """State of one pass over the queue, for the machine or for one namespace."""
+    """State of one pass over the queue."""
 
     def __init__(
         self,
@@ -171,10 +151,8 @@ class _Book:
         queued: frozenset[Key],
         leaving_bytes: int,
         preemption: bool,
-        namespace: str = "",
     ) -> None:
-        """`namespace`: the one that `budget_bytes` is the limit of, "" for the machine."""
-        self.budget, self.preemption, self.namespace = budget_bytes, preemption, namespace
+        self.budget, self.preemption = budget_bytes, preemption
         self.admitted = list(admitted)
         self.charged = sum(entry.charge_bytes for entry in admitted) + leaving_bytes
         self.leaving_bytes = self.coming = leaving_bytes
@@ -193,8 +171,7 @@ class _Book:
 
     def room(self, entry: Entry) -> str:
         """Text about the memory that is left for an entry."""
-        room = room_left(self.left + entry.holds_bytes, self.budget)
-        return f"{room} to namespace {self.namespace} (--namespace-memory)" if self.namespace else room
+        return room_left(self.left + entry.holds_bytes, self.budget)
 
     def admit(self, entry: Entry) -> None:
         self.charged += entry.needs_bytes
@@ -218,10 +195,10 @@ class _Book:
                 return ahead.entry
         return None
 
-    def block(self, entry: Entry, stuck: bool = False) -> None:
-        """Queue an entry. `stuck`: it waits in another book for an engine that stays."""
+    def block(self, entry: Entry) -> None:
+        """Queue an entry."""
         stays_bytes = sum(each.charge_bytes for each in self.admitted if self._stays(each, entry))
-        blocked = _Blocked(entry, stuck or entry.charge_bytes + stays_bytes > self.budget)
+        blocked = _Blocked(entry, entry.charge_bytes + stays_bytes > self.budget)
         for each in self.admitted:
             if each.admitted >= entry.asked and _rank(each) > _rank(entry):
                 blocked.passes(each)
@@ -273,13 +250,6 @@ class _Book:
         self.coming -= expected
         self.kept += missing - expected
 
-    def expect(self, keys: Collection[Key]) -> None:
-        """Count what engines will free here that are stopped for the sake of another book."""
-        found = [each for each in self.admitted if each.key in keys and each.key not in self.leaving]
-        freed = sum(each.charge_bytes for each in found)
-        self.leaving.update(each.key for each in found)
-        self.leaving_bytes, self.coming = self.leaving_bytes + freed, self.coming + freed
-
 
 def _yields(each: Entry, entry: Entry) -> bool:
     """True if an engine gives its memory to a waiting entry of its own accord."""
@@ -293,23 +263,19 @@ def _order(each: Entry, yields: bool) -> tuple[object, ...]:
     return 1, each.priority, -each.charge_bytes, each.admitted, each.key
 
 
-def _hopeless(entry: Entry, machine: _Book, own: _Book, mode: str) -> Decision | None:
-    """Refusal of an entry that could never start, however long it waited; None if it could.
-
-    `own`: the book of its namespace, the machine's if that has no limit.
-    """
+def _hopeless(entry: Entry, book: _Book, mode: str) -> Decision | None:
+    """Refusal of an entry that could never start, however long it waited; None if it could."""
     if entry.unknown and mode == "enforce":
         why = f" ({entry.unknown_why})" if entry.unknown_why else ""
-        left = amount(max(machine.left, 0), "down")
+        left = amount(max(book.left, 0), "down")
         message = (
             f"its size is not known{why}, so it is unknown whether it fits into the {left} "
             "left; make its file or header readable, or set --memory-check-mode warn"
         )
         return Decision(False, CHECK_FAILED, message)
-    need, room, weights = entry.charge_bytes, machine.left + entry.holds_bytes, entry.weights_bytes
-    pool_bytes = own.budget if own.namespace else None
-    refusal = too_large(need, entry.limit_bytes, machine.budget, room, weights, own.namespace, pool_bytes)
-    return Decision(False, *refusal) if refusal else None
+    room = book.left + entry.holds_bytes
+    refusal = too_large(entry.charge_bytes, entry.limit_bytes, book.budget, room, entry.weights_bytes)
+    return Decision(False, INSUFFICIENT, refusal) if refusal else None
 
 
 def admit(
@@ -319,71 +285,47 @@ def admit(
     preemption: bool = False,
     leaving_bytes: int = 0,
     paused: str = "",
-    pools: Mapping[str, Pool] | None = None,
 ) -> Ledger:
     """Decide on every waiting entry.
 
     `mode`: engines of unknown size are refused ("enforce"), or admitted with a warning and charged their measured
     footprint ("warn"). `leaving_bytes`: memory of stopping engines that are not among the entries. `paused`: reason why
-    no engine that needs memory may start now, "" if it may. `pools`: limits of namespaces.
+    no engine that needs memory may start now, "" if it may.
     """
     running = [entry for entry in entries if not entry.waits]
     waiting = sorted((entry for entry in entries if entry.waits), key=_rank)
     queued = frozenset(entry.key for entry in waiting if not entry.optional)
     book = _Book(budget_bytes, running, queued, leaving_bytes, preemption)
-    own = {}
-    for name, pool in (pools or {}).items():
-        inside = [each for each in running if each.key[0] == name]
-        own[name] = _Book(pool.limit_bytes, inside, queued, pool.leaving_bytes, preemption, name)
     decisions: dict[Key, Decision] = {}
     position = 0
     for entry in waiting:
-        books = [each for each in (own.get(entry.key[0]), book) if each is not None]
-        hopeless = _hopeless(entry, book, books[0], mode)
+        hopeless = _hopeless(entry, book, mode)
         if entry.held_back:
-            for each in books if hopeless is None else ():
-                each.block(entry)
+            if hopeless is None:
+                book.block(entry)
             decisions[entry.key] = Decision(False, PRESSURE)
         elif hopeless is not None:
             decisions[entry.key] = hopeless
         elif paused and (entry.needs_bytes or entry.unknown):  # not an edit that needs no more memory
             position += 1
             decisions[entry.key] = Decision(False, PRESSURE, f"{paused} (queue position {position})", position)
-        elif entry.unknown or not entry.needs_bytes or all(each.fits(entry) for each in books):
-            for each in books:
-                each.admit(entry)
+        elif entry.unknown or not entry.needs_bytes or book.fits(entry):
+            book.admit(entry)
             decisions[entry.key] = Decision(True, CHECK_FAILED, UNKNOWN_STARTED) if entry.unknown else Decision(True)
         elif entry.optional:
             need = amount(entry.charge_bytes, "up")
             decisions[entry.key] = Decision(False, INSUFFICIENT, f"needs {need}, {book.room(entry)}")
         else:
             position += 1
-            decisions[entry.key] = _wait(books, entry, position)
-            for name, each in own.items():
-                if name != entry.key[0]:
-                    each.expect(decisions[entry.key].displaces)
-    return Ledger(budget_bytes, book.charged, decisions, {name: each.charged for name, each in own.items()})
-
-
-def _wait(books: Sequence[_Book], entry: Entry, position: int) -> Decision:
-    """Queue an entry by the first of its books (namespace, machine) in which it does not fit."""
-    at = next(index for index, each in enumerate(books) if not each.fits(entry))
-    decision = _queued(books[at], entry, position)
-    stuck = any(each.entry is entry and each.stuck for each in books[at].blocked[-1:])
-    for each in books[:at]:  # its namespace has room for it: none of the same namespace passes it
-        each.block(entry, stuck)
-        each.expect(decision.displaces)
-    if decision.displaces:
-        for each in books[at + 1 :]:  # reserve what the victims free there too
-            each.reserve(entry, [one for one in each.admitted if one.key in decision.displaces])
-    return decision
+            decisions[entry.key] = _queued(book, entry, position)
+    return Ledger(book.charged, decisions)
 
 
 def _queued(book: _Book, entry: Entry, position: int) -> Decision:
-    """Queue an entry in one book: choose the engines to stop for it, reserve memory, and compose the message."""
+    """Queue an entry: choose the engines to stop for it, reserve memory, and compose the message."""
     held_up, need, left = book.held_up_by(entry), entry.needs_bytes, book.left
     needs = f"needs {amount(entry.charge_bytes, 'up')}, {book.room(entry)}"
-    message = f"{needs}; {advice_for(entry.charge_bytes, entry.weights_bytes, book.namespace)}"
+    message = f"{needs}; {advice_for(entry.charge_bytes, entry.weights_bytes)}"
     if need <= left and held_up is not None:
         ahead = f"{shown_to(entry.key[0], held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
         message = f"{needs}, but {ahead} and waits ahead of it"

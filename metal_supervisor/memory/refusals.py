@@ -20,10 +20,8 @@ def _smaller(need: int, weights: int) -> tuple[str, ...]:
     return f"a smaller quantization{share}", "a shorter context"
 
 
-def advice_for(need: int, weights: int, namespace: str = "") -> str:
-    """Advice for an engine that does not fit. `namespace`: whose limit it exceeds, "" for this Mac's memory."""
-    if namespace:
-        return f"try {' or '.join(_smaller(need, weights))}, or have the limit raised"
+def advice_for(need: int, weights: int) -> str:
+    """Advice for an engine that does not fit."""
     return f"try {', '.join(_smaller(need, weights))}, or --memory-fraction"
 
 
@@ -42,28 +40,13 @@ def over_limit(need: int | None, limit: int | None, weights: int) -> str:
     )
 
 
-def too_large(
-    need: int | None,
-    limit: int | None,
-    budget: int,
-    left: int,
-    weights: int = 0,
-    namespace: str = "",
-    pool_bytes: int | None = None,
-) -> tuple[str, str] | None:
-    """(reason, message) for an engine that never fits, even alone; None if it may.
+def too_large(need: int | None, limit: int | None, budget: int, left: int, weights: int = 0) -> str:
+    """Message for an engine that never fits, even alone; "" if it may.
 
-    `limit`: its Model's; `budget`: this Mac's, of which `left` is left; `pool_bytes`: the limit of its namespace.
+    `limit`: its Model's; `budget`: this Mac's, of which `left` is left.
     """
-    if over := over_limit(need, limit, weights):
-        return INSUFFICIENT, over
-    if need is None:
-        return None
-    if need > budget:
-        text = f"needs {amount(need, 'up')}, {room_left(left, budget)}, so it never fits here"
-        return INSUFFICIENT, f"{text}; {advice_for(need, weights)}"
-    if pool_bytes is not None and need > pool_bytes:
-        text = f"needs {amount(need, 'up')}, and the models of namespace {namespace} may take"
-        text += f" {amount(pool_bytes, 'down')} together (--namespace-memory)"
-        return INSUFFICIENT, f"{text}; {advice_for(need, weights, namespace)}"
-    return None
+    over = over_limit(need, limit, weights)
+    if over or need is None or need <= budget:
+        return over
+    text = f"needs {amount(need, 'up')}, {room_left(left, budget)}, so it never fits here"
+    return f"{text}; {advice_for(need, weights)}"

@@ -33,7 +33,6 @@ TELL_EVERY_S = 2.0
 SAY_EVERY_S = 10.0
 """Interval at which its message changes."""
 POLL_S = 0.2
-LOOK_AT_TURNS_S = 30.0
 
 
 class DownloadJob:
@@ -62,7 +61,7 @@ class DownloadJob:
         """Stop the job, whatever it waits for."""
         self.stopped.set()
         self.client.stop()
-        self.shelf.turns.give_up(self)
+        self.shelf.downloads.leave(self)
 
     def check(self) -> None:
         """Raise Stopped if the job has been stopped."""
@@ -289,18 +288,17 @@ class DownloadJob:
                 raise
             self.shelf.space.full(shown(self.artifact.source), self.meter.total_bytes - self.meter.got_bytes)
         finally:
-            self.shelf.turns.leave(self)
+            self.shelf.downloads.leave(self)
             self.shelf.space.release(self)
         return contents
 
     def _wait_for_a_turn(self) -> None:
-        given = self.shelf.turns.ask(self)
+        may_start = self.shelf.downloads.ask(self)
         self.check()  # it may have been stopped before it asked
-        if not given.is_set():
+        if not may_start.is_set():
             others = f"{self.shelf.terms.at_once} other models are being fetched, see --downloads"
             self.say(ModelFile("Downloading", message=f"it waits for its turn: {others}"))
-        while not given.wait(LOOK_AT_TURNS_S):
-            self.shelf.turns.look()
+            may_start.wait()
         self.check()
 
     def _has(self, name: str, piece: Piece, found: PinnedFiles | None) -> bool:
@@ -315,7 +313,6 @@ class DownloadJob:
         """Reserve disk space for the bytes still to come. Raises Unusable if there is none, OSError."""
         need = sum(max(0, (piece.size_bytes or 0) - _size(fetch.partial(target))) for _, piece, target in missing)
         what = shown(self.artifact.source)
-        self.shelf.space.count(self, self.slot, self.namespaces, what, self.meter.total_bytes)
         self.shelf.space.claim(self, need, what, self.meter.total_bytes)
 
 

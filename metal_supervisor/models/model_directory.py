@@ -27,9 +27,8 @@ FORMAT = 1
 NOTE = "slot.json"
 USED = ".used"
 LOCK = ".lock"
-FOR = ".fetched-for"
 PARTIAL = ".partial"
-OURS = NOTE, f"{NOTE}.new", USED, LOCK, FOR, f"{FOR}.new"
+OURS = NOTE, f"{NOTE}.new", USED, LOCK
 SUFFIXES = PARTIAL, f"{PARTIAL}.json", f"{PARTIAL}.json.new"
 """Names that no file of a model may have in its slot."""
 USED_EVERY_S = 3600.0
@@ -163,19 +162,6 @@ class ModelDirectory:
                     os.utime(descriptor)
             finally:
                 os.close(descriptor)
-
-    def fetched_for(self) -> str:
-        """Namespace whose limit it counts towards, "" for none."""
-        try:
-            with os.fdopen(open_own(self.path / FOR, os.O_RDONLY), encoding="ascii") as file:
-                return file.read(64)
-        except (OSError, ValueError):
-            return ""
-
-    def count_for(self, namespace: str) -> None:
-        """Record the namespace whose limit it counts towards. Raises OSError."""
-        if namespace != self.fetched_for():
-            write_text(self.path / FOR, namespace)
 
     def last_used(self) -> float:
         """Unix time of the last recorded use, else of the note or of the directory; 0.0 if none can be read."""

@@ -93,7 +93,7 @@ class Store:
     ) -> None:
         """Keep exactly these artifacts from now on; drop all others, and stop their fetches.
 
-        `namespaces`: namespaces of the services that want an artifact, for the disk limits. Raises RuntimeError if the
+        `namespaces`: namespaces of the services that want an artifact. Raises RuntimeError if the
         system lets no thread be started; those that are missing then are started by the next call.
         """
         for artifact in self._tasks.keys() - wanted.keys():

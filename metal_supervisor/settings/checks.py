@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from metal_supervisor.spec import limits
 from metal_supervisor.spec.hosts import web_url
 
 SettingCheck: TypeAlias = Callable[[Any], str | None]
@@ -141,7 +140,6 @@ proxy = like(
 )
 mirror = web(f"({_URL}/?)?", "look like https://registry.example.com")
 hub = web(rf"(/.*|{_URL}(/[\w./-]*)?)?", "look like https://mirror.example.com, or be an absolute directory")
-amounts = limits.problem(lambda text: limits.table(text, limits.amount_of))
 directory_list = each_of(like("[/~].*", "be absolute directories, separated by commas"))
 
 

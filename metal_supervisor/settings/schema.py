@@ -132,7 +132,7 @@ class Settings:
     omlx: str = _setting("", "Path of omlx; empty: PATH, then Homebrew's prefixes.")
     downloads: int = _setting(
         2,
-        "Number of models that are downloaded at the same time; one more for a namespace that would wait long.",
+        "Number of models that are downloaded at the same time, and of namespaces that they are for.",
         checks.between(1, 64),
     )
     stall_timeout: float = _setting(
@@ -314,21 +314,10 @@ class Settings:
         "Measure the power of the chip, by powermetrics, which has to be allowed once (make "
         "install-powermetrics-sudo).",
     )
-    namespace_memory: str = _setting(
-        "",
-        "Memory that the models of a namespace may take together, as NAMESPACE=16Gi or NAMESPACE=25% (of what "
-        "models may use), separated by commas; * stands for all others; empty: no limits.",
-        checks.amounts,
-    )
-    namespace_disk: str = _setting(
-        "",
-        "Disk space that models fetched for a namespace may fill, in the same form; a share is one of the disk.",
-        checks.amounts,
-    )
     namespace_priority: str = _setting(
         "",
         "The highest spec.priority that counts, as NAMESPACE=normal, separated by commas; * stands for all others.",
-        limits.problem(lambda text: limits.table(text, limits.priority_of)),
+        limits.problem(limits.priorities),
     )
     namespace_protection: str = _setting(
         "*",
@@ -349,11 +338,9 @@ class Settings:
 
     @cached_property
     def limits(self) -> limits.Limits:
-        """Limits of the namespaces: memory, disk, priority, protection and service types."""
+        """Limits of the namespaces: priority, protection and service types."""
         return limits.Limits(
-            limits.table(self.namespace_memory, limits.amount_of),
-            limits.table(self.namespace_disk, limits.amount_of),
-            limits.table(self.namespace_priority, limits.priority_of),
+            limits.priorities(self.namespace_priority),
             limits.namespaces(self.namespace_protection),
             limits.service_types(self.service_types),
         )

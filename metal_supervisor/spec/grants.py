@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metal_supervisor.spec.limits import ANY, Limits, limit_of
+from metal_supervisor.spec.limits import ANY, Limits
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.resources import rank_of
 from metal_supervisor.spec.types import FIELD_IGNORED, Rejected, Service
@@ -20,7 +20,7 @@ def granted(item: Service | Rejected, limits: Limits) -> Service | Rejected:
         refused.append(("ServiceTypeIgnored", text))
     if isinstance(item, Rejected):
         return item
-    highest = limit_of(limits.priority, item.namespace)
+    highest = limits.priority.get(item.namespace, limits.priority.get(ANY))
     if highest is not None and rank_of(item.priority) > rank_of(highest):
         text = f"spec.priority {item.priority} counts as {highest}, the highest of namespace {item.namespace}"
         refused.append(("PriorityCapped", f"{text} (--namespace-priority)"))

@@ -1,7 +1,6 @@
 """Limits per namespace: how much of this Mac the users of a namespace may ask for.
 
-An administrator writes them as settings, `NAMESPACE=VALUE,…`, with `*` for all other namespaces. Priority, protection
-and Service type are limited by `grants`, memory by the ledger, disk space by the model store.
+An administrator writes them as settings, with `*` for all other namespaces; `grants` applies them.
 """
 
 from __future__ import annotations
@@ -9,66 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-from metal_supervisor.spec.fields import Bad
-from metal_supervisor.spec.sizes import quantity
 
 PRIORITIES: Mapping[str, int] = {"critical": 1_000_000, "high": 100_000, "normal": 10_000, "low": 1_000, "batch": 100}
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 ANY = "*"
 NAMESPACE = re.compile(r"\*|[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?)%")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A number of bytes, or a share of a whole that only the running program knows."""
-
-    bytes: int | None = None
-    share: float = 0.0
-    """Above 0 and at most 1; counts if `bytes` is None."""
-
-    def of(self, whole_bytes: int) -> int:
-        """The bytes, with `whole_bytes` as 100%."""
-        return int(whole_bytes * self.share) if self.bytes is None else self.bytes
-
-
-def amount_of(text: str) -> Amount:
-    """Read `16Gi` or `25%`. Raises ValueError."""
-    if found := PERCENT.fullmatch(text):
-        share = float(found[1]) / 100
-        if not 0 < share <= 1:
-            raise ValueError("must have shares above 0% and at most 100%")
-        return Amount(share=share)
-    try:
-        return Amount(quantity(text, "the limit"))
-    except Bad:
-        raise ValueError("must have values such as 16Gi or 25%") from None
-
-
-def priority_of(text: str) -> str:
-    """Read a priority. Raises ValueError."""
-    if text not in PRIORITIES:
-        raise ValueError(f"must have values of {', '.join(PRIORITIES)}")
-    return text
 
 
 def _parts(text: str) -> list[str]:
     return [part for each in text.split(",") if (part := each.strip())]
 
 
-def table(text: str, read: Callable[[str], T]) -> dict[str, T]:
-    """Namespace -> its value, `*` for all others, from `NAMESPACE=VALUE,…`. Raises ValueError."""
-    found: dict[str, T] = {}
+def priorities(text: str) -> dict[str, str]:
+    """Namespace -> its priority, `*` for all others, from `NAMESPACE=PRIORITY,…`. Raises ValueError."""
+    found: dict[str, str] = {}
     for each in _parts(text):
         name, equals, value = each.partition("=")
         if not equals or not NAMESPACE.fullmatch(name):
-            raise ValueError("must look like NAMESPACE=VALUE,NAMESPACE=VALUE, with * for all other namespaces")
+            raise ValueError("must look like NAMESPACE=PRIORITY,NAMESPACE=PRIORITY, with * for all other namespaces")
         if name in found:
             raise ValueError(f"must not give {name} two values")
-        found[name] = read(value)
+        if value not in PRIORITIES:
+            raise ValueError(f"must have values of {', '.join(PRIORITIES)}")
+        found[name] = value
     return found
 
 
@@ -105,17 +67,8 @@ def problem(read: Callable[[str], object]) -> Callable[[str], str | None]:
 class Limits:
     """The limits of all namespaces; by default there are none."""
 
-    memory: Mapping[str, Amount] = field(default_factory=dict)
-    """Limits on memory; a share is of the memory that models may use."""
-    disk: Mapping[str, Amount] = field(default_factory=dict)
-    """Limits on disk space; a share is of the disk that the model store is on."""
     priority: Mapping[str, str] = field(default_factory=dict)
     """The highest priority that counts."""
     protection: frozenset[str] = frozenset({ANY})
     """Namespaces whose `spec.evictionProtection` counts."""
     service_types: frozenset[str] = frozenset(SERVICE_TYPES)
-
-
-def limit_of(limits: Mapping[str, T], namespace: str) -> T | None:
-    """The value of a namespace, None without a limit."""
-    return limits.get(namespace, limits.get(ANY))

@@ -54,7 +54,7 @@ def test_what_a_pass_wrote_before_it_failed_is_told(
 
 def test_it_is_in_a_hurry_while_somebody_waits(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     def decided(*decisions: Decision) -> None:
-        ledger = Ledger(0, 0, {("default", str(number)): each for number, each in enumerate(decisions)})
+        ledger = Ledger(0, {("default", str(number)): each for number, each in enumerate(decisions)})
         monkeypatch.setattr(controller, "memory", SimpleNamespace(ledger=ledger))
 
     decided(Decision(True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -66,20 +67,52 @@ def test_every_example_is_valid_and_does_not_change_by_itself(
     assert kubectl("delete", "-f", "-", given=text).stdout.count("deleted") == len(kinds)
 
 
-def test_a_quota_bounds_the_services_of_a_namespace(cluster: KubeCluster, kubectl: Kubectl, namespace: str) -> None:
+def limited(kubectl: Kubectl, namespace: str) -> dict[str, Any]:
+    """The example limits of docs/operations.md, applied to a namespace; its objects by kind."""
     (shown,) = next(each for each in blocks(ROOT / "docs/operations.md") if HERE in each.run_by).shown
-    words = shlex.split(shown.command.replace("team-a", namespace))
-    kubectl(*words[1:])
-    name, _, most = words[words.index("--hard") + 1].partition("=")
-    path = f"/api/v1/namespaces/{namespace}/resourcequotas/services"
-    eventually(lambda: cluster.request("GET", path)[1].get("status", {}).get("used") == {name: "0"}, 60)
-    made = f"/apis/inference.llmkube.dev/v1alpha1/namespaces/{namespace}/inferenceservices"
-    specs = [service(f"s{number}") for number in range(int(most) + 1)]
-    for each in specs:
-        del each["metadata"]["namespace"]
-    answers = [cluster.request("POST", made, each) for each in specs]
-    assert [code for code, _ in answers] == [*[201] * int(most), 403]
-    assert "exceeded quota: services" in answers[-1][1]["message"]
+    *command, path = shlex.split(shown.command)
+    assert command == ["kubectl", "apply", "-f"]
+    text = (ROOT / path).read_text("utf-8").replace("team-a", namespace)
+    kubectl("apply", "-f", "-", given=text)
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+def created(cluster: KubeCluster, namespace: str, name: str, **spec: Any) -> tuple[int, Any]:
+    """The answer to a new InferenceService."""
+    body = service(name, **spec)
+    del body["metadata"]["namespace"]
+    return cluster.request(
+        "POST", f"/apis/inference.llmkube.dev/v1alpha1/namespaces/{namespace}/inferenceservices", body
+    )
+
+
+def test_a_quota_bounds_the_services_of_a_namespace(cluster: KubeCluster, kubectl: Kubectl, namespace: str) -> None:
+    hard = limited(kubectl, namespace)["ResourceQuota"]["spec"]["hard"]
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/metal-supervisor"
+    eventually(lambda: cluster.request("GET", path)[1].get("status", {}).get("used") == dict.fromkeys(hard, "0"), 60)
+    most = int(hard["count/inferenceservices.inference.llmkube.dev"])
+    answers = [created(cluster, namespace, f"s{number}") for number in range(most + 1)]
+    assert [code for code, _ in answers] == [*[201] * most, 403]
+    assert "exceeded quota: metal-supervisor" in answers[-1][1]["message"]
+
+
+def test_a_policy_bounds_the_priority_of_a_namespace(cluster: KubeCluster, kubectl: Kubectl, namespace: str) -> None:
+    assert created(cluster, namespace, "old", priority="critical")[0] == 201
+    (rule,) = limited(kubectl, namespace)["ValidatingAdmissionPolicy"]["spec"]["validations"]
+    numbers = itertools.count()
+
+    def refused() -> str:
+        code, answer = created(cluster, namespace, f"s{next(numbers)}", priority="high")
+        return str(answer["message"]) if code == 422 else ""
+
+    assert rule["message"] in eventually(refused, 60, "the policy to be in force")
+    for spec in ({}, {"priority": "normal"}, {"priority": "batch"}):
+        assert created(cluster, namespace, f"s{next(numbers)}", **spec)[0] == 201
+    kubectl("label", "isvc", "old", "team=a")
+    patch = json.dumps({"spec": {"priority": "high"}})
+    assert rule["message"] in kubectl("patch", "isvc", "old", "--type=merge", "-p", patch, code=1).stderr
+    assert created(cluster, "default", f"of-{namespace}", priority="critical")[0] == 201, "another namespace"
+    kubectl("delete", "-n", "default", "isvc", f"of-{namespace}")
 
 
 def test_kubectl_shows_and_explains_our_kinds(definitions: list[str], kubectl: Kubectl, namespace: str) -> None:

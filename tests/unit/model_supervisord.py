@@ -509,7 +509,7 @@ class Purse(Memory):
 
     def __init__(self, mac: Mac) -> None:
         self._settings, self._state = SETTINGS, mac.files
-        self.ledger = Ledger(mac.budget_bytes, 0, {})
+        self.ledger = Ledger(0, {})
         self._leaving, self._skipping, self._seen = frozenset(), "", MemoryState()
         self._reserved = {}
         self._exited_at = self._returned_at = None

@@ -303,8 +303,6 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "shared_daemons": "a,b",
         "ollama_url": "http://localhost:11434",
         "ollama_registry": "https://mirror",
-        "namespace_memory": "default=16Gi,team-a=25%,*=8Gi",
-        "namespace_disk": "team-a=1Ti",
         "service_types": "ClusterIP",
         "namespace_priority": "team-a=normal",
         "namespace_protection": "team-a",

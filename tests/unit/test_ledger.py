@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from metal_supervisor.memory.ledger import Decision, Entry, Ledger, Pool, admit
+from metal_supervisor.memory.ledger import Decision, Entry, Ledger, admit
 from metal_supervisor.spec.sizes import GIB, MIB
 from metal_supervisor.spec.types import Key
 from tests.support.effort import cases
@@ -82,7 +82,7 @@ def test_whatever_is_larger_counts_the_estimate_or_the_measure() -> None:
 
 def test_a_budget_that_is_exceeded_admits_nobody_and_stops_nobody() -> None:
     found = admit(24 * GIB, [runs("a", 10, measured_bytes=30 * GIB), waits("b", 1)])
-    assert (found.left_bytes, decisions(found)) == (-6 * GIB, {"b": False})
+    assert (found.charged_bytes, decisions(found)) == (30 * GIB, {"b": False})
     assert "0 MiB of 24.0 GiB left" in found.decisions[key("b")].message
 
 
@@ -412,47 +412,11 @@ def test_an_edit_counts_once_beside_whom_it_would_keep_out_not_with_the_engine_w
     assert decisions(admit(70 * GIB, [*running, runs("c", 15, 0), ahead, larger])) == {"ahead": False, "b": False}
 
 
-# ── limits of namespaces ─────────────────────────────────────────────────────────────────────────
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def of_team(entry: Entry, team: str = "team-a") -> Entry:
     return replace(entry, key=(team, entry.key[1]))
-
-
-POOL = {"team-a": Pool(16 * GIB)}
-
-
-def test_a_namespace_waits_for_its_own_limit_and_holds_up_nobody_else() -> None:
-    first, second = of_team(runs("a", 10)), of_team(waits("b", 8, 1))
-    found = admit(48 * GIB, [first, second, waits("c", 30, 2)], pools=POOL)
-    assert decisions(found) == {"b": False, "c": True}
-    refused = found.decisions["team-a", "b"]
-    assert (refused.reason, refused.position) == ("InsufficientMemory", 1)
-    assert refused.message == (
-        "needs 8.0 GiB, 6.0 GiB of 16.0 GiB left to namespace team-a (--namespace-memory); try a smaller quantization "
-        "or a shorter context, or have the limit raised (queue position 1)"
-    )
-    assert found.charged == {"team-a": 10 * GIB} and found.charged_bytes == 40 * GIB
-
-
-@pytest.mark.parametrize(("over", "fits"), [(0, True), (1, False)])
-def test_a_limit_is_kept_to_the_byte(over: int, fits: bool) -> None:
-    entry = replace(of_team(waits("b", 6)), estimate_bytes=6 * GIB + over)
-    assert decisions(admit(48 * GIB, [of_team(runs("a", 10)), entry], pools=POOL)) == {"b": fits}
-
-
-def test_what_is_larger_than_the_limit_is_refused_and_not_queued() -> None:
-    found = admit(48 * GIB, [of_team(waits("a", 17)), of_team(waits("b", 16, 1))], pools=POOL)
-    refused = found.decisions["team-a", "a"]
-    assert not refused.admitted and refused.position == 0 and found.decisions["team-a", "b"].admitted
-    assert "needs 17.0 GiB, and the models of namespace team-a may take 16.0 GiB together" in refused.message
-
-
-def test_nothing_of_a_namespace_passes_what_it_would_keep_out() -> None:
-    entries = [of_team(runs("a", 10)), of_team(waits("b", 12, 1)), of_team(waits("c", 5, 2)), of_team(waits("d", 4, 3))]
-    found = admit(48 * GIB, entries, pools=POOL)
-    assert decisions(found) == {"b": False, "c": False, "d": True}, "12 and 4 fit together, 12 and 5 do not"
-    assert "team-a/b needs 12.0 GiB and waits ahead of it" in found.decisions["team-a", "c"].message
 
 
 def test_memory_messages_name_no_service_of_another_namespace() -> None:
@@ -461,72 +425,3 @@ def test_memory_messages_name_no_service_of_another_namespace() -> None:
     low = [runs(name, 20, priority=LOW) for name in ("x", "y")]
     taken = admit(48 * GIB, [*low, of_team(waits("b", 40, priority=HIGH))], preemption=True)
     assert "; a service of another namespace will be stopped for it" in taken.decisions["team-a", "b"].message
-
-
-def test_within_the_limit_a_namespace_waits_for_the_machine_like_any_other() -> None:
-    found = admit(48 * GIB, [runs("x", 44), of_team(waits("a", 10, 1)), of_team(waits("b", 8, 2))], pools=POOL)
-    assert decisions(found) == {"a": False, "b": False}
-    assert "of 48.0 GiB left;" in found.decisions["team-a", "a"].message
-
-
-def test_one_that_waits_for_what_never_ends_elsewhere_keeps_no_service_on_demand_of_its_namespace_out() -> None:
-    stays, large = runs("stays", 20), of_team(waits("large", 90, asked=1))
-    on_demand = of_team(waits("on-demand", 20, asked=2, on_demand=True))
-    found = admit(100 * GIB, [stays, large, on_demand], pools={"team-a": Pool(100 * GIB)})
-    assert decisions(found) == {"large": False, "on-demand": True}
-
-
-def test_preemption_makes_room_within_the_namespace_whose_limit_is_short() -> None:
-    entries = [
-        runs("x", 1, priority=LOW),
-        of_team(runs("a", 10, priority=LOW)),
-        of_team(waits("b", 12, 1, HIGH)),
-        waits("c", 40, 2),
-    ]
-    found = admit(48 * GIB, entries, preemption=True, pools=POOL)
-    assert found.decisions["team-a", "b"].displaces == (("team-a", "a"),)
-    assert not found.decisions[key("c")].admitted, "what is freed is for whom it was freed"
-
-
-def test_what_is_ending_in_a_namespace_counts_until_it_has_ended() -> None:
-    pools = {"team-a": Pool(16 * GIB, 10 * GIB)}
-    found = admit(48 * GIB, [of_team(waits("a", 8))], leaving_bytes=10 * GIB, pools=pools)
-    assert "10.0 GiB more when what is ending has ended" in found.decisions["team-a", "a"].message
-
-
-def test_what_is_stopped_for_another_namespace_makes_room_in_its_own() -> None:
-    running = [of_team(runs("small", 2, priority=LOW - 1)), of_team(runs("large", 14, priority=LOW))]
-    waiting = [waits("other", 10, 1, HIGH), of_team(waits("own", 2, 2))]
-    found = admit(16 * GIB, [*running, *waiting], preemption=True, pools=POOL)
-    assert displaced(found, "other") == ["large"]
-    own = found.decisions["team-a", "own"]
-    assert own.displaces == () and "14.0 GiB more when what is ending has ended" in own.message
-
-
-def test_a_limit_below_what_runs_stops_nothing() -> None:
-    found = admit(48 * GIB, [of_team(runs("a", 30)), of_team(waits("b", 1, 1))], preemption=True, pools=POOL)
-    assert found.decisions["team-a", "b"].displaces == () and found.charged == {"team-a": 30 * GIB}
-
-
-def test_whatever_is_asked_no_start_exceeds_a_limit() -> None:
-    for seed in range(300):
-        dice = random.Random(seed)
-        entries = []
-        for index in range(dice.randint(1, 12)):
-            make = dice.choice((waits, waits, runs))
-            size, rank = dice.choice((1, 3, 5, 9, 17)), dice.choice((HIGH, NORMAL, LOW))
-            made = make(f"s{index}", size, float(dice.randint(0, 9)), rank)
-            entries.append(of_team(made, dice.choice(("team-a", "team-b", "default"))))
-        pools = {"team-a": Pool(16 * GIB), "team-b": Pool(dice.choice((4, 20)) * GIB)}
-        found = admit(48 * GIB, entries, preemption=dice.random() < 0.5, pools=pools)
-        for name, pool in pools.items():
-            before = sum(e.charge_bytes for e in entries if e.key[0] == name and not e.waits)
-            started = sum(
-                e.charge_bytes for e in entries if e.key[0] == name and e.waits and found.decisions[e.key].admitted
-            )
-            assert not started or before + started <= pool.limit_bytes, seed
-            assert found.charged[name] == before + started
-        assert (
-            admit(48 * GIB, list(reversed(entries)), pools=pools).decisions
-            == admit(48 * GIB, entries, pools=pools).decisions
-        )

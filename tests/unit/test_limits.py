@@ -10,12 +10,11 @@ import pytest
 from metal_supervisor.controller import reconcile
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, limits
-from metal_supervisor.spec.limits import Amount, Limits
+from metal_supervisor.spec.limits import Limits
 from metal_supervisor.spec.resources import Policy, interpret
 from metal_supervisor.spec.types import Rejected, Service
 from tests.unit.test_report import record
 
-GIB = 1 << 30
 POLICY = Policy("llama-server", {"llama-server": frozenset({"gguf"})})
 
 
@@ -41,26 +40,18 @@ def understood(item: Service | Rejected) -> Service:
 # ── how they are written ─────────────────────────────────────────────────────────────────────────
 
 
-def test_amounts_are_quantities_or_shares() -> None:
-    found = limits.table("default=16Gi, team-a=25%,*=0.5Ti", limits.amount_of)
-    assert found == {"default": Amount(16 * GIB), "team-a": Amount(share=0.25), "*": Amount(512 * GIB)}
-    assert [limits.limit_of(found, each) for each in ("default", "other")] == [found["default"], found["*"]]
-    assert found["team-a"].of(64 * GIB) == 16 * GIB and found["default"].of(1) == 16 * GIB
-    assert limits.limit_of({"default": 1}, "other") is None
+def test_priorities_are_read_by_namespace() -> None:
+    found = limits.priorities("default=high, team-a=low,*=batch")
+    assert found == {"default": "high", "team-a": "low", "*": "batch"}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("namespace_memory", "team-a", "NAMESPACE=VALUE"),
-        ("namespace_memory", "=16Gi", "NAMESPACE=VALUE"),
-        ("namespace_memory", "Team=16Gi", "NAMESPACE=VALUE"),
-        ("namespace_memory", "a=1Gi,a=2Gi", "not give a two values"),
-        ("namespace_memory", "a=lots", "16Gi or 25%"),
-        ("namespace_memory", "a=-1Gi", "16Gi or 25%"),
-        ("namespace_memory", "a=0%", "above 0%"),
-        ("namespace_memory", "a=101%", "at most 100%"),
-        ("namespace_memory", "a=", "16Gi or 25%"),
+        ("namespace_priority", "team-a", "NAMESPACE=PRIORITY"),
+        ("namespace_priority", "=low", "NAMESPACE=PRIORITY"),
+        ("namespace_priority", "Team=low", "NAMESPACE=PRIORITY"),
+        ("namespace_priority", "a=low,a=high", "not give a two values"),
         ("namespace_priority", "a=urgent", "of critical"),
         ("namespace_protection", "a b", "name namespaces"),
         ("service_types", "ExternalName", "some of ClusterIP"),
@@ -88,8 +79,9 @@ def test_a_priority_counts_up_to_the_highest_of_its_namespace() -> None:
     text = "spec.priority critical counts as normal, the highest of namespace team-a (--namespace-priority)"
     assert capped.not_granted == (("PriorityCapped", text),)
     assert understood(grants.granted(service("team-b"), held)).priority == "batch", "the usual one is capped as well"
-    low = service(priority="low")
+    low, high = service(priority="low"), service(priority="critical")
     assert grants.granted(low, held) is low
+    assert grants.granted(high, Limits(priority={"team-b": "batch"})) is high, "of another namespace"
 
 
 def test_protection_counts_in_the_namespaces_that_have_it() -> None:

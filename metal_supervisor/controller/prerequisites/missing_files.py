@@ -9,7 +9,7 @@ from metal_supervisor.controller.prerequisites.composer import Composer, EngineP
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook
 from metal_supervisor.controller.snapshot import Room
-from metal_supervisor.memory.refusals import too_large
+from metal_supervisor.memory.refusals import INSUFFICIENT, too_large
 from metal_supervisor.models.metadata import Reading
 from metal_supervisor.models.store import Store
 from metal_supervisor.runtimes import Binary
@@ -73,11 +73,9 @@ class MissingFiles:
             return None
         _, demand = composed
         need, weights, limit = demand.bytes, demand.mapped_bytes, service.model.limit.resolve(room.total)
-        space = service.namespace
-        refusal = too_large(need, limit, room.budget, room.left, weights, space, room.limit_of(space))
-        if refusal is None:
+        message = too_large(need, limit, room.budget, room.left, weights)
+        if not message:
             return ModelFile("Pending")
-        reason, message = refusal
         if advice := self._composer.advice(parts, demand, room.budget, look):
             message += f"; {advice}"
-        return ModelFile("Pending", reason=reason, message=f"{message}; it is not fetched")
+        return ModelFile("Pending", reason=INSUFFICIENT, message=f"{message}; it is not fetched")

@@ -98,7 +98,7 @@ class Offers:
         if composed is None:
             return None
         needs = composed[1].bytes or 0
-        if self._offered_bytes + needs > max(room.left_for(service.namespace), 0):
+        if self._offered_bytes + needs > max(room.left, 0):
             return False
         self._offered_bytes += needs
         return True

@@ -191,7 +191,7 @@ class Prerequisites:
         if compositions is None:
             return Outlook(READING, port)
         has = record.reserved_bytes if record is not None and record.runs else 0
-        composed = context_choice.choose(compositions, room.left_for(service.namespace) + has, room.budget)
+        composed = context_choice.choose(compositions, room.left + has, room.budget)
         engine, demand = composed.engine, self._with_advice(parts, composed.demand, room.budget)
         judged = [path for _, each in files.values() for path in each.real]
         confined = self._confinement.of(service, binary, engine, judged, port)

@@ -44,8 +44,6 @@ starts by itself when there is room.
 - **Unknown sizes** (see *What is charged*) are refused (`MemoryCheckFailed`) under `--memory-check-mode enforce`; under
   `warn` they start with a warning and count for what they are measured.
 - **A Model's own limit** (`spec.hardware.memoryBudget` or `memoryFraction`) is held to as well.
-- **A namespace's limit** (`--namespace-memory`) is held to by the same rules among its own engines: one that waits for
-  it holds up nobody of another namespace.
 
 For example, on a Mac with 64 GiB, in the words of the message:
 """
