@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.keys import engine_keys
+from metal_supervisor.cli.render import DownloadBars
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.host import local_status, processes

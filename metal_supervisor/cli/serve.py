@@ -21,8 +21,8 @@ import yaml
 
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import commands_for, shown, state_flag
-from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.model_source import ServedModel, name_of, question, resolve
+from metal_supervisor.cli.render import DownloadBars
 from metal_supervisor.cli.services import gateway_url, is_up, once_up, own_url
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing

@@ -1,16 +1,12 @@
-"""Text made fit for a terminal: harmless, of the right width, in columns, in its encoding.
+"""Text made fit for a terminal: harmless, in columns, in its encoding.
 
 Servers, users and engines write what is shown, so none of it may move the cursor or colour what follows.
 """
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Sequence
-
-LEAST_TEXT = 20
-"""Cells for a text below which it is not wrapped."""
 
 
 def printable(text: str) -> str:
@@ -41,29 +37,6 @@ def cells(text: str) -> int:
 
 def _width(char: str) -> int:
     return 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def fitted(text: str, width: int) -> str:
-    """A text made printable and cut to `width` cells, with `…` at the cut."""
-    plain = printable(text)
-    if cells(plain) <= width:
-        return plain
-    kept, used = "", 0
-    for char in plain:
-        used += _width(char)
-        if used > width - 1:
-            break
-        kept += char
-    return f"{kept}…" if width > 0 else ""
-
-
-def labelled(head: str, text: str, width: int | None) -> list[str]:
-    """A text behind its head, wrapped below itself; on one line without a `width`, or where there is little room."""
-    if not width or width < len(head) + LEAST_TEXT:
-        return [f"{head}{text}"]
-    head, text = ("".join(char + "\0" * (_width(char) == 2) for char in each) for each in (head, text))
-    lines = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
-    return [line.replace("\0", "") for line in lines]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
