@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
@@ -52,10 +51,9 @@ def lines(case: Case) -> list[Line]:
     told, sentences = explain(case)
     found: list[Line] = [escaped(f"{'/'.join(case.record.key)}: {told.phase}, {told.reason}")]
     before = ""
-    for each in sentences:
-        label = each.topic if each.topic != before else ""
-        before = each.topic
-        found.append((f"  {label:<{LABEL}}", escaped(each.text)))
+    for topic, text in sentences:
+        found.append((f"  {'' if topic == before else topic:<{LABEL}}", escaped(text)))
+        before = topic
     return found
 
 
@@ -69,7 +67,7 @@ def _as_json(case: Case) -> Json:
         "phase": told.phase,
         "reason": told.reason,
         "message": told.message,
-        "sentences": [asdict(each) for each in sentences],
+        "sentences": [{"topic": topic, "text": text} for topic, text in sentences],
         "numbers": numbers(case),
     }
 

@@ -51,16 +51,8 @@ class Case:
     """A supervisord runs."""
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """One sentence of an explanation."""
-
-    topic: str
-    text: str
-
-
-def explain(case: Case) -> tuple[Report, list[Sentence]]:
-    """(report for the cluster, sentences in the order of the circle)."""
+def explain(case: Case) -> tuple[Report, list[tuple[str, str]]]:
+    """(report for the cluster, (topic, text) of each sentence in the order of the circle)."""
     told = (report if case.up else last_known)(case.record, case.observed)
     topics = (
         ("now", iter((told.message,))),
@@ -76,7 +68,7 @@ def explain(case: Case) -> tuple[Report, list[Sentence]]:
         ("restarts", _restarts(case)),
         ("next", _next(case)),
     )
-    return told, [Sentence(topic, text) for topic, texts in topics for text in texts if text]
+    return told, [(topic, text) for topic, texts in topics for text in texts if text]
 
 
 def numbers(case: Case) -> Json:

@@ -20,7 +20,7 @@ from typing import TextIO
 from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, NOT_FOUND
 from metal_supervisor.settings.logging import entry_in, text_lines
 from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
-from metal_supervisor.spec.terminal_text import encodable, escaped
+from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.logfile import CUT, LogFile
@@ -155,7 +155,7 @@ class _Writer:
 
     def _text(self, text: str) -> None:
         plain = "".join(char if char in LAYOUT else escaped(char) for char in text)
-        self._out.write(encodable(plain, self._out.encoding))
+        self._out.write(plain)
         self._ended = plain.endswith("\n") if plain else self._ended
 
 

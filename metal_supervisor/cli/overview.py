@@ -20,7 +20,7 @@ from metal_supervisor.spec.terminal_text import cells, escaped, shortened, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.downloads import Download
-from metal_supervisor.supervisord.ctl_plugin import LONGEST_WHY
+from metal_supervisor.supervisord.ctl_plugin import cut
 
 COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "URL", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S")
 LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "URL", "MEMORY")
@@ -240,12 +240,9 @@ def _why(row: Json, now: float) -> str:
         text += f"; last loaded {asked}, in {seconds} s" if asked else ""
     elif row.get("phase") != "Ready":
         text = f"{string(row, 'reason')}: {string(row, 'message')}"
-    again = ""
-    if isinstance(due, int | float) and row.get("phase") != "Ready":
-        text = NEXT_START.sub("", text)
-        again = "; next attempt is due" if due <= now else f"; next attempt in {due - now:.0f} s"
-    text = escaped(text)
-    return f"{text[:LONGEST_WHY]}…{again}" if len(text) > LONGEST_WHY else text + again
+    if not isinstance(due, int | float) or row.get("phase") == "Ready":
+        return cut(text, None, now)
+    return cut(NEXT_START.sub("", text), due, now)
 
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

@@ -155,6 +155,13 @@ class DownloadBars(Screen):
 
         return Progress(console=self.console, auto_refresh=False)
 
+    def say(self, text: str) -> None:
+        """Print one line in place of the bars; an output that cannot be written must not end the system."""
+        self.clear()
+        with contextlib.suppress(OSError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()
+
     def follow(self, state: StateDir, wanted: Callable[[Key], bool] = lambda _: True) -> None:
         """Show the downloads of a running system; a report of its controller that cannot be read changes nothing.
 

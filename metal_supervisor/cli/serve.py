@@ -135,10 +135,7 @@ class Serve:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self._bars.clear()
-        with contextlib.suppress(OSError):  # a full disk below stdout must not end the system
-            self._out.write(printable(text) + "\n")
-            self._out.flush()
+        self._bars.say(printable(text))
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
         """Serve the model; return the exit code. Raises CommandError, CannotBoot, BadKubeconfig."""
