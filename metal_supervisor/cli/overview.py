@@ -111,17 +111,15 @@ def lines(
 
 def facts(document: Json) -> object:
     """The values whose change is worth printing again: all but clocks, and numbers that always move."""
-    rows = services(document)
-    words = "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
-    memory = mapping(document, "memory")
+    memory, cluster = mapping(document, "memory"), mapping(document, "cluster")
+    words = "program", "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
     return (
-        [[string(row, "program"), *(str(row.get(word)) for word in words)] for row in rows],
-        [str(mapping(document, "cluster").get(word)) for word in ("server", "reachable", "error", "advice", "cloned")],
-        [str(memory.get(word)) for word in ("budget", "charged", "waiting", "pressure")],
+        [[row.get(word) for word in words] for row in services(document)],
+        [cluster.get(word) for word in ("server", "reachable", "error", "advice", "cloned")],
+        [memory.get(word) for word in ("budget", "charged", "waiting", "pressure")],
         [(each.key, each.phase, each.got_bytes * 10 // max(each.total_bytes, 1)) for each in downloads(document)],
-        str(document.get("programs")),
-        str(document.get("supervisord")),
-        str(objects(mapping(document, "controller"), "notices")),
+        [document.get(word) for word in ("programs", "supervisord")],
+        objects(mapping(document, "controller"), "notices"),
     )
 
 
