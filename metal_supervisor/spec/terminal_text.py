@@ -1,4 +1,4 @@
-"""Text made fit for a terminal: harmless, in columns, in its encoding.
+"""Text made fit for a terminal: harmless, and in columns.
 
 Servers, users and engines write what is shown, so none of it may move the cursor or colour what follows.
 """
@@ -22,12 +22,6 @@ def shortened(text: str, longest: int) -> str:
 def escaped(text: str) -> str:
     """The text on one line, without control sequences."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def encodable(text: str, encoding: str | None) -> str:
-    """The text with what an output's encoding lacks escaped. `encoding`: None for UTF-8."""
-    encoding = encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def cells(text: str) -> int:

@@ -22,7 +22,7 @@ from metal_supervisor.spec.names import aliases
 from metal_supervisor.spec.processes import Observed, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.terminal_text import encodable, escaped, table
+from metal_supervisor.spec.terminal_text import escaped, table
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 
@@ -146,7 +146,8 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
             self._say(line)
 
     def _say(self, line: str) -> None:
-        self.ctl.output(encodable(line, getattr(self.ctl.stdout, "encoding", None)))
+        encoding = getattr(self.ctl.stdout, "encoding", None) or "utf-8"
+        self.ctl.output(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def make(controller: Any, state: str) -> ModelsPlugin:
