@@ -19,7 +19,6 @@ from metal_supervisor.spec.sizes import GIB, MIB, amount
 from metal_supervisor.spec.terminal_text import cells, escaped, shortened, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.downloads import Download
 from metal_supervisor.supervisord.ctl_plugin import cut
 
 COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "URL", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S")
@@ -65,32 +64,18 @@ def services(document: Json) -> list[Json]:
     return [each for each in found if isinstance(each, dict)]
 
 
-def downloads(document: Json) -> tuple[Download, ...]:
-    """The downloads in the document."""
-    return tuple(
-        Download(
-            string(each, "namespace"),
-            string(each, "model"),
-            "",
-            string(each, "phase"),
-            whole(each, "gotBytes"),
-            whole(each, "totalBytes"),
-            string(each, "message"),
-        )
-        for each in objects(document, "downloads")
-    )
-
-
-def lines(
-    document: Json, beside: Mapping[str, Beside], coming: Sequence[str], now: float, width: int | None = None
-) -> list[Line]:
+def lines(document: Json, beside: Mapping[str, Beside], now: float, width: int | None = None) -> list[Line]:
     """All lines, the machine first and the services last. Raises Strange.
 
-    `beside`: by program. `coming`: a line for each download. `now`: Unix time. `width`: columns that the table may
+    `beside`: by program. `now`: Unix time. `width`: columns that the table may
     take, None for no limit.
     """
     rows = services(document)
-    found = [*_machine(document), *_memory(document, rows), *(_said("fetches", each) for each in coming)]
+    found = [*_machine(document), *_memory(document, rows)]
+    for each in objects(document, "downloads"):
+        if each.get("phase") != "Failed":
+            text = string(each, "message") or "about to begin"
+            found.append(_said("fetches", f"{string(each, 'namespace')}.{string(each, 'model')}  {text}"))
     notices = objects(mapping(document, "controller"), "notices")
     for each in notices:
         found.append(_said("notice", f"{string(each, 'name')}: {string(each, 'reason')}"))
@@ -117,7 +102,13 @@ def facts(document: Json) -> object:
         [[row.get(word) for word in words] for row in services(document)],
         [cluster.get(word) for word in ("server", "reachable", "error", "advice", "cloned")],
         [memory.get(word) for word in ("budget", "charged", "waiting", "pressure")],
-        [(each.key, each.phase, each.got_bytes * 10 // max(each.total_bytes, 1)) for each in downloads(document)],
+        [
+            (
+                *map(each.get, ("namespace", "model", "phase")),
+                whole(each, "gotBytes") * 10 // max(whole(each, "totalBytes"), 1),
+            )
+            for each in objects(document, "downloads")
+        ],
         [document.get(word) for word in ("programs", "supervisord")],
         objects(mapping(document, "controller"), "notices"),
     )

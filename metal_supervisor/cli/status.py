@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
 
-from metal_supervisor.cli.overview import STATES, Beside, Strange, downloads, facts, lines, services
+from metal_supervisor.cli.overview import STATES, Beside, Strange, facts, lines, services
 from metal_supervisor.cli.render import Line, Screen
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
@@ -117,9 +117,7 @@ class Status:
         return cast(Json, document)
 
     def _lines(self, document: Json) -> list[Line]:
-        found = (each for each in downloads(document) if not each.failed)
-        coming = [f"{'.'.join(each.key)}  {each.message or 'about to begin'}" for each in found]
-        return lines(document, self._beside(services(document)), coming, time.time(), self._screen.width)
+        return lines(document, self._beside(services(document)), time.time(), self._screen.width)
 
     def _beside(self, rows: Sequence[Json]) -> dict[str, Beside]:
         """Facts from the records, the processes and the engines, by program."""

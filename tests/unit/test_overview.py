@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.cli.overview import COLUMNS, STATES, Beside, Strange, downloads, facts, lines, uptime
+from metal_supervisor.cli.overview import COLUMNS, STATES, Beside, Strange, facts, lines, uptime
 from metal_supervisor.cli.render import Line, Screen
 from metal_supervisor.sidecar import board
 from metal_supervisor.spec.sizes import amount
@@ -61,14 +61,14 @@ def document(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def shown(body: dict[str, Any], width: int | None = None, **beside: Beside) -> list[str]:
-    found = lines(body, {f"default.{name}": each for name, each in beside.items()}, (), NOW, width)
+    found = lines(body, {f"default.{name}": each for name, each in beside.items()}, NOW, width)
     return ["".join(line) for line in found]
 
 
 def drawn(body: dict[str, Any], terminal: SizedTerminal) -> list[str]:
     """The lines as a terminal shows them."""
     screen = Screen(terminal, STATES)
-    screen.print(lines(body, {}, (), NOW, screen.width))
+    screen.print(lines(body, {}, NOW, screen.width))
     return terminal.fresh().splitlines()
 
 
@@ -240,7 +240,7 @@ def test_whatever_a_document_holds_no_line_moves_the_cursor(
     row: dict[str, Any], more: dict[str, Any], cluster: dict[str, Any], word: str, width: int | None
 ) -> None:
     body = document(service(**row), service(word, message=word), **{**more, "cluster": cluster})
-    found = lines(body, {"default.tiny": Beside(word)}, (word,), NOW, width)
+    found = lines(body, {"default.tiny": Beside(word)}, NOW, width)
     assert all("".join(line).isprintable() for line in found)
     assert facts(body) == facts(body)
 
@@ -258,10 +258,17 @@ def test_what_always_moves_is_no_change_and_what_matters_is() -> None:
     assert facts(before) != facts(document(service(), programs={"controller": "FATAL"}))
 
 
-def test_downloads_are_read_back_from_the_document() -> None:
-    row = {"namespace": "d", "model": "m", "phase": "Downloading", "gotBytes": 5, "totalBytes": 9, "message": "x"}
-    (found,) = downloads(document(downloads=[row, "rubbish"]))
-    assert (found.key, found.got_bytes, found.total_bytes, found.under_way) == (("d", "m"), 5, 9, True)
+def test_a_download_is_shown_unless_it_has_failed_and_each_tenth_of_it_is_news() -> None:
+    row = {"namespace": "d", "model": "m", "phase": "Downloading", "gotBytes": 50, "totalBytes": 99, "message": "x"}
+    found = [line for line in shown(document(downloads=[row, row | {"message": ""}, "rubbish"])) if "fetches" in line]
+    assert found == ["fetches   d.m  x", "fetches   d.m  about to begin"]
+    assert not [line for line in shown(document(downloads=[row | {"phase": "Failed"}])) if "fetches" in line]
+    before = facts(document(downloads=[row]))
+    assert (
+        before
+        == facts(document(downloads=[row | {"gotBytes": 55}]))
+        != facts(document(downloads=[row | {"gotBytes": 60}]))
+    )
 
 
 @pytest.mark.parametrize(
