@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.keys import engine_keys
+from metal_supervisor.cli.render import DownloadBars
 from metal_supervisor.cluster.manifests import direct_url
 from metal_supervisor.cluster.report import UNLOADED, WAKING, report
 from metal_supervisor.host import local_status, processes
@@ -41,20 +41,13 @@ class ChangePrinter:
     def __init__(self, out: TextIO, served: Key | None = None) -> None:
         """`served`: the service that the system was started for, None for none."""
         self._served = served
-        self._out = out
         self._started_at = time.monotonic()
         self._phases: dict[Key, tuple[str, str, str]] = {}
         self._hinted: set[str] = set()
         self._written: list[int] = []
         self._advised: dict[str, str] = {}
         self._bars = DownloadBars(out)
-
-    def say(self, text: str) -> None:
-        """Print one plain line."""
-        self._bars.clear()
-        with contextlib.suppress(OSError, ValueError):  # a full disk below stdout must not end the system
-            self._out.write(text + "\n")
-            self._out.flush()
+        self.say = self._bars.say
 
     def tell(self, who: str, phase: str, text: str) -> None:
         """Print one state change."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import TextIO
 
 from metal_supervisor.cli.explanation import Case, explain, numbers
-from metal_supervisor.cli.terminal import NOT_FOUND, columns
+from metal_supervisor.cli.render import Line, Screen
+from metal_supervisor.cli.terminal import NOT_FOUND
 from metal_supervisor.settings.loader import start_command
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.names import Unknown, aliases, meant, of_another_namespace
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.terminal_text import encodable, escaped, labelled
+from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import NOT_RUNNING
 from metal_supervisor.state.directory import StateDir
@@ -40,21 +40,20 @@ def run(state: StateDir, name: str, as_json: bool, out: TextIO, say: Callable[[s
         say(escaped(why or str(unknown)))
         return NOT_FOUND
     case = _case(state, records[program], told, _ahead(records[program], records.values()))
-    text = json.dumps(_as_json(case), indent=2) if as_json else "\n".join(lines(case, columns(out)))
     if not case.up:
         say(f"nothing runs in {state.path}; start it with: {start_command(state.path)}; this is what was known last:")
-    out.write(encodable(f"{text}\n", out.encoding))
+    Screen(out, raw=as_json).print([json.dumps(_as_json(case), indent=2)] if as_json else lines(case))
     return 0 if case.up else NOT_RUNNING
 
 
-def lines(case: Case, width: int | None) -> list[str]:
-    """Lines for people: one sentence each, wrapped to `width` columns."""
+def lines(case: Case) -> list[Line]:
+    """Lines for people: one sentence each."""
     told, sentences = explain(case)
-    found, before = [escaped(f"{'/'.join(case.record.key)}: {told.phase}, {told.reason}")], ""
-    for each in sentences:
-        label = each.topic if each.topic != before else ""
-        before = each.topic
-        found += labelled(f"  {label:<{LABEL}}", escaped(each.text), width)
+    found: list[Line] = [escaped(f"{'/'.join(case.record.key)}: {told.phase}, {told.reason}")]
+    before = ""
+    for topic, text in sentences:
+        found.append((f"  {'' if topic == before else topic:<{LABEL}}", escaped(text)))
+        before = topic
     return found
 
 
@@ -68,7 +67,7 @@ def _as_json(case: Case) -> Json:
         "phase": told.phase,
         "reason": told.reason,
         "message": told.message,
-        "sentences": [asdict(each) for each in sentences],
+        "sentences": [{"topic": topic, "text": text} for topic, text in sentences],
         "numbers": numbers(case),
     }
 

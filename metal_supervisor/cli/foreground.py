@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -50,9 +50,15 @@ class Foreground:
     """One run in a terminal."""
 
     def __init__(
-        self, settings: Settings, overrides: Overrides, example: Path | None, out: TextIO, served: Key | None = None
+        self,
+        settings: Settings,
+        overrides: Overrides,
+        example: Path | None,
+        out: TextIO,
+        served: Key | None = None,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        self.settings, self.overrides, self.example = settings, overrides, example
+        self.settings, self.overrides, self.example, self._then = settings, overrides, example, then
         self._directory = StateDir(settings.state_path)
         self._supervisord = Supervisord(self._directory.socket)
         self.printer = ChangePrinter(out, served)
@@ -197,6 +203,7 @@ class Foreground:
             self._start()
         if self.example is not None and self.settings.embedded:
             self._apply_once(self.example)
+        self._then()
         self._joining = False
 
     def _start(self) -> None:
@@ -346,11 +353,17 @@ class Foreground:
         return list({pid: (name, pid, started) for name, pid, started in found if started}.values())
 
 
-def run(settings: Settings, overrides: Overrides, example: Path | None, served: Key | None = None) -> int:
-    """Run the command. `served`: the service that it is for, None for none.
+def run(
+    settings: Settings,
+    overrides: Overrides,
+    example: Path | None,
+    served: Key | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> int:
+    """Run the command. `served`: the service that it is for, None for none. `then`: called once the system is started.
 
     Raises CannotBoot, StateError, BadKubeconfig.
     """
     if problem := missing_kubeconfig(settings):
         raise BadKubeconfig(problem)
-    return Foreground(settings, overrides, example, sys.stdout, served).run()
+    return Foreground(settings, overrides, example, sys.stdout, served, then).run()

@@ -20,7 +20,7 @@ from typing import TextIO
 from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, NOT_FOUND
 from metal_supervisor.settings.logging import entry_in, text_lines
 from metal_supervisor.spec.names import Aliases, Unknown, aliases, meant
-from metal_supervisor.spec.terminal_text import encodable, escaped
+from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.state import gateway_note
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.logfile import CUT, LogFile
@@ -38,7 +38,7 @@ OURS = (
 )
 LAYOUT = frozenset("\n\t")
 LONGEST_LINE = 1 << 20
-"""In characters; the end of a longer line is not waited for, as our own programs write none."""
+"""In characters; a longer line is split."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,16 @@ def _nothing(state: StateDir, program: str, previous: bool) -> str:
 
 
 class _Writer:
-    """Writer of blocks of bytes: to a terminal as text with control characters escaped, else unchanged.
+    """Writer of blocks of bytes: to a terminal as lines with control characters escaped, else unchanged.
 
     `ours`: the log is that of our own program, whose lines may be JSON.
     """
 
     def __init__(self, out: TextIO, ours: bool) -> None:
-        self._out = out
+        self._out, self._ours = out, ours
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if out.isatty() else None
-        self._ended = True
-        """The last line on the terminal is complete."""
-        self._ours = ours
         self._begun = ""
-        """Beginning of an incomplete line of our own program."""
+        """Beginning of an incomplete line."""
         self._poll = _poll_of(out)
 
     def all(self, blocks: Iterable[bytes]) -> None:
@@ -127,41 +124,28 @@ class _Writer:
             elif self._decoder is None:
                 self._out.buffer.write(block)
             else:
-                text = self._decoder.decode(block)
-                self._text(self._read(text) if self._ours else text)
+                *whole, self._begun = (self._begun + self._decoder.decode(block)).split("\n")
+                for line in whole:
+                    self._line(line)
+                if len(self._begun) > LONGEST_LINE:
+                    self.end()
         self._out.flush()
 
     def end(self) -> None:
         """End an incomplete line on a terminal, so that more of the log, or a prompt, begins on its own line."""
-        if self._decoder is None:
-            return
-        begun, self._begun = self._begun + self._decoder.decode(b"", True), ""
-        self._text(_told(begun))
-        if not self._ended:
-            self._text("\n")
-        self._out.flush()
+        if self._decoder is not None and (begun := self._begun + self._decoder.decode(b"", True)):
+            self._begun = ""
+            self._line(begun)
+            self._out.flush()
 
     def unread(self, wait_s: float) -> bool:
         """Wait for up to `wait_s`; True as soon as the reader has closed the pipe."""
         return bool(self._poll.poll(wait_s * 1000))
 
-    def _read(self, text: str) -> str:
-        """The complete lines so far, rendered for people; the beginning of the next one is kept."""
-        *whole, self._begun = (self._begun + text).split("\n")
-        told = "".join(f"{_told(line)}\n" for line in whole)
-        if len(self._begun) > LONGEST_LINE:
-            told, self._begun = told + self._begun, ""
-        return told
-
-    def _text(self, text: str) -> None:
-        plain = "".join(char if char in LAYOUT else escaped(char) for char in text)
-        self._out.write(encodable(plain, self._out.encoding))
-        self._ended = plain.endswith("\n") if plain else self._ended
-
-
-def _told(line: str) -> str:
-    entry = entry_in(line)
-    return text_lines(entry) if entry is not None else line
+    def _line(self, line: str) -> None:
+        entry = entry_in(line) if self._ours else None
+        text = line if entry is None else text_lines(entry)
+        self._out.write("".join(char if char in LAYOUT else escaped(char) for char in f"{text}\n"))
 
 
 def _poll_of(out: TextIO) -> select.poll:

@@ -71,8 +71,8 @@ def add(commands: Any) -> None:
 def _status(arguments: argparse.Namespace) -> int:
     from metal_supervisor.cli import status as status_command
 
-    status = status_command.Status(loader.settings_of(arguments), sys.stdout, say)
-    return status.watch(arguments.json) if arguments.watch else status.once(arguments.json)
+    status = status_command.Status(loader.settings_of(arguments), sys.stdout, say, arguments.json)
+    return status.watch() if arguments.watch else status.once()
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metal_supervisor.cli.download_bars import Bar, DownloadBars
+from metal_supervisor.cli.render import Bar, DownloadBars
 from metal_supervisor.cli.terminal import FAILED, NOT_FOUND, OK, CommandError, say
 from metal_supervisor.models import inventory
 from metal_supervisor.models.housekeeping import LEFT_ALONE_S, Bounds, Kind, age, choose, left_alone, unused_models

@@ -11,15 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from metal_supervisor.cli.render import Line
 from metal_supervisor.cluster.report import UNLOADED, WAKING
 from metal_supervisor.spec.document import mapping, objects, string, whole
 from metal_supervisor.spec.progress import duration
 from metal_supervisor.spec.sizes import GIB, MIB, amount
-from metal_supervisor.spec.terminal_text import cells, escaped, fitted, labelled, table
+from metal_supervisor.spec.terminal_text import cells, escaped, shortened, table
 from metal_supervisor.spec.types import Json
 from metal_supervisor.state import gateway_note
-from metal_supervisor.state.downloads import Download
-from metal_supervisor.supervisord.ctl_plugin import LONGEST_WHY
+from metal_supervisor.supervisord.ctl_plugin import cut
 
 COLUMNS = ("NAMESPACE/NAME", "PHASE", "RUNTIME", "URL", "MEMORY", "RESTARTS", "UPTIME", "TOKENS/S")
 LEFT_OUT = ("TOKENS/S", "RUNTIME", "UPTIME", "RESTARTS", "URL", "MEMORY")
@@ -28,18 +28,10 @@ FIRST = "Failed", "Stopped", "Pending"
 """Phases listed first, in this order; then what is under way, and last what is Ready or rests."""
 LEAST_NAME = 20
 INDENT = "    "
-GREEN = "\x1b[32m"
-YELLOW = "\x1b[33m"
-RED = "\x1b[31m"
-PLAIN = "\x1b[0m"
-COLOURS = {
-    "Ready": GREEN,
-    "Failed": RED,
-    **dict.fromkeys(("Pending", "Creating", "Progressing", "Downloading", WAKING), YELLOW),
-}
-STATE_WORD = re.compile(rf"(\S+/\S+ +)({'|'.join(COLOURS)})(?= |$)")
-LONGEST_BAR = 40
-SHORTEST_BAR = 10
+COMING = f"Pending|Creating|Progressing|Downloading|{WAKING}"
+STATES = rf"^\S+/\S+ +((?P<green>Ready)|(?P<red>Failed)|(?P<yellow>{COMING}))(?= |$)"
+"""The state of a service in its line, in a group named after its colour."""
+BAR_CELLS = 40
 LABEL = 10
 DAY_S = 86400
 NEXT_START = re.compile(r"; next start at \S+$")
@@ -72,76 +64,60 @@ def services(document: Json) -> list[Json]:
     return [each for each in found if isinstance(each, dict)]
 
 
-def downloads(document: Json) -> tuple[Download, ...]:
-    """The downloads in the document."""
-    return tuple(
-        Download(
-            string(each, "namespace"),
-            string(each, "model"),
-            "",
-            string(each, "phase"),
-            whole(each, "gotBytes"),
-            whole(each, "totalBytes"),
-            string(each, "message"),
-        )
-        for each in objects(document, "downloads")
-    )
-
-
-def lines(
-    document: Json, beside: Mapping[str, Beside], coming: Sequence[str], now: float, width: int | None = None
-) -> list[str]:
+def lines(document: Json, beside: Mapping[str, Beside], now: float, width: int | None = None) -> list[Line]:
     """All lines, the machine first and the services last. Raises Strange.
 
-    `beside`: by program. `coming`: a line for each download. `now`: Unix time. `width`: columns available, None for no
-    limit.
+    `beside`: by program. `now`: Unix time. `width`: columns that the table may
+    take, None for no limit.
     """
     rows = services(document)
-    found = [*_machine(document, width), *_memory(document, rows, width)]
-    found += [f"{'fetches':<{LABEL}}{escaped(each)}" for each in coming]
+    found = [*_machine(document), *_memory(document, rows)]
+    for each in objects(document, "downloads"):
+        if each.get("phase") != "Failed":
+            text = string(each, "message") or "about to begin"
+            found.append(_said("fetches", f"{string(each, 'namespace')}.{string(each, 'model')}  {text}"))
     notices = objects(mapping(document, "controller"), "notices")
     for each in notices:
-        found += _said("notice", f"{string(each, 'name')}: {string(each, 'reason')}", width)
+        found.append(_said("notice", f"{string(each, 'name')}: {string(each, 'reason')}"))
     if open_ones := [row for row in rows if row.get("confined") is False]:
         names = ", ".join(f"{string(row, 'namespace')}/{string(row, 'name')}" for row in open_ones)
-        found += _said("confined", f"all but {names}: {string(open_ones[0], 'unconfinedWhy')}", width)
+        found.append(_said("confined", f"all but {names}: {string(open_ones[0], 'unconfinedWhy')}"))
     if rows:
         rows = sorted(rows, key=_rank)
         head, *made = _table([_row(row, beside.get(string(row, "program")), now) for row in rows], width)
         found += ["", head]
         for row, line in zip(rows, made, strict=True):
             why = _why(row, now)
-            found += [line, *(labelled(INDENT, why, width) if why else ())]
+            found += [line, *([(INDENT, why)] if why else ())]
     else:
         found += ["", "no InferenceService is this Mac's"]
-    return [fitted(line, width) if width else line for line in found]
-
-
-def painted(line: str) -> str:
-    """A line of a service with its state in colour; any other as it is."""
-    return STATE_WORD.sub(lambda found: f"{found[1]}{COLOURS[found[2]]}{found[2]}{PLAIN}", line, count=1)
+    return found
 
 
 def facts(document: Json) -> object:
     """The values whose change is worth printing again: all but clocks, and numbers that always move."""
-    rows = services(document)
-    words = "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
-    memory = mapping(document, "memory")
+    memory, cluster = mapping(document, "memory"), mapping(document, "cluster")
+    words = "program", "phase", "reason", "message", "ready", "warning", "pid", "restarts", "address", "runtime"
     return (
-        [[string(row, "program"), *(str(row.get(word)) for word in words)] for row in rows],
-        [str(mapping(document, "cluster").get(word)) for word in ("server", "reachable", "error", "advice", "cloned")],
-        [str(memory.get(word)) for word in ("budget", "charged", "waiting", "pressure")],
-        [(each.key, each.phase, each.got_bytes * 10 // max(each.total_bytes, 1)) for each in downloads(document)],
-        str(document.get("programs")),
-        str(document.get("supervisord")),
-        str(objects(mapping(document, "controller"), "notices")),
+        [[row.get(word) for word in words] for row in services(document)],
+        [cluster.get(word) for word in ("server", "reachable", "error", "advice", "cloned")],
+        [memory.get(word) for word in ("budget", "charged", "waiting", "pressure")],
+        [
+            (
+                *map(each.get, ("namespace", "model", "phase")),
+                whole(each, "gotBytes") * 10 // max(whole(each, "totalBytes"), 1),
+            )
+            for each in objects(document, "downloads")
+        ],
+        [document.get(word) for word in ("programs", "supervisord")],
+        objects(mapping(document, "controller"), "notices"),
     )
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _machine(document: Json, width: int | None) -> list[str]:
+def _machine(document: Json) -> list[Line]:
     cluster, supervisord = mapping(document, "cluster"), mapping(document, "supervisord")
     version, gateway = string(document, "version"), mapping(document, "gateway")
     reached = "reachable" if cluster.get("reachable") else string(cluster, "error") or "not reachable"
@@ -155,7 +131,7 @@ def _machine(document: Json, width: int | None) -> list[str]:
         ("gateway", string(gateway, "problem") or string(gateway, "url")),
         ("", ", ".join(f"{name} is {word}" for name, word in _unwell(document))),
     ]
-    return [line for label, text in told if text.strip() for line in _said(label, text.strip(), width)]
+    return [_said(label, text.strip()) for label, text in told if text.strip()]
 
 
 def _unwell(document: Json) -> list[tuple[str, str]]:
@@ -166,11 +142,11 @@ def _unwell(document: Json) -> list[tuple[str, str]]:
     return [(name, word) for name, word in programs.items() if name not in fine and name not in standby]
 
 
-def _said(label: str, text: str, width: int | None) -> list[str]:
-    return labelled(f"{label:<{LABEL}}", escaped(text), width)
+def _said(label: str, text: str) -> Line:
+    return f"{label:<{LABEL}}", escaped(text)
 
 
-def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str]:
+def _memory(document: Json, rows: Sequence[Json]) -> list[Line]:
     """The memory bar and its numbers: `#` is measured, `=` is reserved beyond that."""
     memory = mapping(document, "memory")
     budget, charged = whole(memory, "budget"), whole(memory, "charged")
@@ -178,15 +154,14 @@ def _memory(document: Json, rows: Sequence[Json], width: int | None) -> list[str
         return []
     measured = sum(whole(mapping(row, "memory"), "measuredBytes") for row in rows if row.get("pid"))
     waiting, pressure = whole(memory, "waiting"), string(memory, "pressure")
-    length = max(SHORTEST_BAR, min(LONGEST_BAR, (width or 999) - LABEL - 8))
-    held, kept = (min(length, length * part // budget) for part in (measured, max(charged, measured)))
-    picture = f"[{'#' * held}{'=' * (kept - held)}{' ' * (length - kept)}] {100 * charged // budget} %"
+    held, kept = (min(BAR_CELLS, BAR_CELLS * part // budget) for part in (measured, max(charged, measured)))
+    picture = f"[{'#' * held}{'=' * (kept - held)}{' ' * (BAR_CELLS - kept)}] {100 * charged // budget} %"
     numbers = [f"{amount(charged)} of {amount(budget)} charged"]
     numbers += [f"{amount(measured)} measured"] if measured else []
     numbers += [f"{waiting} waiting"] if waiting else []
     numbers += [f"pressure {pressure}"] if pressure else []
     why = string(memory, "why") if pressure not in ("Normal", "") else ""
-    return [f"{'memory':<{LABEL}}{picture}", *_said("", f"{', '.join(numbers)}{f' ({why})' if why else ''}", width)]
+    return [f"{'memory':<{LABEL}}{picture}", _said("", f"{', '.join(numbers)}{f' ({why})' if why else ''}")]
 
 
 # ── the services ─────────────────────────────────────────────────────────────────────────────────
@@ -254,12 +229,9 @@ def _why(row: Json, now: float) -> str:
         text += f"; last loaded {asked}, in {seconds} s" if asked else ""
     elif row.get("phase") != "Ready":
         text = f"{string(row, 'reason')}: {string(row, 'message')}"
-    again = ""
-    if isinstance(due, int | float) and row.get("phase") != "Ready":
-        text = NEXT_START.sub("", text)
-        again = "; next attempt is due" if due <= now else f"; next attempt in {due - now:.0f} s"
-    text = escaped(text)
-    return f"{text[:LONGEST_WHY]}…{again}" if len(text) > LONGEST_WHY else text + again
+    if not isinstance(due, int | float) or row.get("phase") == "Ready":
+        return cut(text, None, now)
+    return cut(NEXT_START.sub("", text), due, now)
 
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
@@ -272,7 +244,7 @@ def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
         if each:
             shown.remove(each)
         at = [COLUMNS.index(name) for name in shown]
-        chosen = table([[fitted(row[i], longest) if i == 0 else row[i] for i in at] for row in [COLUMNS, *rows]])
+        chosen = table([[shortened(row[i], longest) if i == 0 else row[i] for i in at] for row in [COLUMNS, *rows]])
         if max(map(cells, chosen)) <= width:
             break
     return chosen

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metal_supervisor.cli.download_bars import Bar, DownloadBars, bar
+from metal_supervisor.cli.render import Bar, DownloadBars, bar
 from metal_supervisor.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, CommandError
 from metal_supervisor.controller.prerequisites import own_ollama
 from metal_supervisor.models.places import Places

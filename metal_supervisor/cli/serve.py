@@ -21,8 +21,8 @@ import yaml
 
 from metal_supervisor.cli import fit, foreground
 from metal_supervisor.cli.changes import commands_for, shown, state_flag
-from metal_supervisor.cli.download_bars import DownloadBars
 from metal_supervisor.cli.model_source import ServedModel, name_of, question, resolve
+from metal_supervisor.cli.render import DownloadBars
 from metal_supervisor.cli.services import gateway_url, is_up, once_up, own_url
 from metal_supervisor.cli.terminal import INTERRUPTED, USAGE, CommandError
 from metal_supervisor.cluster.answers import missing
@@ -54,7 +54,6 @@ from metal_supervisor.state.downloads import AGAIN
 from metal_supervisor.state.own_processes import CannotBoot
 
 MANAGER = "metal-supervisor-serve"
-API_WAIT_S = 30.0
 LOOK_EVERY_S = 0.3
 RETRIED = "DownloadFailed"
 """Reason of a failed download that is tried again."""
@@ -69,7 +68,6 @@ PROGRESS_S = 10.0
 """Seconds between two lines about a download on a pipe."""
 HAS_RUN = frozenset({CRASH_LOOP, HUNG, "Unresponsive"})
 """Reasons of a failure that has left a log."""
-REFUSED = frozenset({400, 403, 409, 422})
 
 
 @dataclass(frozen=True)
@@ -135,10 +133,7 @@ class Serve:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self._bars.clear()
-        with contextlib.suppress(OSError):  # a full disk below stdout must not end the system
-            self._out.write(printable(text) + "\n")
-            self._out.flush()
+        self._bars.say(printable(text))
 
     def run(self, only_print: bool, complain: Callable[[str], None]) -> int:
         """Serve the model; return the exit code. Raises CommandError, CannotBoot, BadKubeconfig."""
@@ -223,42 +218,37 @@ class Serve:
 
     def _as_the_system(self, made: list[Json]) -> int:
         """Run the system in this terminal, with the model in it. Raises CommandError if the model cannot run."""
-        threading.Thread(target=self._apply_soon, args=(made,), name="apply", daemon=True).start()
-        code = foreground.run(self._settings, self._overrides, None, key_of(made[-1]))
+        code = foreground.run(self._settings, self._overrides, None, key_of(made[-1]), lambda: self._begin(made))
         if self._problem:
             raise CommandError(self._problem)
         return code
 
-    def _apply_soon(self, made: list[Json]) -> None:
-        """Apply the manifests once the system's API answers, and end the system if the model cannot run."""
-        until = time.monotonic() + API_WAIT_S
-        applied = False
+    def _begin(self, made: list[Json]) -> None:
+        """Apply the manifests once the system's API answers, and follow the service. Raises CommandError."""
+        kube = Kube(self._settings.kubeconfig_path, self._settings.context)
+        try:
+            once_up(self._settings, lambda: self._apply(kube, made))
+        except (KubeError, CannotBoot) as error:
+            raise CommandError(f"the model could not be applied: {error}") from None
+        follow = threading.Thread(
+            target=self._end_if_failed, args=(kube, path_of(made[-1])), name="follow", daemon=True
+        )
+        follow.start()
+
+    def _end_if_failed(self, kube: Kube, path: str) -> None:
+        """Stop the system that runs in this terminal, as Ctrl-C does, if the model cannot run."""
         while True:
             try:
-                kube = Kube(self._settings.kubeconfig_path, self._settings.context)
-                with contextlib.closing(kube):
-                    if not applied:
-                        self._apply(kube, made)
-                    applied = True
-                    self._settled(kube, path_of(made[-1]), lambda *_: None, HAS_RUN)
-                return None
+                self._settled(kube, path, lambda *_: None, HAS_RUN)
+                return
             except CommandError as error:
-                return self._end(str(error))
-            except Exception as error:  # noqa: BLE001 - until the API is up, its kubeconfig may be missing or old
-                gone = applied and isinstance(error, KubeError) and error.code == 404
-                if gone:
-                    return None
-                refused = isinstance(error, CannotBoot) or (isinstance(error, KubeError) and error.code in REFUSED)
-                # A path that is not there may be an earlier kubeconfig's; a namespace that is not there stays away.
-                hopeless = refused or 'namespaces "' in str(error) or time.monotonic() > until
-                if hopeless and not applied:
-                    return self._end(f"the model could not be applied: {error}")
+                self._problem = str(error)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            except KubeError as error:
+                if error.code == 404:  # it was removed
+                    return
             time.sleep(LOOK_EVERY_S)
-
-    def _end(self, problem: str) -> None:
-        """Stop the system that runs in this terminal, as Ctrl-C does, and report a problem after that."""
-        self._problem = problem
-        os.kill(os.getpid(), signal.SIGINT)
 
     def _apply(self, kube: Kube, made: list[Json]) -> None:
         """Apply the manifests. Raises KubeError, and CannotBoot where the name belongs to another model."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
 
-from metal_supervisor.cli.overview import Beside, Strange, downloads, facts, lines, painted, services
-from metal_supervisor.cli.terminal import Live, colours, columns
+from metal_supervisor.cli.overview import STATES, Beside, Strange, facts, lines, services
+from metal_supervisor.cli.render import Line, Screen
 from metal_supervisor.host import local_status, processes
 from metal_supervisor.runtimes import probing
 from metal_supervisor.settings.loader import Settings, start_command
 from metal_supervisor.spec.record import Record
-from metal_supervisor.spec.terminal_text import encodable, escaped, fitted
+from metal_supervisor.spec.terminal_text import escaped
 from metal_supervisor.spec.throughput import tokens_per_s
 from metal_supervisor.spec.types import Json
 from metal_supervisor.spec.user_error import NOT_RUNNING
@@ -41,67 +41,54 @@ class Silent(Exception):
 class Status:
     """The command, for one system."""
 
-    def __init__(self, settings: Settings, out: TextIO, say: Callable[[str], None]) -> None:
-        self._settings, self._out, self._say = settings, out, say
+    def __init__(self, settings: Settings, out: TextIO, say: Callable[[str], None], as_json: bool = False) -> None:
+        self._settings, self._say, self._as_json = settings, say, as_json
         self._state = StateDir(settings.state_path)
-        self._paint: Callable[[str], str] = painted if colours(out) else str
-        self._live = Live(out, self._paint)
+        self._screen = Screen(out, STATES, raw=as_json)
 
-    def once(self, as_json: bool) -> int:
+    def once(self) -> int:
         """Show the status. Returns the exit code: 3 if nothing answers."""
         try:
             document = self._ask()
-            found = [json.dumps(document, indent=2)] if as_json else self._lines(document, columns(self._out))
+            self._screen.print([json.dumps(document, indent=2)] if self._as_json else self._lines(document))
         except Silent as silent:
             self._say(str(silent))
-            if not as_json and (on_file := self._on_file()):
+            if not self._as_json and (on_file := self._on_file()):
                 self._say("this is what its files say:")
-                self._print(on_file)
+                self._screen.print(on_file)
             return NOT_RUNNING
-        self._print(found if as_json else [self._paint(line) for line in found])
         return 0
 
-    def watch(self, as_json: bool) -> int:
+    def watch(self) -> int:
         """Show every change until Ctrl-C: redraw the lines on a terminal; elsewhere print everything again.
 
         Returns the exit code.
         """
-        redrawn = not as_json and self._live.possible
         before: object = None
         try:
             while True:
-                found, told = self._look(as_json, redrawn)
-                if redrawn:
-                    self._live.draw(found)
+                found, told = self._look()
+                if self._screen.possible:
+                    self._screen.redraw(found)
                 elif told != before:
-                    self._print([*([] if before is None or as_json else [""]), *found])
+                    self._screen.print([*([] if before is None or self._as_json else [""]), *found])
                 before = told
                 time.sleep(LOOK_EVERY_S)
         except KeyboardInterrupt:
-            if redrawn:
-                self._print([""])
+            self._screen.clear()
             return 0
 
-    def _look(self, as_json: bool, redrawn: bool) -> tuple[list[str], object]:
+    def _look(self) -> tuple[Sequence[Line], object]:
         """(lines, the values whose change is worth printing them again)."""
         try:
             document = self._ask()
-            told = facts(document)
-            if as_json:
-                return [json.dumps(document)], told
-            size = self._live.size()
-            found = self._lines(document, size.columns - 1 if redrawn else None)
-            return (capped(found, size.lines - 1) if redrawn else found), told
+            return [json.dumps(document)] if self._as_json else self._lines(document), facts(document)
         except Silent as silent:
-            if as_json:
+            if self._as_json:
                 return [json.dumps({"error": str(silent)})], "silent"
             found = self._on_file()
             why = f"{silent}; this is what its files say:" if found else str(silent)
-            return [escaped(why), *found], ("silent", *found)
-
-    def _print(self, found: Sequence[str]) -> None:
-        self._out.write(encodable("".join(f"{line}\n" for line in found), self._out.encoding))
-        self._out.flush()
+            return [("", escaped(why)), *found], ("silent", *found)
 
     # ── what there is to show ────────────────────────────────────────────────────────────────────
 
@@ -129,10 +116,8 @@ class Status:
             raise Silent(f"{text}: metal-supervisor status --state-dir {where}")
         return cast(Json, document)
 
-    def _lines(self, document: Json, width: int | None) -> list[str]:
-        found = (each for each in downloads(document) if not each.failed)
-        coming = [f"{'.'.join(each.key)}  {each.message or 'about to begin'}" for each in found]
-        return lines(document, self._beside(services(document)), coming, time.time(), width)
+    def _lines(self, document: Json) -> list[Line]:
+        return lines(document, self._beside(services(document)), time.time(), self._screen.width)
 
     def _beside(self, rows: Sequence[Json]) -> dict[str, Beside]:
         """Facts from the records, the processes and the engines, by program."""
@@ -156,13 +141,4 @@ class Status:
         return tokens_per_s(probing.counted(where, record.port, "/metrics", timeout_s=ENGINE_S)[0])
 
     def _on_file(self) -> list[str]:
-        width = columns(self._out)
-        return [fitted(line, width) if width else line for line in listing(self._state, (), time.time())[0]]
-
-
-def capped(found: Sequence[str], height: int) -> list[str]:
-    """At most `height` lines; the last one tells how many were left out."""
-    if len(found) <= max(height, 1):
-        return list(found)
-    kept = max(height, 1) - 1
-    return [*found[:kept], f"… {len(found) - kept} more lines"]
+        return listing(self._state, (), time.time())[0]

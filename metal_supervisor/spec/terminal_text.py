@@ -1,16 +1,12 @@
-"""Text made fit for a terminal: harmless, of the right width, in columns, in its encoding.
+"""Text made fit for a terminal: harmless, and in columns.
 
 Servers, users and engines write what is shown, so none of it may move the cursor or colour what follows.
 """
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Sequence
-
-LEAST_TEXT = 20
-"""Cells for a text below which it is not wrapped."""
 
 
 def printable(text: str) -> str:
@@ -28,12 +24,6 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def encodable(text: str, encoding: str | None) -> str:
-    """The text with what an output's encoding lacks escaped. `encoding`: None for UTF-8."""
-    encoding = encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def cells(text: str) -> int:
     """Width of a printable text in a terminal's cells."""
     return sum(_width(char) for char in text)
@@ -41,29 +31,6 @@ def cells(text: str) -> int:
 
 def _width(char: str) -> int:
     return 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def fitted(text: str, width: int) -> str:
-    """A text made printable and cut to `width` cells, with `…` at the cut."""
-    plain = printable(text)
-    if cells(plain) <= width:
-        return plain
-    kept, used = "", 0
-    for char in plain:
-        used += _width(char)
-        if used > width - 1:
-            break
-        kept += char
-    return f"{kept}…" if width > 0 else ""
-
-
-def labelled(head: str, text: str, width: int | None) -> list[str]:
-    """A text behind its head, wrapped below itself; on one line without a `width`, or where there is little room."""
-    if not width or width < len(head) + LEAST_TEXT:
-        return [f"{head}{text}"]
-    head, text = ("".join(char + "\0" * (_width(char) == 2) for char in each) for each in (head, text))
-    lines = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
-    return [line.replace("\0", "") for line in lines]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -22,7 +22,7 @@ from metal_supervisor.spec.names import aliases
 from metal_supervisor.spec.processes import Observed, RunNote, State
 from metal_supervisor.spec.record import Record
 from metal_supervisor.spec.sizes import amount
-from metal_supervisor.spec.terminal_text import encodable, escaped, table
+from metal_supervisor.spec.terminal_text import escaped, table
 from metal_supervisor.state.directory import StateDir
 from metal_supervisor.supervisord.client import Supervisord
 
@@ -44,17 +44,22 @@ def endpoint(record: Record, spec_host: str) -> str:
     return f"http://{in_url(asked_at(record.host or spec_host or '127.0.0.1'))}:{port}/v1"
 
 
+def cut(why: str, due: float | None, now: float) -> str:
+    """A reason at its longest, escaped, with the time of the next attempt if that is known."""
+    why = escaped(why)
+    why = f"{why[:LONGEST_WHY]}…" if len(why) > LONGEST_WHY else why
+    if due is not None:
+        why += f"; next attempt {'is due' if due <= now else f'in {due - now:.0f} s'}"
+    return why
+
+
 def row(record: Record, observed: Observed | None, reached: str, now: float, up: bool = True) -> tuple[str, ...]:
     """Columns of one service. `now`: Unix time; `up`: a supervisord runs."""
     told = report(record, observed) if up else last_known(record, observed)
     why = ": ".join(record.warning) if record.warning else ""
     if told.phase != "Ready":
         why = f"{told.reason}: {told.message}"
-    why = escaped(why)
-    if len(why) > LONGEST_WHY:
-        why = f"{why[:LONGEST_WHY]}…"
-    if told.reason == CRASH_LOOP and record.retry_at is not None:
-        why += f"; next attempt {'is due' if record.retry_at <= now else f'in {record.retry_at - now:.0f} s'}"
+    why = cut(why, record.retry_at if told.reason == CRASH_LOOP else None, now)
     memory = observed.memory_bytes if observed is not None and observed.pid else 0
     return (
         "/".join(record.key),
@@ -141,7 +146,8 @@ class ModelsPlugin(ControllerPluginBase):  # type: ignore[misc]  # supervisor ha
             self._say(line)
 
     def _say(self, line: str) -> None:
-        self.ctl.output(encodable(line, getattr(self.ctl.stdout, "encoding", None)))
+        encoding = getattr(self.ctl.stdout, "encoding", None) or "utf-8"
+        self.ctl.output(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def make(controller: Any, state: str) -> ModelsPlugin:

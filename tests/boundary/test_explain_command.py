@@ -47,8 +47,8 @@ def explain(state: StateDir, *arguments: str) -> tuple[int, str, str]:
 def test_it_tells_from_the_files_alone_and_keeps_secrets_and_control_characters_back(state: StateDir) -> None:
     code, out, said = explain(state, "tiny")
     assert code == 3 and f"nothing runs in {state.path}; start it with" in said and "no supervisord runs" in out
-    assert out.startswith("default/tiny: Failed, CrashLoopBackOff\n") and "its program is /bin/engine" in out
-    assert "the controller last told of a pass" in out
+    assert out.startswith("default/tiny: Failed, CrashLoopBackOff\n") and "program: /bin/engine" in out
+    assert "report of the controller is " in out
     assert all(line.isprintable() for line in out.splitlines())
     raw = explain(state, "default.tiny", "--json")[1]
     told = json.loads(raw)

@@ -89,7 +89,7 @@ def test_a_name_that_means_nothing_is_answered_alike(command: str, name: str, te
     assert code in (1, 2) and text in err and "spec." not in err and not out
 
 
-def test_a_model_of_ollama_is_judged_from_its_library_and_pulled_by_ollama(
+def test_a_model_of_ollama_is_judged_from_its_library(
     typed: Typed, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -101,8 +101,6 @@ def test_a_model_of_ollama_is_judged_from_its_library_and_pulled_by_ollama(
     monkeypatch.setattr(headers, "read_library", library)
     code, out, err = typed("fit", "ollama://phi3:mini")
     assert (code, asked, out.partition(" ")[0]) == (0, ["https://ollama.com/library/phi3:mini"], "phi3:mini:"), err
-    code, _, err = typed("pull", "ollama://phi3:mini")
-    assert code == 2 and "whose server fetches it: ollama pull phi3:mini" in err
 
 
 @pytest.mark.parametrize("name", ["m-ud-q4-k-xl", "mirror/o/one/m-UD-Q4_K_XL.gguf", "~/mirror/o/one/m-UD-Q4_K_XL.gguf"])

@@ -107,31 +107,31 @@ def test_the_table_shows_all_services_their_memory_and_why_they_are_not_ready(ma
 def test_of_one_that_serves_it_is_explained_what_it_is_charged_and_why_it_has_its_runtime(machine: Tight) -> None:
     told = explained(machine, "first")
     assert told["now"] == [f"llama-server serves first on port {machine.system.port('first')}"]
-    assert told["runtime"][0].startswith("llama-server, because nothing names one; it serves spec.format gguf")
-    assert told["memory"][0].startswith("it is estimated to take 82 MiB = weights 1 MiB + KV cache")
-    assert "it is charged 82 MiB" in told["memory"][1] and "this Mac's budget is 120 MiB" in told["memory"][2]
+    assert told["runtime"][0].startswith("llama-server: nothing names one; it serves spec.format gguf")
+    assert told["memory"][0].startswith("estimate: 82 MiB = weights 1 MiB + KV cache")
+    assert "charged: 82 MiB" in told["memory"][1] and "budget of this Mac: 120 MiB" in told["memory"][2]
     assert told["process"][0].startswith(f"pid {machine.system.pid('first')}, started at ")
-    assert told["published"] == ["Service first, port 8080: this Mac's endpoint is ready"]
+    assert told["published"] == ["Service first, port 8080: endpoint ready"]
 
 
 def test_of_one_that_waits_it_is_explained_what_was_compared_with_what(machine: Tight) -> None:
     told = explained(machine, "second")
     left = json.loads(machine.system.fetch("/status")[1])["memory"]["left"]
-    assert any(each.startswith("it needs 82 MiB, more than the ") for each in told["memory"]), (told, left)
-    assert any(each.startswith("it is number 1 in the queue for memory") for each in told["memory"])
+    assert told["now"][0].startswith("needs 82 MiB, "), (told, left)
+    assert any(each.startswith("position in the queue: 1") for each in told["memory"])
     assert told["process"] == ["none; supervisord has no program for it"]
 
 
 def test_of_one_that_was_refused_it_is_explained_which_field_it_is(machine: Tight) -> None:
     told = explained(machine, "refused")
     assert told["now"][0].startswith("spec.extraArgs[0] '--nonsense'")
-    assert told["wanted"][0].startswith("it cannot run as things are (UnsupportedField)")
+    assert told["wanted"][0].startswith("cannot run (UnsupportedField)")
 
 
 def test_of_a_crash_loop_it_is_explained_how_often_and_when_it_is_tried_again(machine: Tight) -> None:
     told = explained(machine, "loops", "next start at")
-    assert any("unplanned; it last ended with exit status 3" in each for each in told["restarts"])
-    assert any(each.startswith("it is held; the next attempt is ") for each in told["restarts"])
+    assert any("unplanned; last: exit status 3" in each for each in told["restarts"])
+    assert any(each.startswith("next attempt: ") for each in told["restarts"])
 
 
 def test_a_new_line_of_an_engine_is_seen_by_whoever_follows_its_log(machine: Tight) -> None:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metal_supervisor.cli.overview import COLUMNS, Beside, Strange, downloads, facts, lines, painted, uptime
+from metal_supervisor.cli.overview import COLUMNS, STATES, Beside, Strange, facts, lines, uptime
+from metal_supervisor.cli.render import Line, Screen
 from metal_supervisor.sidecar import board
 from metal_supervisor.spec.sizes import amount
 from metal_supervisor.spec.terminal_text import cells
 from metal_supervisor.spec.throughput import tokens_per_s
 from tests.support import boards
+from tests.support.sized_terminal import SizedTerminal
 
 NOW = 10_000.0
 GIB = 1 << 30
@@ -59,7 +61,15 @@ def document(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def shown(body: dict[str, Any], width: int | None = None, **beside: Beside) -> list[str]:
-    return lines(body, {f"default.{name}": each for name, each in beside.items()}, (), NOW, width)
+    found = lines(body, {f"default.{name}": each for name, each in beside.items()}, NOW, width)
+    return ["".join(line) for line in found]
+
+
+def drawn(body: dict[str, Any], terminal: SizedTerminal) -> list[str]:
+    """The lines as a terminal shows them."""
+    screen = Screen(terminal, STATES)
+    screen.print(lines(body, {}, NOW, screen.width))
+    return terminal.fresh().splitlines()
 
 
 def cell(body: dict[str, Any], column: str, **beside: Beside) -> str:
@@ -167,9 +177,12 @@ def test_what_is_wrong_with_the_machine_is_told() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_at_every_width_name_and_phase_are_there_and_no_line_is_longer(width: int) -> None:
+def test_at_every_width_name_and_phase_are_there_and_no_line_is_longer(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [service(), service("a-service-with-a-rather-long-name", phase="Pending", message="words " * 40)]
-    found = shown(document(*rows, cluster={"server": "https://k:6443", "reachable": False, "error": "no " * 60}), width)
+    away = {"server": "https://k:6443", "reachable": False, "error": "no " * 60}
+    found = drawn(document(*rows, cluster=away), SizedTerminal(monkeypatch, width))
     assert max(map(cells, found)) <= width
     assert any("Pending" in line and "a-service" in line for line in found)
     head = next(line for line in found if line.startswith("NAMESPACE"))
@@ -183,19 +196,28 @@ def test_services_that_need_attention_come_first() -> None:
     assert found == [f"default/s{i}" for i in (2, 5, 4, 1, 0, 3)]
 
 
-def test_a_long_reason_is_wrapped_below_its_service_and_not_cut() -> None:
+def test_a_long_reason_is_wrapped_below_its_service_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     row = service(phase="Failed", reason="CrashLoopBackOff", message="word " * 40 + "end")
-    found = shown(document(row, service("other")), 60)
+    found = drawn(document(row, service("other")), SizedTerminal(monkeypatch, 60))
     at = next(i for i, line in enumerate(found) if line.startswith("default/tiny"))
     end = next(i for i, line in enumerate(found) if line.startswith("default/other"))
     assert " ".join(found[at + 1 : end]).split() == ["CrashLoopBackOff:", *["word"] * 40, "end"]
 
 
-def test_only_the_state_of_a_service_is_coloured() -> None:
-    assert painted("default/Failed  Failed  Failed") == "default/Failed  \x1b[31mFailed\x1b[0m  Failed"
-    assert painted("default/tiny  Ready") == "default/tiny  \x1b[32mReady\x1b[0m"
-    for line in ("    CrashLoopBackOff: Failed Ready", "notice    Failed", "default/tiny  Suspended"):
-        assert painted(line) == line
+@pytest.mark.parametrize(
+    ("line", "coloured"),
+    [
+        ("default/Failed  Failed  Failed", "default/Failed  \x1b[31mFailed\x1b[0m  Failed"),
+        ("default/tiny  Ready", "default/tiny  \x1b[32mReady\x1b[0m"),
+        (("    ", "CrashLoopBackOff: Failed Ready a/b Ready"), "    CrashLoopBackOff: Failed Ready a/b Ready"),
+        (("notice    ", "Failed"), "notice    Failed"),
+        ("default/tiny  Suspended", "default/tiny  Suspended"),
+    ],
+)
+def test_only_the_state_of_a_service_is_coloured(line: Line, coloured: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = SizedTerminal(monkeypatch, 80)
+    Screen(terminal, STATES).print([line])
+    assert terminal.getvalue() == f"{coloured}\n"
 
 
 WORDS = st.one_of(st.text(), st.just(EVIL), st.text(st.characters(categories=["Cc", "Cf", "Zl", "Zp", "Cs", "Lo"])))
@@ -218,9 +240,8 @@ def test_whatever_a_document_holds_no_line_moves_the_cursor(
     row: dict[str, Any], more: dict[str, Any], cluster: dict[str, Any], word: str, width: int | None
 ) -> None:
     body = document(service(**row), service(word, message=word), **{**more, "cluster": cluster})
-    found = lines(body, {"default.tiny": Beside(word)}, (word,), NOW, width)
-    assert all(line.isprintable() for line in found)
-    assert not width or max(map(cells, found)) <= width
+    found = lines(body, {"default.tiny": Beside(word)}, NOW, width)
+    assert all("".join(line).isprintable() for line in found)
     assert facts(body) == facts(body)
 
 
@@ -237,10 +258,17 @@ def test_what_always_moves_is_no_change_and_what_matters_is() -> None:
     assert facts(before) != facts(document(service(), programs={"controller": "FATAL"}))
 
 
-def test_downloads_are_read_back_from_the_document() -> None:
-    row = {"namespace": "d", "model": "m", "phase": "Downloading", "gotBytes": 5, "totalBytes": 9, "message": "x"}
-    (found,) = downloads(document(downloads=[row, "rubbish"]))
-    assert (found.key, found.got_bytes, found.total_bytes, found.under_way) == (("d", "m"), 5, 9, True)
+def test_a_download_is_shown_unless_it_has_failed_and_each_tenth_of_it_is_news() -> None:
+    row = {"namespace": "d", "model": "m", "phase": "Downloading", "gotBytes": 50, "totalBytes": 99, "message": "x"}
+    found = [line for line in shown(document(downloads=[row, row | {"message": ""}, "rubbish"])) if "fetches" in line]
+    assert found == ["fetches   d.m  x", "fetches   d.m  about to begin"]
+    assert not [line for line in shown(document(downloads=[row | {"phase": "Failed"}])) if "fetches" in line]
+    before = facts(document(downloads=[row]))
+    assert (
+        before
+        == facts(document(downloads=[row | {"gotBytes": 55}]))
+        != facts(document(downloads=[row | {"gotBytes": 60}]))
+    )
 
 
 @pytest.mark.parametrize(

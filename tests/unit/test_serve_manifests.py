@@ -192,10 +192,8 @@ def test_a_namespace_is_made_in_the_embedded_api_and_not_in_the_users_own_cluste
     with pytest.raises(CannotBoot, match=f"kubectl --kubeconfig {tmp_path}/kubeconfig create namespace llm"):
         command._beside(cluster, made)
     monkeypatch.setattr(serve, "Kube", lambda *_: cluster)
-    monkeypatch.setattr(serve.os, "kill", lambda *_: None)
     monkeypatch.setattr(serve.time, "sleep", lambda _: pytest.fail("it waits although no later try can succeed"))
-    monkeypatch.setattr(serve.foreground, "run", lambda *_: command._apply_soon(made) or 0)
-    monkeypatch.setattr(serve.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(serve.foreground, "run", lambda *found: found[-1]())
     with pytest.raises(CommandError, match='could not be applied: 404 NotFound: namespaces "llm" not found'):
         command._as_the_system(made)
 
@@ -384,7 +382,7 @@ def test_a_model_that_cannot_run_ends_the_system_that_was_started_for_it(
     monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(serve, "Kube", lambda *_: told)
     monkeypatch.setattr(serve.os, "kill", lambda *_: stopped.set())
-    monkeypatch.setattr(serve.foreground, "run", lambda *_: int(not stopped.wait(60)))
+    monkeypatch.setattr(serve.foreground, "run", lambda *found: found[-1]() or int(not stopped.wait(60)))
     with pytest.raises(CommandError, match=r"^m: why; do this; the service is removed again$"):
         command._as_the_system(serve.manifests(order, ServedModel("/m.gguf", "gguf")))
     assert not told.applied
