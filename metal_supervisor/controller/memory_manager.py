@@ -86,7 +86,9 @@ class Memory:
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
         budget, ledger = self.budget, self.ledger
-        return Room(budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, self._settings.limits.memory)
+        blocked = frozenset(key for key, each in ledger.decisions.items() if each.blocked)
+        limits = self._settings.limits.memory
+        return Room(budget.total_bytes, budget.bytes, self._left_bytes, ledger.charged, limits, blocked)
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.controller.plan import live_note
@@ -25,6 +25,8 @@ class Room:
     """Namespace with a limit -> reservations of its engines."""
     limits: Mapping[str, Amount] = field(default_factory=dict)
     """Memory limit by namespace; `*` for all others."""
+    blocked: Collection[Key] = ()
+    """Engines that wait for memory, and for which no other is ending."""
 
     def limit_of(self, namespace: str) -> int | None:
         """Memory that the models of a namespace may take together, None without a limit."""

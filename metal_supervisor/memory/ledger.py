@@ -103,6 +103,8 @@ class Decision:
     """Position in the queue, from 1; 0 if it has none."""
     displaces: tuple[Key, ...] = ()
     """Engines to stop for it; it starts once they have stopped."""
+    blocked: bool = False
+    """True if it waits for memory, and no engine is ending for it."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def _hopeless(entry: Entry, machine: _Book, own: _Book, mode: str) -> Decision |
     need, room, weights = entry.charge_bytes, machine.left + entry.holds_bytes, entry.weights_bytes
     pool_bytes = own.budget if own.namespace else None
     refusal = too_large(need, entry.limit_bytes, machine.budget, room, weights, own.namespace, pool_bytes)
-    return Decision(False, *refusal) if refusal else None
+    return Decision(False, *refusal, blocked=True) if refusal else None
 
 
 def admit(
@@ -343,7 +345,7 @@ def admit(
         if entry.held_back:
             for each in books if hopeless is None else ():
                 each.block(entry)
-            decisions[entry.key] = Decision(False, PRESSURE)
+            decisions[entry.key] = Decision(False, PRESSURE, blocked=True)
         elif hopeless is not None:
             decisions[entry.key] = hopeless
         elif paused and (entry.needs_bytes or entry.unknown):  # not an edit that needs no more memory
@@ -388,6 +390,7 @@ def _queued(book: _Book, entry: Entry, position: int) -> Decision:
         ahead = f"{shown_to(entry.key[0], held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
         message = f"{needs}, but {ahead} and waits ahead of it"
     victims = book.victims(entry) if held_up is None else []
+    blocked = False
     if victims:
         book.reserve(entry, victims)
         names = dict.fromkeys(shown_to(entry.key[0], each.key) for each in victims)
@@ -397,5 +400,6 @@ def _queued(book: _Book, entry: Entry, position: int) -> Decision:
         message = f"{needs}, and {amount(book.leaving_bytes)} more when what is ending has ended"
     else:
         book.block(entry)
+        blocked = True
     text = f"{message} (queue position {position})"
-    return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims))
+    return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims), blocked)

@@ -22,7 +22,8 @@ NOW = 1000.0
 
 
 def ask(**changes: Any) -> Ask:
-    return Ask(**{"uid": "u1", "slots": 1, "delay_s": 0.0, **changes})
+    delay_s = changes.pop("delay_s", 0.0)
+    return Ask(**{"uid": "u1", "slots": 1, "delay_s": lambda: delay_s, **changes})
 
 
 def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
@@ -81,20 +82,40 @@ def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> 
     assert found.moves == () and found.again_in_s is not None and found.again_in_s >= 8.0
 
 
-def test_a_mac_gives_away_what_never_fits_if_there_is_another() -> None:
-    held, leaving = claim(ME), ask(leave=True, delay_s=8.0)
-    found = decide(held, asked=leaving)
-    assert (kinds(found), found.mine) == ([(ClaimAction.RELEASE, 0)], {})
-    alone = decide(held, asked=leaving, lives={(NS, ME): Life.LIVE})
-    assert (kinds(alone), alone.mine) == ([], {KEY: (0,)})
+def test_what_a_mac_cannot_run_is_marked_for_others_and_kept_until_one_takes_it() -> None:
+    """Released, it would be held by no Mac if none can run it, and no status would name the reason."""
+    asked = ask(unable=frozenset({0}))
+    found = decide(claim(ME), asked=asked)
+    assert [(move.do, move.unable) for move in found.moves] == [(ClaimAction.UPDATE, True)]
+    assert found.mine == {KEY: (0,)}
+    assert decide(claim(ME, unable=True), asked=asked).moves == ()
+    assert decide(claim(ME), asked=asked, lives={(NS, ME): Life.LIVE}).moves == (), "no Mac reads it"
+    (runs,) = decide(claim(ME, unable=True)).moves
+    assert (runs.do, runs.unable) == (ClaimAction.UPDATE, False)
 
 
-def test_a_mac_that_left_a_service_offers_itself_after_all_others() -> None:
-    """One with a full disk would fetch it as soon as the others."""
-    left = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 2.5})
-    assert left.moves == () and left.again_in_s is not None and left.again_in_s >= claims.LEFT_S - 2.5
-    later = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 10.0})
-    assert kinds(later) == [(ClaimAction.CLAIM, 0)]
+def test_what_its_holder_cannot_run_is_taken_by_a_mac_that_can() -> None:
+    marked, waited = claim(PEER, unable=True), {(*KEY, 0): NOW - 60.0}
+    (move,) = decide(marked, waiting=waited).moves
+    assert (move.do, move.version, move.unable) == (ClaimAction.TAKE, "7", False)
+    assert decide(marked, asked=ask(delay_s=None), waiting=waited).moves == ()
+    assert decide(claim(PEER), waiting=waited).moves == ()
+
+
+@pytest.mark.parametrize(("life", "taken"), [(Life.SILENT, True), (Life.DRAINING, False)])
+def test_a_mac_takes_over_what_it_cannot_run_only_if_no_other_reports_on_it(life: Life, taken: bool) -> None:
+    lives = {(NS, ME): Life.LIVE, (NS, PEER): life, (NS, "third"): Life.LIVE}
+    cannot = ask(delay_s=None)
+    assert decide(claim(PEER), asked=cannot, lives=lives, waiting={(*KEY, 0): NOW - 7.0}).moves == ()
+    later = decide(claim(PEER), asked=cannot, lives=lives, waiting={(*KEY, 0): NOW - 9.0})
+    assert kinds(later) == ([(ClaimAction.TAKE, 0)] if taken else [])
+
+
+def test_what_no_mac_can_run_is_claimed_last_by_one_that_reports_the_reason() -> None:
+    cannot = ask(delay_s=None)
+    first = decide(asked=cannot, waiting={(*KEY, 0): NOW - 7.0})
+    assert first.moves == () and first.again_in_s is not None and first.again_in_s >= claims.CANNOT_S - 7.0
+    assert kinds(decide(asked=cannot, waiting={(*KEY, 0): NOW - 9.0})) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
@@ -387,7 +408,7 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
 def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
-    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z")
+    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z", unable=True)
     body = leases.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
@@ -395,7 +416,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
     found, nodes = LeaseReader().read([body])
     assert nodes == {}
     assert found == {
-        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created)
+        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created, True)
     }
     assert "resourceVersion" not in leases.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
     take = Move(ClaimAction.TAKE, (NS, name, 12), "u1", "5")
@@ -515,7 +536,8 @@ class Server:
         if move.do is not ClaimAction.TAKE and found and found.holder != node:
             return  # 409: another manager's field
         version = str(next(self._versions))
-        self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready, move.created)
+        held = Claim(move.slot, node, version, move.uid, "t", move.ready, move.created, move.unable)
+        self.slots[move.slot] = held
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -533,7 +555,15 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
             dead.add(chance.choice(nodes))
         node = chance.choice([each for each in nodes if each not in dead])
         lives = {(NS, each): Life.SILENT if each in dead else Life.LIVE for each in nodes}
-        asks = {key: Ask("u", count, chance.choice([0.0, 2.0])) for key, count in wanted.items()}
+        asks = {
+            key: ask(
+                uid="u",
+                slots=count,
+                delay_s=chance.choice([0.0, 2.0, None]),
+                unable=frozenset(range(chance.randint(0, count))),
+            )
+            for key, count in wanted.items()
+        }
         snapshot = dict(server.slots)
         decision = claims.decide(asks, snapshot, lives, node, True, waiting[node], now)
         waiting[node] = decision.waiting
@@ -545,33 +575,3 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
         holders = [each.holder for slot, each in server.slots.items() if slot[:2] == key]
         assert len(set(holders)) == len(holders), "two slots of one service on one Mac"
         assert not set(holders) & dead
-
-
-# ── what waits for memory ────────────────────────────────────────────────────────────────────────
-
-
-def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_engine_for_it() -> None:
-    roomy = lease(PEER, left_bytes=10, engines=frozenset({"llama-server"}))
-
-    def offered(*waiting: tuple[str, int], programs: tuple[str, ...] = ("llama-server",), where: str = NS) -> list[str]:
-        wanted = [peers.PlacementRequest((where, name), need, programs) for name, need in waiting]
-        return [key[1] for key in peers.have_room(wanted, [roomy])]
-
-    assert offered(("a", 6), ("b", 5), ("c", 4)) == ["a", "c"], "together they have to fit"
-    assert offered(("a", 11)) == offered(("a", 1), programs=("omlx",)) == offered(("a", 1), where="elsewhere") == []
-
-
-def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
-    def read(**notes: str) -> NodeLease:
-        told = {leases.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
-        return LeaseReader().read([leases.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
-
-    found = read(memory_left="12", engines="llama-server 7200, omlx")
-    assert (found.left_bytes, found.engines) == (12, frozenset({"llama-server", "omlx"}))
-    for text in ("-1", "1e9", "½", "", "9" * 400):
-        assert read(memory_left=text, engines=" , ,").left_bytes == 0
-
-
-def test_a_mac_whose_memory_changed_wakes_nobody() -> None:
-    before, now = (leases.node_lease_object(NS, ME, 40, {leases.MEMORY_LEFT: left}, left) for left in ("1", "2"))
-    assert peers.is_renewal(before, now)
