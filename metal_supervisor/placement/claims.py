@@ -42,8 +42,6 @@ class Ask:
 
     uid: str
     slots: int
-    delay_s: Callable[[], float | None]
-    """Delay in seconds before this Mac claims a slot; None if it cannot run one now."""
     ready: frozenset[int] = frozenset()
     """The slots that are served here, also those that another Mac has taken over."""
     unable: frozenset[int] = frozenset()
@@ -77,14 +75,14 @@ def digest(me: str, *what: object) -> bytes:
 
 
 def _takeable(
-    claim: Claim, ask: Ask, delay_s: Callable[[], float | None], lives: Mapping[tuple[str, str], Life], me: str
+    claim: Claim, ask: Ask, delay_s: Callable[[Key], float | None], lives: Mapping[tuple[str, str], Life], me: str
 ) -> bool:
     if not claim.holder or (claim.owner_uid != ask.uid and claim.edition < ask.edition):
         return True
     life = lives.get((claim.slot[0], claim.holder), Life.LIVE)
     if claim.holder == me or life is Life.SILENT:
         return claim.holder != me
-    return (claim.unable or life is Life.DRAINING) and delay_s() is not None
+    return (claim.unable or life is Life.DRAINING) and delay_s(claim.slot[:2]) is not None
 
 
 def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list[Claim], list[Move]]:
@@ -118,6 +116,7 @@ def _pause_s(delay_s: float | None, slot: SlotId, me: str, load: int, more: int)
 
 def decide(
     asks: Mapping[Key, Ask],
+    delay_s: Callable[[Key], float | None],
     claims: Mapping[SlotId, Claim],
     lives: Mapping[tuple[str, str], Life],
     me: str,
@@ -129,6 +128,8 @@ def decide(
 ) -> ClaimDecision:
     """Slots that this Mac holds, and the requests to make. One Mac holds at most `most` slots of a service.
 
+    `delay_s`: delay in seconds before this Mac claims a slot of a service, None if it cannot run one now; called once
+    for each service with a slot to claim.
     `accepting` is False on a cordoned Mac: it keeps its slots and takes no new ones. `not_ours`: services
     that exist and are not for this Mac; slots it holds of them are released.
     """
@@ -140,6 +141,7 @@ def decide(
             held.setdefault(claim.slot[:2], []).append(claim)
         elif claim.holder == me and claim.slot[:2] in not_ours:
             moves.append(Move(ClaimAction.RELEASE, claim.slot, claim.owner_uid, claim.version))
+    delay_s = cache(delay_s)
     since: dict[SlotId, float] = {}
     again: list[float] = []
     load = len(held)
@@ -156,13 +158,12 @@ def decide(
         if not accepting or len(usable) >= most:
             continue
         wanted = 0
-        own_delay_s = cache(ask.delay_s)
         for index in range(min(ask.slots, MOST_SLOTS)):
             if len(usable) + wanted >= most:
                 break
             slot = (*key, index)
             found = claims.get(slot)
-            taken = found is not None and not _takeable(found, ask, own_delay_s, lives, me)
+            taken = found is not None and not _takeable(found, ask, delay_s, lives, me)
             # What serves here is an earlier object's if the watch of InferenceServices lags behind that of Leases.
             serves = index in ask.ready and (found is None or not (found.ready or found.edition > ask.edition))
             if found is not None and (found.holder == me or (taken and not serves)):
@@ -170,10 +171,10 @@ def decide(
             back = taken and serves
             since[slot] = now if back and not live else waiting.get(slot, now)
             if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
-                delay_s = BACK_S if back else 0.0
+                pause_s = BACK_S if back else 0.0
             else:
-                delay_s = 0.0 if alone else _pause_s(own_delay_s(), slot, me, load, len(usable) + wanted)
-            left_s = since[slot] + delay_s - now
+                pause_s = 0.0 if alone else _pause_s(delay_s(key), slot, me, load, len(usable) + wanted)
+            left_s = since[slot] + pause_s - now
             if left_s > 0:
                 again.append(left_s)
                 continue

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from metal_supervisor.cluster import manifests
 from metal_supervisor.cluster.kube import Kube
@@ -134,8 +134,8 @@ class Placement:
     ) -> Placed:
         """Slots of `found` that this Mac holds, and the state of its peers.
 
-        `ready`: slots that serve here. `delay_s`: as `Ask.delay_s`; called for each service that may take memory here
-        and is not among `begun`, whose memory is counted already. `unable`: slots that this Mac cannot run.
+        `ready`: slots that serve here. `delay_s`: as for `decide`, and called for each service that this Mac holds and
+        that is not among `begun`, whose memory is counted already. `unable`: slots that this Mac cannot run.
         """
         most = self._settings.replicas_per_mac
         if not self.on:
@@ -171,7 +171,6 @@ class Placement:
             key: Ask(
                 item.uid,
                 max(1, item.replicas),
-                partial(delay_s, item),
                 ready.get(key, frozenset()),
                 unable.get(key, frozenset()),
                 item.created,
@@ -179,7 +178,18 @@ class Placement:
             for key, item in found.items()
         }
         accepting = not (self._state.cordoned() or self.cloned)
-        decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours, most)
+        decision = claims.decide(
+            asks,
+            lambda key: delay_s(found[key]),
+            held,
+            lives,
+            self._node,
+            accepting,
+            self._waiting,
+            now,
+            not_ours,
+            most,
+        )
         self._waiting = decision.waiting
         self._claimer.want(() if self.cloned else decision.moves)
         where = frozenset(key[0] for key in found)

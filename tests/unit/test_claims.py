@@ -22,8 +22,7 @@ NOW = 1000.0
 
 
 def ask(**changes: Any) -> Ask:
-    delay_s = changes.pop("delay_s", 0.0)
-    return Ask(**{"uid": "u1", "slots": 1, "delay_s": lambda: delay_s, **changes})
+    return Ask(**{"uid": "u1", "slots": 1, **changes})
 
 
 def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
@@ -49,11 +48,12 @@ def decide(
     waiting: dict[leases.SlotId, float] | None = None,
     not_ours: tuple[tuple[str, str], ...] = (),
     now: float = NOW,
+    delay_s: float | None = 0.0,
 ) -> claims.ClaimDecision:
     asks = {} if not_ours else {KEY: asked or ask()}
     found = {each.slot: each for each in held}
     lives = ALIVE if lives is None else lives
-    return claims.decide(asks, found, lives, ME, accepting, waiting or {}, now, not_ours)
+    return claims.decide(asks, lambda _: delay_s, found, lives, ME, accepting, waiting or {}, now, not_ours)
 
 
 def kinds(decision: claims.ClaimDecision) -> list[tuple[ClaimAction, int]]:
@@ -64,21 +64,21 @@ def kinds(decision: claims.ClaimDecision) -> list[tuple[ClaimAction, int]]:
 
 
 def test_a_mac_that_is_alone_claims_at_once() -> None:
-    found = decide(lives={(NS, ME): Life.LIVE}, asked=ask(delay_s=8.0))
+    found = decide(lives={(NS, ME): Life.LIVE}, delay_s=8.0)
     assert kinds(found) == [(ClaimAction.CLAIM, 0)]
     assert found.mine == {}, "a claim is ours only once it is on the server"
 
 
 def test_far_more_replicas_than_there_are_macs_are_not_all_looked_at() -> None:
     """A cluster whose CRD has no maximum takes 2147483647 of them."""
-    found = decide(asked=ask(slots=100_000, delay_s=8.0))
+    found = decide(asked=ask(slots=100_000), delay_s=8.0)
     assert len(found.waiting) == claims.MOST_SLOTS
     assert kinds(decide(asked=ask(slots=100_000), waiting={(*KEY, 0): NOW - 60})) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> None:
     """With a namespace's first services no Mac has a Lease there: each would claim them all, room or not."""
-    found = decide(lives={}, asked=ask(delay_s=8.0))
+    found = decide(lives={}, delay_s=8.0)
     assert found.moves == () and found.again_in_s is not None and found.again_in_s >= 8.0
 
 
@@ -98,32 +98,30 @@ def test_what_its_holder_cannot_run_is_taken_by_a_mac_that_can() -> None:
     marked, waited = claim(PEER, unable=True), {(*KEY, 0): NOW - 60.0}
     (move,) = decide(marked, waiting=waited).moves
     assert (move.do, move.version, move.unable) == (ClaimAction.TAKE, "7", False)
-    assert decide(marked, asked=ask(delay_s=None), waiting=waited).moves == ()
+    assert decide(marked, delay_s=None, waiting=waited).moves == ()
     assert decide(claim(PEER), waiting=waited).moves == ()
 
 
 @pytest.mark.parametrize(("life", "taken"), [(Life.SILENT, True), (Life.DRAINING, False)])
 def test_a_mac_takes_over_what_it_cannot_run_only_if_no_other_reports_on_it(life: Life, taken: bool) -> None:
     lives = {(NS, ME): Life.LIVE, (NS, PEER): life, (NS, "third"): Life.LIVE}
-    cannot = ask(delay_s=None)
-    assert decide(claim(PEER), asked=cannot, lives=lives, waiting={(*KEY, 0): NOW - 7.0}).moves == ()
-    later = decide(claim(PEER), asked=cannot, lives=lives, waiting={(*KEY, 0): NOW - 9.0})
+    assert decide(claim(PEER), delay_s=None, lives=lives, waiting={(*KEY, 0): NOW - 7.0}).moves == ()
+    later = decide(claim(PEER), delay_s=None, lives=lives, waiting={(*KEY, 0): NOW - 9.0})
     assert kinds(later) == ([(ClaimAction.TAKE, 0)] if taken else [])
 
 
 def test_what_no_mac_can_run_is_claimed_last_by_one_that_reports_the_reason() -> None:
-    cannot = ask(delay_s=None)
-    first = decide(asked=cannot, waiting={(*KEY, 0): NOW - 7.0})
+    first = decide(delay_s=None, waiting={(*KEY, 0): NOW - 7.0})
     assert first.moves == () and first.again_in_s is not None and first.again_in_s >= claims.CANNOT_S - 7.0
-    assert kinds(decide(asked=cannot, waiting={(*KEY, 0): NOW - 9.0})) == [(ClaimAction.CLAIM, 0)]
+    assert kinds(decide(delay_s=None, waiting={(*KEY, 0): NOW - 9.0})) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
-    first = decide(asked=ask(delay_s=2.0))
+    first = decide(delay_s=2.0)
     assert first.moves == ()
     assert first.again_in_s is not None and 2.0 <= first.again_in_s <= 2.2
     assert first.waiting == {(*KEY, 0): NOW}
-    later = decide(asked=ask(delay_s=2.0), waiting=dict(first.waiting), now=NOW + 2.3)
+    later = decide(delay_s=2.0, waiting=dict(first.waiting), now=NOW + 2.3)
     assert kinds(later) == [(ClaimAction.CLAIM, 0)]
 
 
@@ -146,15 +144,15 @@ def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life
 
 def test_a_mac_takes_back_what_it_serves_and_its_holder_does_not() -> None:
     """It was away for a while, and the other Mac has no room: else it would serve for ever what another one holds."""
-    serving, waited = ask(ready=frozenset({0}), delay_s=8.0), {(*KEY, 0): NOW - claims.BACK_S}
-    assert decide(claim(PEER), asked=serving).moves == (), "its holder may be about to serve it"
-    (move,) = decide(claim(PEER), asked=serving, waiting=waited).moves
+    serving, waited = ask(ready=frozenset({0})), {(*KEY, 0): NOW - claims.BACK_S}
+    assert decide(claim(PEER), asked=serving, delay_s=8.0).moves == (), "its holder may be about to serve it"
+    (move,) = decide(claim(PEER), asked=serving, delay_s=8.0, waiting=waited).moves
     assert (move.do, move.version, move.ready) == (ClaimAction.TAKE, "7", True)
-    assert decide(claim(PEER, ready=True), asked=serving, waiting=waited).moves == ()
-    assert decide(claim(PEER), asked=serving, waiting=waited, accepting=False).moves == ()
-    assert kinds(decide(asked=serving)) == [(ClaimAction.CLAIM, 0)], "its claim was deleted"
+    assert decide(claim(PEER, ready=True), asked=serving, delay_s=8.0, waiting=waited).moves == ()
+    assert decide(claim(PEER), asked=serving, delay_s=8.0, waiting=waited, accepting=False).moves == ()
+    assert kinds(decide(asked=serving, delay_s=8.0)) == [(ClaimAction.CLAIM, 0)], "its claim was deleted"
     dead = {(NS, ME): Life.LIVE, (NS, PEER): Life.SILENT, (NS, "third"): Life.LIVE}
-    assert kinds(decide(claim(PEER), asked=serving, lives=dead)) == [(ClaimAction.TAKE, 0)]
+    assert kinds(decide(claim(PEER), asked=serving, delay_s=8.0, lives=dead)) == [(ClaimAction.TAKE, 0)]
 
 
 def test_a_mac_that_its_peers_take_for_dead_takes_nothing_back() -> None:
@@ -191,7 +189,9 @@ def test_macs_that_see_different_objects_of_the_name_do_not_take_a_slot_from_eac
         count = 0
         for _, node in itertools.product(range(seconds * 20), (ME, PEER)):
             now += 0.025
-            found = claims.decide({KEY: seen[node]}, dict(server.slots), ALIVE, node, True, waiting[node], now)
+            found = claims.decide(
+                {KEY: seen[node]}, lambda _: 0.0, dict(server.slots), ALIVE, node, True, waiting[node], now
+            )
             waiting[node], count = found.waiting, count + len(found.moves)
             for move in found.moves:
                 server.perform(node, move)
@@ -236,7 +236,7 @@ def test_a_second_slot_of_the_same_service_is_given_back() -> None:
 def test_a_mac_may_be_allowed_several_slots_and_leaves_them_to_others_first() -> None:
     def of(*held: Claim, lives: dict[tuple[str, str], Life] = ALIVE, waited: float = 0.0) -> claims.ClaimDecision:
         found, waiting = {each.slot: each for each in held}, {(*KEY, index): NOW - waited for index in range(3)}
-        return claims.decide({KEY: ask(slots=3)}, found, lives, ME, True, waiting, NOW, most=2)
+        return claims.decide({KEY: ask(slots=3)}, lambda _: 0.0, found, lives, ME, True, waiting, NOW, most=2)
 
     assert kinds(of(lives={(NS, ME): Life.LIVE})) == [(ClaimAction.CLAIM, 0), (ClaimAction.CLAIM, 1)], (
         "alone: both at once"
@@ -362,7 +362,9 @@ def test_equal_macs_ask_for_different_slots_first() -> None:
     asks = {(NS, f"svc-{index}"): ask() for index in range(50)}
     waiting = {(*key, 0): NOW - 0.06 for key in asks}
     first = {
-        node: claims.decide(asks, {}, {(NS, node): Life.LIVE, (NS, PEER): Life.LIVE}, node, True, waiting, NOW).moves[0]
+        node: claims.decide(
+            asks, lambda _: 0.0, {}, {(NS, node): Life.LIVE, (NS, PEER): Life.LIVE}, node, True, waiting, NOW
+        ).moves[0]
         for node in ("mac-1", "mac-2", "mac-3", "mac-4")
     }
     assert len({move.slot for move in first.values()}) > 2
@@ -559,13 +561,14 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
             key: ask(
                 uid="u",
                 slots=count,
-                delay_s=chance.choice([0.0, 2.0, None]),
                 unable=frozenset(range(chance.randint(0, count))),
             )
             for key, count in wanted.items()
         }
         snapshot = dict(server.slots)
-        decision = claims.decide(asks, snapshot, lives, node, True, waiting[node], now)
+        decision = claims.decide(
+            asks, lambda _: chance.choice([0.0, 2.0, None]), snapshot, lives, node, True, waiting[node], now
+        )
         waiting[node] = decision.waiting
         for move in decision.moves:
             if chance.random() < 0.8:  # an answer may get lost, a request may never arrive
