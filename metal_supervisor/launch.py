@@ -52,7 +52,7 @@ LATER = b","
 """Ring for news that can wait."""
 SOON = b";"
 """Ring for news that can wait unless the reader is in a hurry."""
-UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0, "held_after": 0}
+UNHELD: dict[str, object] = {"starts": [], "not_before": 0.0}
 """The crash fields of a note, without crashes."""
 # Below the 30 s after which supervisord would kill the stand-in, and leave the engine.
 STAND_IN_KILL_AFTER_S = 25
@@ -267,15 +267,14 @@ def hold(note: dict[str, object], edition: object, ended: str, now: float) -> tu
     """
     noted = note.get("starts")
     starts = [at for each in noted if (at := _number(each))] if isinstance(noted, list) else []
-    not_before = _number(note.get("not_before"))
-    if not_before > now + LONGEST_HOLD_S:
-        not_before = 0.0  # the clock was set back
+    noted_before = _number(note.get("not_before"))
+    not_before = noted_before if noted_before <= now + LONGEST_HOLD_S else 0.0  # else the clock was set back
     forgotten = not starts or now - max(starts[-1], not_before) > FORGET_AFTER_S
     if forgotten or edition_of(note) != edition or ended == "stopped":
         return [], 0.0
     if len(starts) < 2:
         return starts, 0.0
-    if note.get("held_after") == len(starts):
+    if noted_before:  # its last crash was held already
         return starts, not_before
     return starts, now + min(LONGEST_HOLD_S, FIRST_HOLD_S * 2 ** min(len(starts) - 2, 16))
 
@@ -606,16 +605,20 @@ def main(path: str) -> int:
     idle["starts"] = starts
     if now < not_before:
         text = f"{CRASHED}{len(starts)} times"
-        held = {"not_before": not_before, "held_after": len(starts)}
         # The note is read later, so how long from now is for the log alone.
-        refuse(run, {**idle, **held}, "CrashLoopBackOff", text, f"{text}; next start in {not_before - now:.0f} s")
+        refuse(
+            run,
+            {**idle, "not_before": not_before},
+            "CrashLoopBackOff",
+            text,
+            f"{text}; next start in {not_before - now:.0f} s",
+        )
         return EXIT_NOT_NOW
     port, host = int(spec["port"]), str(spec["host"])  # type: ignore[call-overload]
     if reason := "" if spec.get("shared") is True else holder_of(port, host):
         text = f"port {port} on {host} cannot be bound: {reason}"
         # The pause after a crash is over: it must not begin anew once the port is free.
-        passed = {"not_before": not_before, "held_after": len(starts) if not_before else 0}
-        refuse(run, {**idle, **passed}, "PortInUse", text, text)
+        refuse(run, {**idle, "not_before": not_before}, "PortInUse", text, text)
         return EXIT_NOT_NOW
     try:
         enter(str(spec["cwd"]), path)  # first: a policy is for the directories that there are by then

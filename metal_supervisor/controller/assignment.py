@@ -16,11 +16,10 @@ from typing import TypeAlias
 from metal_supervisor import launch
 from metal_supervisor.cluster.kube import Kube
 from metal_supervisor.cluster.reference_reader import References
-from metal_supervisor.cluster.report import holds_requests
-from metal_supervisor.controller import reconcile
+from metal_supervisor.cluster.report import NO_METAL, holds_requests
+from metal_supervisor.controller import on_demand, reconcile
 from metal_supervisor.controller.gateway_keys import GatewayKeys
-from metal_supervisor.controller.leaving import Leaving
-from metal_supervisor.controller.prerequisites.offers import CANNOT_S
+from metal_supervisor.controller.prerequisites.claim_check import NO_RUNTIME
 from metal_supervisor.controller.prerequisites.ports import Ports, is_unloaded
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.resource_filter import ResourceFilter
@@ -46,6 +45,12 @@ MODEL_LAG_S = 1.0
 """Seconds in which a service may be seen before its Model, or after it: each kind has a watch of its own."""
 RESTORED_S = 600.0
 """Seconds for which an engine keeps running whose service a restored API lacks."""
+AGAIN_S = 300.0
+"""Seconds until this Mac takes a service again that waited here for memory, unless it is edited."""
+LACKING_AGAIN_S = 3600.0
+"""The same for a service that failed for lack of something: no Mac may have it, and each move costs requests."""
+LACKING = NO_RUNTIME | {"RuntimeBinaryMissing", "RuntimeBroken", "ModelFileMissing", "InsufficientDisk", NO_METAL}
+"""Reasons of failures that another Mac may not have."""
 log = logging.getLogger("controller")
 
 
@@ -57,6 +62,23 @@ def _doubtful(item: Service | Rejected, record: Record) -> bool:
 def _replaced(found: Mapping[Key, Service | Rejected], records: Iterable[Record]) -> frozenset[Key]:
     """Services that are other objects than those of which engines run here, by the same names."""
     return frozenset(each.owner for each in records if each.owner in found and found[each.owner].uid != each.uid)
+
+
+def _is_lacking(record: Record) -> bool:
+    """True if a service failed for lack of something that another Mac may have."""
+    return record.verdict.standing is Standing.FAILED and record.verdict.reason in LACKING
+
+
+def _is_blocked(record: Record, snapshot: Snapshot) -> bool:
+    """True if a service waits for memory of this Mac, or never fits into it, and its Model's limit allows it."""
+    within = record.limit_bytes is None or record.reserved_bytes <= record.limit_bytes
+    waits = record.verdict.standing is Standing.WAIT and record.key in snapshot.room.blocked
+    return waits and within and (record.idle_s is None or on_demand.never_fits(record))
+
+
+def _request(item: Service | Rejected) -> tuple[Key, str]:
+    """A service and the digest of its engine's configuration, "" for one that is invalid."""
+    return (item.namespace, item.name), item.asked.rpartition("|")[2] if isinstance(item, Service) else ""
 
 
 def _charged(records: Iterable[Record]) -> frozenset[Key]:
@@ -107,7 +129,8 @@ class Assignment:
         self._files: _ServedFiles | None = None
         self._found: Mapping[Key, Service | Rejected] = {}
         """The services of the latest pass."""
-        self._leaving = Leaving()
+        self._unable_until: dict[tuple[Key, str], float] = {}
+        """Request that this Mac could not run -> monotonic time until which it takes no claim on it from others."""
         self._lacking: dict[Key, float] = {}
         """Service without its Model -> the monotonic time from which that counts."""
         self._failed: dict[Key, Service | Rejected] = {}
@@ -146,7 +169,7 @@ class Assignment:
             {key: serving[key] for key in serving.keys() - replaced},
             lambda item: self._delay_s(item, snapshot),
             _charged(before.values()),
-            replaced | self._leaving.keys(before.values(), services, self.placed, found),
+            self._unable(before.values(), found, replaced, snapshot),
         )
         ports = Ports(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}
@@ -185,15 +208,35 @@ class Assignment:
                 result[record.key] = reconcile.unchanged(reconcile.dismiss(record, snapshot.now, why))
         return result
 
-    def _delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
-        """As `Offers.delay_s`. A service at which that fails is left to the other Macs for as long as any."""
+    def _unable(
+        self,
+        records: Iterable[Record],
+        found: Mapping[Key, Service | Rejected],
+        replaced: frozenset[Key],
+        snapshot: Snapshot,
+    ) -> dict[Key, frozenset[int]]:
+        """The slots of each service that this Mac cannot run now, while another Mac may."""
+        now = time.monotonic()
+        result: dict[Key, frozenset[int]] = {}
+        self._unable_until = {request: until for request, until in self._unable_until.items() if now < until}
+        for record in records:
+            lacking, owner = _is_lacking(record), record.owner
+            if owner in found and (lacking or owner in replaced or _is_blocked(record, snapshot)):
+                self._unable_until[_request(found[owner])] = now + (LACKING_AGAIN_S if lacking else AGAIN_S)
+                result[owner] = result.get(owner, frozenset()) | {record.slot}
+        return result
+
+    def _delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float | None:
+        """As `ClaimCheck.delay_s`; None also for a service at which that fails, or that could not run here lately."""
+        if _request(item) in self._unable_until:
+            return None
         try:
-            return self._prerequisites.offers.delay_s(item, snapshot)
+            return self._prerequisites.claim_check.delay_s(item, snapshot)
         except (OSError, StateError):
             raise
         except Exception:  # noqa: BLE001 - of one service
             self._note_failure((item.namespace, item.name), item)
-            return CANNOT_S
+            return None
 
     def _note_failure(self, key: Key, item: Service | Rejected) -> None:
         """Log the error that is being handled, once for as long as it lasts."""

@@ -85,7 +85,8 @@ class Memory:
     @property
     def room(self) -> Room:
         """Budget and available memory, as of the last pass."""
-        return Room(self.budget.total_bytes, self.budget.bytes, self._left_bytes)
+        blocked = frozenset(key for key, each in self.ledger.decisions.items() if each.blocked)
+        return Room(self.budget.total_bytes, self.budget.bytes, self._left_bytes, blocked)
 
     # ── footprints ───────────────────────────────────────────────────────────────────────────────
 

@@ -27,8 +27,10 @@ SETTLE_S = 1.0
 KILL_AFTER_S = 10.0
 HAND_GRACE_S = 2.0
 HELD_S = 5.0
-FIRST_RETRY_S = 10.0
+RETRY_S = 10.0
+"""Pause before a program is started again whose start was refused, as for a taken port."""
 LONGEST_RETRY_S = 300.0
+"""Longest pause that the launcher makes after a crash."""
 LOST = "supervisord lost track of the process; nothing is done to it"
 RELOAD = "supervisord has not seen its section yet"
 
@@ -122,12 +124,10 @@ def with_use(stopping: Stopping, use: EngineUse | None, token: WithdrawalToken) 
 
 
 def retry_at(note: RunNote | None, state: ProgramState, now: float) -> float:
-    """Unix time at which a FATAL program is to be started again: 10 s doubling to 5 min."""
+    """Unix time at which a FATAL program is to be started again: when the launcher's pause after a crash is over."""
     if note and 0 < note.not_before <= now + LONGEST_RETRY_S:
         return note.not_before
-    crashes = len(note.starts) if note else 1
-    pause_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(max(crashes - 1, 0), 16))
-    return max(state.stop, state.start) + pause_s
+    return max(state.stop, state.start) + RETRY_S
 
 
 def live_note(note: RunNote | None, state: ProgramState | None) -> RunNote | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from metal_supervisor.controller.plan import live_note
@@ -20,6 +20,8 @@ class Room:
     budget: int
     left: int
     """Of the budget."""
+    blocked: Collection[Key] = ()
+    """Engines that wait for memory, and for which no other is ending."""
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ class Decision:
     """Position in the queue, from 1; 0 if it has none."""
     displaces: tuple[Key, ...] = ()
     """Engines to stop for it; it starts once they have stopped."""
+    blocked: bool = False
+    """True if it waits for memory, and no engine is ending for it."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ def _hopeless(entry: Entry, book: _Book, mode: str) -> Decision | None:
         return Decision(False, CHECK_FAILED, message)
     room = book.left + entry.holds_bytes
     refusal = too_large(entry.charge_bytes, entry.limit_bytes, book.budget, room, entry.weights_bytes)
-    return Decision(False, INSUFFICIENT, refusal) if refusal else None
+    return Decision(False, INSUFFICIENT, refusal, blocked=True) if refusal else None
 
 
 def admit(
@@ -303,7 +305,7 @@ def admit(
         if entry.held_back:
             if hopeless is None:
                 book.block(entry)
-            decisions[entry.key] = Decision(False, PRESSURE)
+            decisions[entry.key] = Decision(False, PRESSURE, blocked=True)
         elif hopeless is not None:
             decisions[entry.key] = hopeless
         elif paused and (entry.needs_bytes or entry.unknown):  # not an edit that needs no more memory
@@ -330,6 +332,7 @@ def _queued(book: _Book, entry: Entry, position: int) -> Decision:
         ahead = f"{shown_to(entry.key[0], held_up.key)} needs {amount(held_up.charge_bytes, 'up')}"
         message = f"{needs}, but {ahead} and waits ahead of it"
     victims = book.victims(entry) if held_up is None else []
+    blocked = False
     if victims:
         book.reserve(entry, victims)
         names = dict.fromkeys(shown_to(entry.key[0], each.key) for each in victims)
@@ -339,5 +342,6 @@ def _queued(book: _Book, entry: Entry, position: int) -> Decision:
         message = f"{needs}, and {amount(book.leaving_bytes)} more when what is ending has ended"
     else:
         book.block(entry)
+        blocked = True
     text = f"{message} (queue position {position})"
-    return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims))
+    return Decision(False, INSUFFICIENT, text, position, tuple(each.key for each in victims), blocked)

@@ -7,10 +7,10 @@ created by the first Mac to claim it and never renewed; server-side apply withou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from metal_supervisor.placement.leases import Claim, ClaimAction, Move, SlotId
 from metal_supervisor.spec.types import Key
@@ -20,8 +20,8 @@ JITTER_S = 0.05
 ANOTHER_S = 3.0
 BACK_S = 5.0
 """Time until a Mac takes back a slot that it serves, while another one holds the slot and does not serve it."""
-LEFT_S = 8.0
-"""Time until a Mac offers itself for a service that it has left to others."""
+CANNOT_S = 8.0
+"""Time until a Mac claims a slot that it cannot run, to report the reason: by then no other Mac can run it either."""
 MOST_SLOTS = 1000
 """Slots of one service that are looked at: more than any fleet has Macs for."""
 
@@ -38,16 +38,14 @@ class Life(str, Enum):
 
 @dataclass(frozen=True)
 class Ask:
-    """Request of one InferenceService for slots, and this Mac's delay before it offers itself."""
+    """Request of one InferenceService for slots."""
 
     uid: str
     slots: int
-    delay_s: float
-    """0 for a Mac that has the model at hand; more for one that would have to fetch it, or cannot run it."""
     ready: frozenset[int] = frozenset()
     """The slots that are served here, also those that another Mac has taken over."""
-    leave: bool = False
-    """Give its slots to another Mac, if there is one."""
+    unable: frozenset[int] = frozenset()
+    """The slots that this Mac holds and cannot run: any Mac that can takes them."""
     created: str = ""
     """creationTimestamp of the InferenceService."""
 
@@ -76,11 +74,15 @@ def digest(me: str, *what: object) -> bytes:
     return hashlib.sha256("/".join((me, *map(str, what))).encode()).digest()
 
 
-def _takeable(claim: Claim, ask: Ask, lives: Mapping[tuple[str, str], Life], me: str) -> bool:
+def _takeable(
+    claim: Claim, ask: Ask, delay_s: Callable[[Key], float | None], lives: Mapping[tuple[str, str], Life], me: str
+) -> bool:
     if not claim.holder or (claim.owner_uid != ask.uid and claim.edition < ask.edition):
         return True
     life = lives.get((claim.slot[0], claim.holder), Life.LIVE)
-    return claim.holder != me and life is not Life.LIVE
+    if claim.holder == me or life is Life.SILENT:
+        return claim.holder != me
+    return (claim.unable or life is Life.DRAINING) and delay_s(claim.slot[:2]) is not None
 
 
 def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list[Claim], list[Move]]:
@@ -88,25 +90,25 @@ def _keep(held: Iterable[Claim], ask: Ask, alone: bool, most: int) -> tuple[list
     kept: list[Claim] = []
     moves: list[Move] = []
     for claim in sorted(held, key=lambda each: each.slot[2]):
-        if claim.slot[2] < ask.slots and len(kept) < most and (alone or not ask.leave):
+        if claim.slot[2] < ask.slots and len(kept) < most:
             kept.append(claim)
         else:
             moves.append(Move(ClaimAction.RELEASE, claim.slot, ask.uid, claim.version))
     for claim in kept:
         # Worth a write only if another Mac may read it.
         told = claim.slot[2] in ask.ready and (claim.ready or not alone or ask.slots > 1)
+        unable = claim.slot[2] in ask.unable and (claim.unable or not alone)
+        move = Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, "", told, ask.created, unable)
         if claim.owner_uid != ask.uid:
-            moves.append(Move(ClaimAction.TAKE, claim.slot, ask.uid, claim.version, ready=told, created=ask.created))
-        elif told != claim.ready:
-            moves.append(
-                Move(ClaimAction.UPDATE, claim.slot, ask.uid, claim.version, claim.acquired, told, ask.created)
-            )
+            moves.append(move)
+        elif (told, unable) != (claim.ready, claim.unable):
+            moves.append(replace(move, do=ClaimAction.UPDATE, acquired=claim.acquired))
     return kept, moves
 
 
-def _offer_s(ask: Ask, slot: SlotId, me: str, load: int, more: int) -> float:
-    """Seconds for which a free slot is left to others. `load`: slots that this Mac has; `more`: of the service."""
-    own_s = max(ask.delay_s, LEFT_S) if ask.leave else ask.delay_s
+def _pause_s(delay_s: float | None, slot: SlotId, me: str, load: int, more: int) -> float:
+    """Seconds until this Mac claims a slot. `load`: slots that this Mac has; `more`: of the service."""
+    own_s = CANNOT_S if delay_s is None else delay_s
     jitter_s = JITTER_S * digest(me, *slot)[0] / 255  # equal Macs do not all claim at once
     # One on each Mac is better than several on one.
     return own_s + ANOTHER_S * more + LOAD_S * load + jitter_s
@@ -114,6 +116,7 @@ def _offer_s(ask: Ask, slot: SlotId, me: str, load: int, more: int) -> float:
 
 def decide(
     asks: Mapping[Key, Ask],
+    delay_s: Callable[[Key], float | None],
     claims: Mapping[SlotId, Claim],
     lives: Mapping[tuple[str, str], Life],
     me: str,
@@ -125,6 +128,8 @@ def decide(
 ) -> ClaimDecision:
     """Slots that this Mac holds, and the requests to make. One Mac holds at most `most` slots of a service.
 
+    `delay_s`: delay in seconds before this Mac claims a slot of a service, None if it cannot run one now; called once
+    for each service with a slot to claim.
     `accepting` is False on a cordoned Mac: it keeps its slots and takes no new ones. `not_ours`: services
     that exist and are not for this Mac; slots it holds of them are released.
     """
@@ -136,6 +141,7 @@ def decide(
             held.setdefault(claim.slot[:2], []).append(claim)
         elif claim.holder == me and claim.slot[:2] in not_ours:
             moves.append(Move(ClaimAction.RELEASE, claim.slot, claim.owner_uid, claim.version))
+    delay_s = cache(delay_s)
     since: dict[SlotId, float] = {}
     again: list[float] = []
     load = len(held)
@@ -157,7 +163,7 @@ def decide(
                 break
             slot = (*key, index)
             found = claims.get(slot)
-            taken = found is not None and not _takeable(found, ask, lives, me)
+            taken = found is not None and not _takeable(found, ask, delay_s, lives, me)
             # What serves here is an earlier object's if the watch of InferenceServices lags behind that of Leases.
             serves = index in ask.ready and (found is None or not (found.ready or found.edition > ask.edition))
             if found is not None and (found.holder == me or (taken and not serves)):
@@ -165,10 +171,10 @@ def decide(
             back = taken and serves
             since[slot] = now if back and not live else waiting.get(slot, now)
             if serves:  # who took it while this Mac was away may lack the room, or be about to serve it
-                delay_s = BACK_S if back else 0.0
+                pause_s = BACK_S if back else 0.0
             else:
-                delay_s = 0.0 if alone else _offer_s(ask, slot, me, load, len(usable) + wanted)
-            left_s = since[slot] + delay_s - now
+                pause_s = 0.0 if alone else _pause_s(delay_s(key), slot, me, load, len(usable) + wanted)
+            left_s = since[slot] + pause_s - now
             if left_s > 0:
                 again.append(left_s)
                 continue

@@ -17,11 +17,11 @@ NODE = PREFIX + "node"
 SERVICE = PREFIX + "inferenceservice"
 REAPER_LEASE = "metal-reaper"
 READY = PREFIX + "ready"
+UNABLE = PREFIX + "unable"
 SESSION = PREFIX + "session"
 UNSCHEDULABLE = PREFIX + "unschedulable"
 CREATED = PREFIX + "created"
 ENGINES = PREFIX + "engines"
-MEMORY_LEFT = PREFIX + "memory-left"
 LONGEST_NAME = 200
 LONGEST_LABEL = 63
 SlotId = tuple[str, str, int]
@@ -42,6 +42,8 @@ class Claim:
     """True if the holder reports that it serves."""
     created: str = ""
     """creationTimestamp of that InferenceService."""
+    unable: bool = False
+    """True if the holder cannot run it, and any Mac that can may take it."""
 
     @property
     def edition(self) -> tuple[str, str]:
@@ -60,10 +62,6 @@ class NodeLease:
     unschedulable: str
     """"" or `cordon` or `drain`."""
     session: str
-    left_bytes: int = 0
-    """What is left of its memory budget."""
-    engines: frozenset[str] = frozenset()
-    """Programs that serve models there."""
 
 
 class ClaimAction(str, Enum):
@@ -86,6 +84,7 @@ class Move:
     acquired: str = ""
     ready: bool = False
     created: str = ""
+    unable: bool = False
 
 
 def _short(name: str, most: int) -> str:
@@ -107,7 +106,11 @@ def claim_object(move: Move, node: str, now_micro: str) -> Json:
         "name": claim_name(service, index),
         "namespace": namespace,
         "labels": {KIND: "claim", NODE: node, SERVICE: _short(service, LONGEST_LABEL)},
-        "annotations": {READY: "true" if move.ready else "false", CREATED: move.created},
+        "annotations": {
+            READY: "true" if move.ready else "false",
+            CREATED: move.created,
+            UNABLE: "true" if move.unable else "false",
+        },
         "ownerReferences": [owner],
     }
     if move.do is not ClaimAction.CLAIM:
@@ -152,8 +155,7 @@ def parse(lease: Json) -> Claim | NodeLease | None:
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     namespace = metadata.get("namespace", "")
     if labels.get(KIND) == "node" and metadata["name"] == node_lease_name(labels.get(NODE, "")):
-        duration, left = spec.get("leaseDurationSeconds"), notes.get(MEMORY_LEFT, "")
-        engines = (each.split() for each in notes.get(ENGINES, "").split(","))
+        duration = spec.get("leaseDurationSeconds")
         return NodeLease(
             namespace,
             labels[NODE],
@@ -161,8 +163,6 @@ def parse(lease: Json) -> Claim | NodeLease | None:
             float(duration) if isinstance(duration, int) and duration > 0 else 40.0,
             notes.get(UNSCHEDULABLE, ""),
             notes.get(SESSION, ""),
-            int(left) if left.isdecimal() and len(left) < 18 else 0,
-            frozenset(each[0] for each in engines if each),
         )
     if labels.get(KIND) != "claim":
         return None
@@ -179,6 +179,7 @@ def parse(lease: Json) -> Claim | NodeLease | None:
         spec.get("acquireTime") or "",
         notes.get(READY) == "true",
         notes.get(CREATED, ""),
+        notes.get(UNABLE) == "true",
     )
 
 

@@ -6,8 +6,8 @@ back to us, so a stalled watch or a Mac that slept never takes its peers for dea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from metal_supervisor.cluster.manifests import node_lease_name
 from metal_supervisor.placement.claims import Life, digest
@@ -26,36 +26,10 @@ class Sighting:
     """Monotonic time."""
 
 
-@dataclass(frozen=True)
-class PlacementRequest:
-    """What a service wants of the Mac that is to run it."""
-
-    key: Key
-    bytes: int
-    programs: Collection[str]
-    """Any one of these can serve it."""
-    holders: Collection[str] = ()
-    """Macs that hold a replica of it, and mostly may hold no more."""
-
-
-def have_room(waiting: Iterable[PlacementRequest], macs: Collection[NodeLease]) -> Iterator[Key]:
-    """The services that other Macs have room for together."""
-    left = {mac.node: mac.left_bytes for mac in macs}
-    for each in waiting:
-        for mac in macs:
-            fits = left[mac.node] >= each.bytes and mac.node not in each.holders
-            if fits and mac.namespace == each.key[0] and not mac.engines.isdisjoint(each.programs):
-                left[mac.node] -= each.bytes
-                yield each.key
-                break
-
-
 def is_renewal(before: Json, now: Json) -> bool:
     """True if a change of a Lease says only that its holder lives: no decision depends on it but by its time."""
     old, new = parse(before), parse(now)
-    if isinstance(old, NodeLease) and isinstance(new, NodeLease):
-        return replace(old, left_bytes=0) == replace(new, left_bytes=0)
-    return old is None and new is None
+    return old == new and not isinstance(old, Claim)
 
 
 def without_lease(

@@ -57,8 +57,6 @@ class Placed:
     """Namespaces with services that this Mac could run: it keeps a node Lease in each."""
     silent: Collection[tuple[str, str]] = ()
     """(namespace, node) of Macs whose endpoints a peer has to withdraw."""
-    open: Collection[NodeLease] = ()
-    """Node Leases of the other Macs that live and take new services."""
 
     @cached_property
     def by_service(self) -> Mapping[Key, Sequence[Claim]]:
@@ -130,15 +128,14 @@ class Placement:
         found: Mapping[Key, Service | Rejected],
         not_ours: Collection[Key],
         ready: Mapping[Key, frozenset[int]],
-        delay_s: Callable[[Service | Rejected], float],
+        delay_s: Callable[[Service | Rejected], float | None],
         begun: Collection[Key] = (),
-        leave: Collection[Key] = (),
+        unable: Mapping[Key, frozenset[int]] = {},
     ) -> Placed:
         """Slots of `found` that this Mac holds, and the state of its peers.
 
-        `ready`: slots that serve here. `delay_s`: delay in seconds before an offer for a service; called for each one
-        that will take memory here and is not among `begun`, whose memory is counted already. `leave`: services that
-        another Mac should have, if there is one.
+        `ready`: slots that serve here. `delay_s`: as for `decide`, and called for each service that this Mac holds and
+        that is not among `begun`, whose memory is counted already. `unable`: slots that this Mac cannot run.
         """
         most = self._settings.replicas_per_mac
         if not self.on:
@@ -174,27 +171,32 @@ class Placement:
             key: Ask(
                 item.uid,
                 max(1, item.replicas),
-                delay_s(item) if key not in leave and self._open(key, item, held, lives) else 0.0,
                 ready.get(key, frozenset()),
-                key in leave,
+                unable.get(key, frozenset()),
                 item.created,
             )
             for key, item in found.items()
         }
         accepting = not (self._state.cordoned() or self.cloned)
-        decision = claims.decide(asks, held, lives, self._node, accepting, self._waiting, now, not_ours, most)
+        decision = claims.decide(
+            asks,
+            lambda key: delay_s(found[key]),
+            held,
+            lives,
+            self._node,
+            accepting,
+            self._waiting,
+            now,
+            not_ours,
+            most,
+        )
         self._waiting = decision.waiting
         self._claimer.want(() if self.cloned else decision.moves)
         where = frozenset(key[0] for key in found)
         silent, turn_in_s = self._to_withdraw(lives, now)
         silence_s = peers.next_silence_s(nodes, lives, self._sightings, self._node, self._leases.connected_at, now)
         later = [each for each in (decision.again_in_s, turn_in_s, silence_s) if each is not None]
-        open_ = [
-            lease
-            for peer, lease in nodes.items()
-            if peer[1] != self._node and lives.get(peer) is Life.LIVE and not lease.unschedulable
-        ]
-        return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent, open_)
+        return Placed(decision.mine, True, held, lives, min(later, default=None), where, silent)
 
     def _to_withdraw(
         self, lives: Mapping[tuple[str, str], Life], now: float
@@ -216,20 +218,6 @@ class Placement:
         return sorted(peer for peer, left in left_s.items() if left <= 0), min(
             (left for left in left_s.values() if left > 0), default=None
         )
-
-    def _open(
-        self,
-        key: Key,
-        item: Service | Rejected,
-        held: Mapping[SlotId, Claim],
-        lives: Mapping[tuple[str, str], Life],
-    ) -> bool:
-        """True if this Mac could offer for a replica: an unclaimed one, or one of a Mac that is not live."""
-        for slot in range(min(max(1, item.replicas), claims.MOST_SLOTS)):
-            claim = held.get((*key, slot))
-            if claim is None or (claim.holder != self._node and lives.get((key[0], claim.holder)) is not Life.LIVE):
-                return True
-        return False
 
     def peers_ready(self, placed: Placed, item: Service | Rejected) -> int:
         """Number of a service's replicas that peers serve."""

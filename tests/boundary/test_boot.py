@@ -51,7 +51,6 @@ def test_a_survivor_gets_a_stand_in_although_it_was_stopped_by_hand_once(
         "spec": json.loads(made.spec),
         "starts": [1.0],
         "not_before": 0.0,
-        "held_after": 0,
         "refused": "",
         "refused_message": "",
     }

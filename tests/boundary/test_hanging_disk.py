@@ -15,9 +15,9 @@ import pytest
 from range_server import serving
 
 from metal_supervisor.confinement.probe import Trials, TrialVerdict
+from metal_supervisor.controller.prerequisites.claim_check import FETCH_S, ClaimCheck
 from metal_supervisor.controller.prerequisites.confinement_policies import Confinement
 from metal_supervisor.controller.prerequisites.daemons import key_of
-from metal_supervisor.controller.prerequisites.offers import FETCH_S, Offers
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.prerequisites.prerequisites import Prerequisites
 from metal_supervisor.controller.prerequisites.readings import Readings
@@ -202,7 +202,7 @@ def test_a_file_in_an_engines_arguments(disk: Disk, tmp_path: Path) -> None:
 
 
 def test_a_model_in_the_store(disk: Disk, tmp_path: Path) -> None:
-    """Neither an offer for its service, nor the end of its use, waits for the store's disk."""
+    """Neither the check of its service before a claim, nor the end of its use, waits for the store's disk."""
     rang = threading.Event()
     store = Store(disk.path, rang.set, Terms(SourcePolicy(lax=True)))
     tiny_gguf.write_tiny_gguf(tmp_path / "m.gguf")
@@ -216,11 +216,11 @@ def test_a_model_in_the_store(disk: Disk, tmp_path: Path) -> None:
     os.utime(used, (0, 0))
     readings = Readings(Headers(rang.set), store, str(tmp_path))
     binary = Binary("/bin/engine", frozenset())
-    offers = Offers(store, cast(Any, None), readings, cast(Any, None), lambda *_: (binary, None), rang.set)
+    check = ClaimCheck(store, cast(Any, None), readings, cast(Any, None), lambda *_: (binary, None), rang.set)
     asked = replace(SERVICE, model=replace(SERVICE.model, artifact=artifact))
     snapshot = cast(Any, SimpleNamespace(room=Room(64 << 30, 48 << 30, 48 << 30)))
     disk.hang()
-    assert offers.delay_s(asked, snapshot) == FETCH_S
+    assert check.delay_s(asked, snapshot) == FETCH_S
     store.want({})
     disk.answers.set()
     eventually(lambda: used.stat().st_mtime > 0, WITHIN_S, "the note of its last use")

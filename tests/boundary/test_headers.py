@@ -21,8 +21,8 @@ from typing import Any, cast
 import pytest
 from range_server import Web, serving
 
+from metal_supervisor.controller.prerequisites.claim_check import FETCH_S, READY_S, ClaimCheck
 from metal_supervisor.controller.prerequisites.composer import Composer
-from metal_supervisor.controller.prerequisites.offers import CANNOT_S, FETCH_S, READY_S, Offers
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.snapshot import Room
 from metal_supervisor.memory.estimate_mlx import CannotEstimate, estimate_mlx
@@ -533,25 +533,25 @@ class HangingDisk(Places):
         self.hang.wait(WITHIN_S)
 
 
-def test_a_disk_that_hangs_holds_no_offer_up(asker: Asker, tiny: Path, tmp_path: Path) -> None:
+def test_a_disk_that_hangs_delays_no_check_before_a_claim(asker: Asker, tiny: Path, tmp_path: Path) -> None:
     """Whether this Mac has a model that is named by its path is asked in each pass, before it claims the service."""
     places = HangingDisk()
     store = Store(tmp_path, lambda: None, Terms(places=places))
     readings = Readings(asker.headers, store, str(tmp_path))
     binary = Binary("/bin/engine", frozenset())
-    offers = Offers(
+    check = ClaimCheck(
         store, Composer(Settings(), str(tmp_path)), readings, cast(Any, None), lambda *_: (binary, None), lambda: None
     )
     model = Model("default", "m", "u", 1, str(tiny), "gguf", None, None, artifact=Artifact(str(tiny)))
     endpoint = Endpoint("m", 8080, "", "ClusterIP", None)
     service = Service("default", "m", "u", 1, model, "llama-server", 1, False, endpoint, "chat", "normal", None, {})
     snapshot = cast(Any, SimpleNamespace(room=Room(64 << 30, 48 << 30, 48 << 30)))
-    assert offers.delay_s(service, snapshot) == FETCH_S
+    assert check.delay_s(service, snapshot) == FETCH_S
     places.hang.set()
-    eventually(lambda: offers.delay_s(service, snapshot) == READY_S, WITHIN_S, "the answer of the disk")
+    eventually(lambda: check.delay_s(service, snapshot) == READY_S, WITHIN_S, "the answer of the disk")
     eventually(lambda: asker.rings, WITHIN_S, "the bell")
     gone = replace(service, model=replace(model, artifact=Artifact(f"{tiny}-gone")))
-    eventually(lambda: offers.delay_s(gone, snapshot) == CANNOT_S, WITHIN_S, "a missing file")
+    eventually(lambda: check.delay_s(gone, snapshot) is None, WITHIN_S, "a missing file")
 
 
 def test_a_file_that_was_judged_is_not_read_a_second_time(

@@ -322,7 +322,7 @@ def test_an_engine_that_dies_after_every_load_is_held_longer_each_time(system: S
     # The next ones, from the launcher itself: it is made to believe in more deaths rather than to see them.
     for deaths, expected in ((4, 40), (5, 80), (8, 300)):
         known = json.loads(note.read_text())
-        note.write_text(json.dumps({**known, "starts": [time.time() - 1] * deaths, "held_after": 0, "not_before": 0}))
+        note.write_text(json.dumps({**known, "starts": [time.time() - 1] * deaths, "not_before": 0}))
         system.supervisorctl("start", "default.weary")
         assert eventually(lambda deaths=deaths: holds(system, "weary").get(deaths), 20, "a pause") == expected
     gone(system, "weary")

@@ -271,12 +271,11 @@ def test_a_service_goes_to_a_mac_that_has_room_for_it(tmp_path: Path) -> None:
         assert int(lease["metal-supervisor.io/memory-left"]) < need <= int(lease["metal-supervisor.io/memory-budget"])
         assert "llama-server" in lease["metal-supervisor.io/engines"]
         assert "gguf" in lease["metal-supervisor.io/formats"].split()
-        # Room appears on the Mac that waits with it.
-
-        def beside() -> str:
-            """One that runs where the one that waits is held, "" while that one goes from Mac to Mac."""
-            held = macs.holder(left)
-            return next((name for name in names if macs.ready(name) and macs.holder(name) == held), "")
-
-        first.delete(eventually(beside, 20, "the one that waits to be held"))
-        eventually(lambda: macs.ready(left), 20, "it to serve")
+        # Room appears on the other Mac, which takes what waits, then on the one that holds it.
+        waits_at = macs.holder(left)
+        first.delete(next(name for name in names if name != left and macs.holder(name) != waits_at))
+        eventually(lambda: macs.ready(left) and macs.holder(left) != waits_at, 20, "the other Mac to serve it")
+        first.apply(service("tiny-5"))
+        waits_at = eventually(lambda: macs.holder("tiny-5"), 40, "one that no Mac can run to be held")
+        first.delete(next(name for name in names if macs.ready(name) == [waits_at]))
+        eventually(lambda: macs.ready("tiny-5") == [waits_at], 20, "it to serve where it waited")

@@ -12,11 +12,10 @@ import pytest
 from metal_supervisor.cluster.report import UNLOADED
 from metal_supervisor.controller import assignment as module
 from metal_supervisor.controller import reconcile
-from metal_supervisor.controller.assignment import MODEL_LAG_S, Assignment, _charged
-from metal_supervisor.controller.prerequisites.offers import CANNOT_S
+from metal_supervisor.controller.assignment import AGAIN_S, LACKING_AGAIN_S, MODEL_LAG_S, Assignment, _charged
 from metal_supervisor.controller.prerequisites.ports import Ports
 from metal_supervisor.controller.resource_filter import ResourceFilter
-from metal_supervisor.controller.snapshot import Snapshot
+from metal_supervisor.controller.snapshot import Room, Snapshot
 from metal_supervisor.placement.placement import Placed
 from metal_supervisor.settings.loader import Settings
 from metal_supervisor.spec import grants, resources
@@ -176,10 +175,11 @@ class Reading(Assignment):
             place=lambda *_: Placed({}),
             read=lambda *_: {("default", name): item for name, item in self.found.items()},
         )
-        self._prerequisites: Any = SimpleNamespace(daemons=nothing, offers=None)
-        self._resource_filter = self._placement = self._leaving = nothing
+        self._prerequisites: Any = SimpleNamespace(daemons=nothing, claim_check=None)
+        self._resource_filter = self._placement = nothing
         self._store: Any = SimpleNamespace(look_again=lambda _: None)
         self._lacking, self._found, self._failed, self._failed_before = {}, {}, {}, {}
+        self._unable_until = {}
         self.placed = Placed({})
         self.found, self.shared, self.fails = found, list[str](), dict[str, Exception]()
 
@@ -277,9 +277,9 @@ def test_a_service_at_which_a_decision_fails_keeps_an_engine_whose_record_was_lo
     assert reading.after() == (["two"], {}) and reading.unsure
 
 
-def test_an_offer_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_claim_check_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFixture) -> None:
     """In a cluster each free service is looked at before it is claimed: that ended every pass of each Mac."""
-    delays = list[float]()
+    delays = list[float | None]()
 
     def failing(*_: Any) -> float:
         raise RuntimeError("can't start new thread")
@@ -289,11 +289,89 @@ def test_an_offer_that_fails_costs_no_other_service(caplog: pytest.LogCaptureFix
         return Placed({})
 
     reading = Reading(one=ITEM, two=ITEM)
-    reading._placement, reading._prerequisites.offers = SimpleNamespace(place=place), SimpleNamespace(delay_s=failing)
+    reading._placement = SimpleNamespace(place=place)
+    reading._prerequisites.claim_check = SimpleNamespace(delay_s=failing)
     for _ in range(2):
         assert reading.after()[0] == ["one", "two"]
-    assert delays == 4 * [CANNOT_S], "other Macs come first"
+    assert delays == 4 * [None], "other Macs come first"
     assert len(caplog.records) == 1, "told once"
+
+
+class Claiming(Reading):
+    """Notes what placement is given: the slots that this Mac cannot run, and its delay before a claim."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny=replace(ITEM, name="tiny"))
+        self.unable: dict[Key, frozenset[int]] = {}
+        self.delay_s: float | None = None
+        self._placement: Any = SimpleNamespace(place=self._place)
+        self._prerequisites.claim_check = SimpleNamespace(delay_s=lambda *_: 2.0)
+
+    def _place(
+        self, found: Any, _not_ours: object, _ready: object, delay_s: Any, _begun: object, unable: Any
+    ) -> Placed:
+        self.unable, self.delay_s = unable, delay_s(found["default", "tiny"])
+        return Placed({})
+
+    def with_record(self, standing: Standing, reason: str, blocked: bool = True, **changes: Any) -> frozenset[int]:
+        """The slots that are marked with a record of this verdict. `blocked`: by the ledger."""
+        held = replace(record(standing, reason), namespace="default", name="tiny", slot=1, **changes)
+        self.after([held], room=Room(0, 0, 0, blocked={held.key} if blocked else ()))
+        return self.unable.get(held.owner, frozenset())
+
+
+HELD = frozenset({1})
+
+
+def test_what_waits_for_memory_that_no_engine_is_freeing_may_go_to_another_mac() -> None:
+    assert Claiming().with_record(Standing.WAIT, "InsufficientMemory") == HELD
+    assert not Claiming().with_record(Standing.WAIT, "InsufficientMemory", blocked=False)
+    assert not Claiming().with_record(Standing.RUN, "Admitted"), "only its edit waits"
+    too_large = {"reserved_bytes": 60, "limit_bytes": 59}
+    assert not Claiming().with_record(Standing.WAIT, "InsufficientMemory", **too_large), "its Model allows it on no Mac"
+
+
+def test_an_on_demand_service_may_go_only_if_it_never_fits() -> None:
+    """A request for it makes others give their memory."""
+    assert Claiming().with_record(Standing.WAIT, "InsufficientMemory", idle_s=60.0) == HELD
+    assert not Claiming().with_record(Standing.WAIT, "InsufficientMemory", idle_s=60.0, queue_position=1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "goes"),
+    [
+        ("RuntimeBinaryMissing", True),
+        ("UnsupportedRuntime", True),
+        ("ModelFileMissing", True),
+        ("InsufficientDisk", True),
+        ("InvalidSpec", False),
+        ("SourceNotFound", False),
+    ],
+)
+def test_what_fails_for_something_that_this_mac_lacks_may_go_to_another_one(reason: str, goes: bool) -> None:
+    assert Claiming().with_record(Standing.FAILED, reason, blocked=False) == (HELD if goes else frozenset())
+
+
+def test_a_mac_does_not_take_back_at_once_what_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service whose download fits on no disk would go from Mac to Mac without end."""
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    for standing, reason, again_s in (
+        (Standing.WAIT, "InsufficientMemory", AGAIN_S),
+        (Standing.FAILED, "InsufficientDisk", LACKING_AGAIN_S),
+    ):
+        mac = Claiming()
+        mac.with_record(standing, reason)
+        now += again_s - 1
+        mac.after()
+        assert mac.delay_s is None
+        mac.found["tiny"] = replace(ITEM, name="tiny", extra_args=("--other",), generation=ITEM.generation + 1)
+        mac.after()
+        assert mac.delay_s == 2.0, "it is edited"
+        mac.found["tiny"] = replace(ITEM, name="tiny")
+        now += 1
+        mac.after()
+        assert mac.delay_s == 2.0
 
 
 @pytest.mark.parametrize("where", ["read_service", "granted"])

@@ -22,7 +22,7 @@ NOW = 1000.0
 
 
 def ask(**changes: Any) -> Ask:
-    return Ask(**{"uid": "u1", "slots": 1, "delay_s": 0.0, **changes})
+    return Ask(**{"uid": "u1", "slots": 1, **changes})
 
 
 def claim(holder: str, index: int = 0, **changes: Any) -> Claim:
@@ -48,11 +48,12 @@ def decide(
     waiting: dict[leases.SlotId, float] | None = None,
     not_ours: tuple[tuple[str, str], ...] = (),
     now: float = NOW,
+    delay_s: float | None = 0.0,
 ) -> claims.ClaimDecision:
     asks = {} if not_ours else {KEY: asked or ask()}
     found = {each.slot: each for each in held}
     lives = ALIVE if lives is None else lives
-    return claims.decide(asks, found, lives, ME, accepting, waiting or {}, now, not_ours)
+    return claims.decide(asks, lambda _: delay_s, found, lives, ME, accepting, waiting or {}, now, not_ours)
 
 
 def kinds(decision: claims.ClaimDecision) -> list[tuple[ClaimAction, int]]:
@@ -63,46 +64,64 @@ def kinds(decision: claims.ClaimDecision) -> list[tuple[ClaimAction, int]]:
 
 
 def test_a_mac_that_is_alone_claims_at_once() -> None:
-    found = decide(lives={(NS, ME): Life.LIVE}, asked=ask(delay_s=8.0))
+    found = decide(lives={(NS, ME): Life.LIVE}, delay_s=8.0)
     assert kinds(found) == [(ClaimAction.CLAIM, 0)]
     assert found.mine == {}, "a claim is ours only once it is on the server"
 
 
 def test_far_more_replicas_than_there_are_macs_are_not_all_looked_at() -> None:
     """A cluster whose CRD has no maximum takes 2147483647 of them."""
-    found = decide(asked=ask(slots=100_000, delay_s=8.0))
+    found = decide(asked=ask(slots=100_000), delay_s=8.0)
     assert len(found.waiting) == claims.MOST_SLOTS
     assert kinds(decide(asked=ask(slots=100_000), waiting={(*KEY, 0): NOW - 60})) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_a_mac_does_not_take_itself_for_alone_before_its_own_lease_is_seen() -> None:
     """With a namespace's first services no Mac has a Lease there: each would claim them all, room or not."""
-    found = decide(lives={}, asked=ask(delay_s=8.0))
+    found = decide(lives={}, delay_s=8.0)
     assert found.moves == () and found.again_in_s is not None and found.again_in_s >= 8.0
 
 
-def test_a_mac_gives_away_what_never_fits_if_there_is_another() -> None:
-    held, leaving = claim(ME), ask(leave=True, delay_s=8.0)
-    found = decide(held, asked=leaving)
-    assert (kinds(found), found.mine) == ([(ClaimAction.RELEASE, 0)], {})
-    alone = decide(held, asked=leaving, lives={(NS, ME): Life.LIVE})
-    assert (kinds(alone), alone.mine) == ([], {KEY: (0,)})
+def test_what_a_mac_cannot_run_is_marked_for_others_and_kept_until_one_takes_it() -> None:
+    """Released, it would be held by no Mac if none can run it, and no status would name the reason."""
+    asked = ask(unable=frozenset({0}))
+    found = decide(claim(ME), asked=asked)
+    assert [(move.do, move.unable) for move in found.moves] == [(ClaimAction.UPDATE, True)]
+    assert found.mine == {KEY: (0,)}
+    assert decide(claim(ME, unable=True), asked=asked).moves == ()
+    assert decide(claim(ME), asked=asked, lives={(NS, ME): Life.LIVE}).moves == (), "no Mac reads it"
+    (runs,) = decide(claim(ME, unable=True)).moves
+    assert (runs.do, runs.unable) == (ClaimAction.UPDATE, False)
 
 
-def test_a_mac_that_left_a_service_offers_itself_after_all_others() -> None:
-    """One with a full disk would fetch it as soon as the others."""
-    left = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 2.5})
-    assert left.moves == () and left.again_in_s is not None and left.again_in_s >= claims.LEFT_S - 2.5
-    later = decide(asked=ask(leave=True, delay_s=2.0), waiting={(*KEY, 0): NOW - 10.0})
-    assert kinds(later) == [(ClaimAction.CLAIM, 0)]
+def test_what_its_holder_cannot_run_is_taken_by_a_mac_that_can() -> None:
+    marked, waited = claim(PEER, unable=True), {(*KEY, 0): NOW - 60.0}
+    (move,) = decide(marked, waiting=waited).moves
+    assert (move.do, move.version, move.unable) == (ClaimAction.TAKE, "7", False)
+    assert decide(marked, delay_s=None, waiting=waited).moves == ()
+    assert decide(claim(PEER), waiting=waited).moves == ()
+
+
+@pytest.mark.parametrize(("life", "taken"), [(Life.SILENT, True), (Life.DRAINING, False)])
+def test_a_mac_takes_over_what_it_cannot_run_only_if_no_other_reports_on_it(life: Life, taken: bool) -> None:
+    lives = {(NS, ME): Life.LIVE, (NS, PEER): life, (NS, "third"): Life.LIVE}
+    assert decide(claim(PEER), delay_s=None, lives=lives, waiting={(*KEY, 0): NOW - 7.0}).moves == ()
+    later = decide(claim(PEER), delay_s=None, lives=lives, waiting={(*KEY, 0): NOW - 9.0})
+    assert kinds(later) == ([(ClaimAction.TAKE, 0)] if taken else [])
+
+
+def test_what_no_mac_can_run_is_claimed_last_by_one_that_reports_the_reason() -> None:
+    first = decide(delay_s=None, waiting={(*KEY, 0): NOW - 7.0})
+    assert first.moves == () and first.again_in_s is not None and first.again_in_s >= claims.CANNOT_S - 7.0
+    assert kinds(decide(delay_s=None, waiting={(*KEY, 0): NOW - 9.0})) == [(ClaimAction.CLAIM, 0)]
 
 
 def test_among_several_one_that_has_to_fetch_the_model_holds_back() -> None:
-    first = decide(asked=ask(delay_s=2.0))
+    first = decide(delay_s=2.0)
     assert first.moves == ()
     assert first.again_in_s is not None and 2.0 <= first.again_in_s <= 2.2
     assert first.waiting == {(*KEY, 0): NOW}
-    later = decide(asked=ask(delay_s=2.0), waiting=dict(first.waiting), now=NOW + 2.3)
+    later = decide(delay_s=2.0, waiting=dict(first.waiting), now=NOW + 2.3)
     assert kinds(later) == [(ClaimAction.CLAIM, 0)]
 
 
@@ -125,15 +144,15 @@ def test_a_slot_of_one_that_is_not_to_be_relied_on_is_taken_over_by_version(life
 
 def test_a_mac_takes_back_what_it_serves_and_its_holder_does_not() -> None:
     """It was away for a while, and the other Mac has no room: else it would serve for ever what another one holds."""
-    serving, waited = ask(ready=frozenset({0}), delay_s=8.0), {(*KEY, 0): NOW - claims.BACK_S}
-    assert decide(claim(PEER), asked=serving).moves == (), "its holder may be about to serve it"
-    (move,) = decide(claim(PEER), asked=serving, waiting=waited).moves
+    serving, waited = ask(ready=frozenset({0})), {(*KEY, 0): NOW - claims.BACK_S}
+    assert decide(claim(PEER), asked=serving, delay_s=8.0).moves == (), "its holder may be about to serve it"
+    (move,) = decide(claim(PEER), asked=serving, delay_s=8.0, waiting=waited).moves
     assert (move.do, move.version, move.ready) == (ClaimAction.TAKE, "7", True)
-    assert decide(claim(PEER, ready=True), asked=serving, waiting=waited).moves == ()
-    assert decide(claim(PEER), asked=serving, waiting=waited, accepting=False).moves == ()
-    assert kinds(decide(asked=serving)) == [(ClaimAction.CLAIM, 0)], "its claim was deleted"
+    assert decide(claim(PEER, ready=True), asked=serving, delay_s=8.0, waiting=waited).moves == ()
+    assert decide(claim(PEER), asked=serving, delay_s=8.0, waiting=waited, accepting=False).moves == ()
+    assert kinds(decide(asked=serving, delay_s=8.0)) == [(ClaimAction.CLAIM, 0)], "its claim was deleted"
     dead = {(NS, ME): Life.LIVE, (NS, PEER): Life.SILENT, (NS, "third"): Life.LIVE}
-    assert kinds(decide(claim(PEER), asked=serving, lives=dead)) == [(ClaimAction.TAKE, 0)]
+    assert kinds(decide(claim(PEER), asked=serving, delay_s=8.0, lives=dead)) == [(ClaimAction.TAKE, 0)]
 
 
 def test_a_mac_that_its_peers_take_for_dead_takes_nothing_back() -> None:
@@ -170,7 +189,9 @@ def test_macs_that_see_different_objects_of_the_name_do_not_take_a_slot_from_eac
         count = 0
         for _, node in itertools.product(range(seconds * 20), (ME, PEER)):
             now += 0.025
-            found = claims.decide({KEY: seen[node]}, dict(server.slots), ALIVE, node, True, waiting[node], now)
+            found = claims.decide(
+                {KEY: seen[node]}, lambda _: 0.0, dict(server.slots), ALIVE, node, True, waiting[node], now
+            )
             waiting[node], count = found.waiting, count + len(found.moves)
             for move in found.moves:
                 server.perform(node, move)
@@ -215,7 +236,7 @@ def test_a_second_slot_of_the_same_service_is_given_back() -> None:
 def test_a_mac_may_be_allowed_several_slots_and_leaves_them_to_others_first() -> None:
     def of(*held: Claim, lives: dict[tuple[str, str], Life] = ALIVE, waited: float = 0.0) -> claims.ClaimDecision:
         found, waiting = {each.slot: each for each in held}, {(*KEY, index): NOW - waited for index in range(3)}
-        return claims.decide({KEY: ask(slots=3)}, found, lives, ME, True, waiting, NOW, most=2)
+        return claims.decide({KEY: ask(slots=3)}, lambda _: 0.0, found, lives, ME, True, waiting, NOW, most=2)
 
     assert kinds(of(lives={(NS, ME): Life.LIVE})) == [(ClaimAction.CLAIM, 0), (ClaimAction.CLAIM, 1)], (
         "alone: both at once"
@@ -341,7 +362,9 @@ def test_equal_macs_ask_for_different_slots_first() -> None:
     asks = {(NS, f"svc-{index}"): ask() for index in range(50)}
     waiting = {(*key, 0): NOW - 0.06 for key in asks}
     first = {
-        node: claims.decide(asks, {}, {(NS, node): Life.LIVE, (NS, PEER): Life.LIVE}, node, True, waiting, NOW).moves[0]
+        node: claims.decide(
+            asks, lambda _: 0.0, {}, {(NS, node): Life.LIVE, (NS, PEER): Life.LIVE}, node, True, waiting, NOW
+        ).moves[0]
         for node in ("mac-1", "mac-2", "mac-3", "mac-4")
     }
     assert len({move.slot for move in first.values()}) > 2
@@ -387,7 +410,7 @@ def test_a_mac_whose_node_lease_is_deleted_is_believed_for_a_term_however_old_it
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b", "a" * 253, "x-1"])
 def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
-    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z")
+    move = Move(ClaimAction.CLAIM, (NS, name, 12), "u1", ready=True, created="2026-11-20T01:40:00Z", unable=True)
     body = leases.claim_object(move, ME, "2026-11-21T01:40:00.000000Z")
     body["metadata"]["resourceVersion"] = "5"
     assert len(body["metadata"]["name"]) <= 253
@@ -395,7 +418,7 @@ def test_a_claim_is_read_back_as_it_was_written(name: str) -> None:
     found, nodes = LeaseReader().read([body])
     assert nodes == {}
     assert found == {
-        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created)
+        (NS, name, 12): Claim((NS, name, 12), ME, "5", "u1", "2026-11-21T01:40:00.000000Z", True, move.created, True)
     }
     assert "resourceVersion" not in leases.claim_object(move, ME, "t")["metadata"], "nobody's slot has no version"
     take = Move(ClaimAction.TAKE, (NS, name, 12), "u1", "5")
@@ -515,7 +538,8 @@ class Server:
         if move.do is not ClaimAction.TAKE and found and found.holder != node:
             return  # 409: another manager's field
         version = str(next(self._versions))
-        self.slots[move.slot] = Claim(move.slot, node, version, move.uid, "t", move.ready, move.created)
+        held = Claim(move.slot, node, version, move.uid, "t", move.ready, move.created, move.unable)
+        self.slots[move.slot] = held
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -533,9 +557,18 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
             dead.add(chance.choice(nodes))
         node = chance.choice([each for each in nodes if each not in dead])
         lives = {(NS, each): Life.SILENT if each in dead else Life.LIVE for each in nodes}
-        asks = {key: Ask("u", count, chance.choice([0.0, 2.0])) for key, count in wanted.items()}
+        asks = {
+            key: ask(
+                uid="u",
+                slots=count,
+                unable=frozenset(range(chance.randint(0, count))),
+            )
+            for key, count in wanted.items()
+        }
         snapshot = dict(server.slots)
-        decision = claims.decide(asks, snapshot, lives, node, True, waiting[node], now)
+        decision = claims.decide(
+            asks, lambda _: chance.choice([0.0, 2.0, None]), snapshot, lives, node, True, waiting[node], now
+        )
         waiting[node] = decision.waiting
         for move in decision.moves:
             if chance.random() < 0.8:  # an answer may get lost, a request may never arrive
@@ -545,33 +578,3 @@ def test_any_order_of_passes_settles_with_every_slot_held_once_by_a_live_mac(see
         holders = [each.holder for slot, each in server.slots.items() if slot[:2] == key]
         assert len(set(holders)) == len(holders), "two slots of one service on one Mac"
         assert not set(holders) & dead
-
-
-# ── what waits for memory ────────────────────────────────────────────────────────────────────────
-
-
-def test_what_waits_is_offered_to_macs_of_its_namespace_that_have_room_and_an_engine_for_it() -> None:
-    roomy = lease(PEER, left_bytes=10, engines=frozenset({"llama-server"}))
-
-    def offered(*waiting: tuple[str, int], programs: tuple[str, ...] = ("llama-server",), where: str = NS) -> list[str]:
-        wanted = [peers.PlacementRequest((where, name), need, programs) for name, need in waiting]
-        return [key[1] for key in peers.have_room(wanted, [roomy])]
-
-    assert offered(("a", 6), ("b", 5), ("c", 4)) == ["a", "c"], "together they have to fit"
-    assert offered(("a", 11)) == offered(("a", 1), programs=("omlx",)) == offered(("a", 1), where="elsewhere") == []
-
-
-def test_a_lease_says_what_a_mac_has_left_and_which_engines() -> None:
-    def read(**notes: str) -> NodeLease:
-        told = {leases.PREFIX + name.replace("_", "-"): text for name, text in notes.items()}
-        return LeaseReader().read([leases.node_lease_object(NS, ME, 40, told, "t")])[1][NS, ME]
-
-    found = read(memory_left="12", engines="llama-server 7200, omlx")
-    assert (found.left_bytes, found.engines) == (12, frozenset({"llama-server", "omlx"}))
-    for text in ("-1", "1e9", "½", "", "9" * 400):
-        assert read(memory_left=text, engines=" , ,").left_bytes == 0
-
-
-def test_a_mac_whose_memory_changed_wakes_nobody() -> None:
-    before, now = (leases.node_lease_object(NS, ME, 40, {leases.MEMORY_LEFT: left}, left) for left in ("1", "2"))
-    assert peers.is_renewal(before, now)

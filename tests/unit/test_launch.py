@@ -52,7 +52,7 @@ NASTY = [
 
 
 def note(*starts: float, **other: Any) -> dict[str, object]:
-    return {"format": 1, "spec": {"edition": SPEC}, "starts": list(starts), "not_before": 0.0, "held_after": 0, **other}
+    return {"format": 1, "spec": {"edition": SPEC}, "starts": list(starts), "not_before": 0.0, **other}
 
 
 # ── the hold of a crash loop ─────────────────────────────────────────────────────────────────────
@@ -70,15 +70,17 @@ def note(*starts: float, **other: Any) -> dict[str, object]:
         (note(*[NOW - 5] * 7), "exited", ([NOW - 5] * 7, NOW + 300)),
         (note(*[NOW - 5] * 20), "exited", ([NOW - 5] * 20, NOW + 300)),
         # The pause of one crash does not grow with every try that it refuses.
-        (note(NOW - 9, NOW - 5, not_before=NOW + 3, held_after=2), "exited", ([NOW - 9, NOW - 5], NOW + 3)),
-        (note(NOW - 19, NOW - 15, not_before=NOW - 1, held_after=2), "exited", ([NOW - 19, NOW - 15], NOW - 1)),
+        (note(NOW - 9, NOW - 5, not_before=NOW + 3), "exited", ([NOW - 9, NOW - 5], NOW + 3)),
+        (note(NOW - 19, NOW - 15, not_before=NOW - 1), "exited", ([NOW - 19, NOW - 15], NOW - 1)),
+        # A time too far ahead is of a clock that was set back.
+        (note(NOW - 9, NOW - 5, not_before=NOW + 301), "exited", ([NOW - 9, NOW - 5], 0.0)),
         # Forgotten: ten minutes up, a new spec, an orderly stop.
         (note(NOW - 700, NOW - 601), "exited", ([], 0.0)),
         (note(NOW - 700, NOW - 599), "exited", ([NOW - 700, NOW - 599], NOW + 10)),
         (note(NOW - 5, NOW - 3, spec={"edition": "other"}), "exited", ([], 0.0)),
         (note(NOW - 5, NOW - 3), "stopped", ([], 0.0)),
         # A long pause is not ten minutes up.
-        (note(*[NOW - 650] * 7, not_before=NOW - 350, held_after=7), "exited", ([NOW - 650] * 7, NOW - 350)),
+        (note(*[NOW - 650] * 7, not_before=NOW - 350), "exited", ([NOW - 650] * 7, NOW - 350)),
     ],
 )
 def test_a_crash_loop_is_held_from_the_second_crash_on(
@@ -92,7 +94,7 @@ def test_the_pauses_of_an_engine_that_dies_at_once_double_from_ten_seconds_to_fi
     for _ in range(9):
         starts, not_before = launch.hold(history, SPEC, "exited", now)
         pauses.append(round(max(0.0, not_before - now)))
-        history = note(*starts, not_before=not_before, held_after=len(starts))
+        history = note(*starts, not_before=not_before)
         now = max(now, not_before)
         assert launch.hold(history, SPEC, "exited", now)[1] <= now, "it may start when its time has come"
         history = note(*starts, now)
@@ -115,11 +117,11 @@ def test_no_history_of_runs_holds_longer_than_five_minutes_or_after_ten_minutes_
 
 
 @PROPERTY
-@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 20), st.integers(0, 20))
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 20))
 def test_a_clock_that_jumped_never_makes_a_hold_longer_than_five_minutes(
-    started: float, not_before: float, crashes: int, held_after: int
+    started: float, not_before: float, crashes: int
 ) -> None:
-    history = note(*[NOW + started] * crashes, not_before=NOW + not_before, held_after=held_after)
+    history = note(*[NOW + started] * crashes, not_before=NOW + not_before)
     assert launch.hold(history, SPEC, "exited", NOW)[1] <= NOW + launch.LONGEST_HOLD_S
 
 
@@ -131,11 +133,7 @@ ANY_JSON = st.recursive(
 
 
 @PROPERTY
-@given(
-    st.fixed_dictionaries(
-        {}, optional=dict.fromkeys(("starts", "not_before", "held_after", "pid", "started"), ANY_JSON)
-    )
-)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("starts", "not_before", "pid", "started"), ANY_JSON)))
 def test_a_damaged_note_never_keeps_an_engine_from_starting(damage: dict[str, object]) -> None:
     damaged = {**note(NOW - 5, NOW - 3), **damage}
     _, not_before = launch.hold(damaged, SPEC, "exited", NOW)
@@ -361,7 +359,6 @@ class Place:
                     "launcher_pid": 0,
                     "started": "",
                     "starts": [],
-                    "held_after": 0,
                     "not_before": 0.0,
                     "refused": "",
                     "refused_message": "",
@@ -459,7 +456,7 @@ def test_a_taken_port_is_not_now_and_says_so(place: Place, listener: int) -> Non
 def test_a_taken_port_is_no_crash_and_never_turns_into_one(place: Place, listener: int) -> None:
     # Two crashes, their pause is over, but now a stranger has the port: that is what every further try must say.
     now = time.time()
-    place.remember(starts=[now - 60, now - 50], not_before=now - 5, held_after=2)
+    place.remember(starts=[now - 60, now - 50], not_before=now - 5)
     spec = place.spec(*ENGINE, port=listener)
     assert [(place.run(spec)[0], place.said()["refused"]) for _ in range(2)] == [(75, "PortInUse")] * 2
 
@@ -547,7 +544,7 @@ def test_a_crash_loop_is_held_with_the_time_of_the_next_start(place: Place) -> N
 
 def test_a_held_engine_starts_when_its_time_has_come_and_counts(place: Place) -> None:
     now = time.time()
-    place.remember(starts=[now - 60, now - 50], not_before=now - 1, held_after=2)
+    place.remember(starts=[now - 60, now - 50], not_before=now - 1)
     code, output, _, pid = place.run(place.spec(*ENGINE))
     assert (code, json.loads(output)["pid"]) == (0, pid)
     noted = read_run(place.note.read_text())

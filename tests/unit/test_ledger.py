@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,22 @@ def test_what_does_not_fit_is_told_with_its_arithmetic() -> None:
         "InsufficientMemory",
         "needs 61.2 GiB, 10.3 GiB of 48.0 GiB left, so it never fits here; "
         "try a smaller quantization, a shorter context, or --memory-fraction",
+        blocked=True,
     )
+
+
+def test_an_engine_is_blocked_only_while_no_other_ends_for_it() -> None:
+    """Otherwise another Mac would take it while this one stops engines for it."""
+    low, high = replace(runs("a", 40), priority=1), replace(waits("b", 30, 2), priority=2)
+
+    def blocked(*entries: Entry, **rules: Any) -> bool:
+        return admit(48 * GIB, entries, **rules).decisions[key("b")].blocked
+
+    assert blocked(low, high)
+    assert not blocked(low, high, preemption=True)
+    assert not blocked(high, leaving_bytes=40 * GIB)
+    assert blocked(replace(high, held_back=True)), "it was evicted"
+    assert not blocked(replace(low, key=key("b")), replace(high, holds_bytes=20 * GIB, optional=True)), "its edit waits"
 
 
 def test_one_whose_cache_is_what_is_large_is_told_to_shorten_its_context() -> None:

@@ -187,7 +187,6 @@ def test_a_launchers_note_is_read_back_as_it_was_written(
             "started": started,
             "spec": {"edition": spec},
             "starts": starts,
-            "held_after": 0,
             "not_before": not_before,
             "refused": refused,
             "refused_message": why,

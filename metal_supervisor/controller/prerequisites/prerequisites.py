@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from metal_supervisor.controller import reconcile
 from metal_supervisor.controller.prerequisites import context_choice
+from metal_supervisor.controller.prerequisites.claim_check import ClaimCheck
 from metal_supervisor.controller.prerequisites.composer import Composer, EngineParts
 from metal_supervisor.controller.prerequisites.confinement_policies import Confined, Confinement
 from metal_supervisor.controller.prerequisites.context_choice import Composition
 from metal_supervisor.controller.prerequisites.daemons import Daemons
 from metal_supervisor.controller.prerequisites.missing_files import READING, Files, MissingFiles
-from metal_supervisor.controller.prerequisites.offers import Offers
 from metal_supervisor.controller.prerequisites.ports import PortChoice, Ports
 from metal_supervisor.controller.prerequisites.readings import Readings
 from metal_supervisor.controller.reconcile import Outlook
@@ -75,7 +75,7 @@ class Prerequisites:
         self._confinement = Confinement(settings, directory, wake)
         self.daemons = Daemons(settings, directory, builds, self._keep_spec, wake, self._confine)
         self._missing = MissingFiles(store, self._composer, self._readings)
-        self.offers = Offers(store, self._composer, self._readings, self.daemons, self._binary, wake)
+        self.claim_check = ClaimCheck(store, self._composer, self._readings, self.daemons, self._binary, wake)
 
     def _keep_spec(self, made: Program) -> None:
         self.composed[made.name] = made
@@ -102,7 +102,7 @@ class Prerequisites:
             remembered.forget_all_but(keys)
         for each in (self.headers, self._confinement.paths, self.daemons.paths):
             each.forget_others()
-        self.offers.begin()
+        self.claim_check.begin()
         self._builds_seen = {}
 
     def outlook(

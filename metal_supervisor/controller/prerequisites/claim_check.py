@@ -1,4 +1,4 @@
-"""Offers of this Mac for free slots of services: how long it leaves them to Macs that could serve them sooner."""
+"""Check of a service before this Mac claims it: whether its ledger would admit the engine now, and how soon."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from metal_supervisor.spec.types import Rejected, Service
 
 READY_S = 0.0
 FETCH_S = 2.0
-CANNOT_S = 8.0
 NO_RUNTIME = frozenset({"UnsupportedRuntime", "FormatMismatch", "UnsupportedSource"})
 """Reasons of refusals by this Mac's `--runtimes`; those of another one may serve it."""
 FindBinary: TypeAlias = Callable[[Service, Snapshot], tuple[Binary | None, tuple[str, str] | None]]
 """-> (a service's engine, its problem); either may be None, and both are while the engine is being probed."""
 
 
-class Offers:
-    """Judges services by the files, the engines and the memory that are here."""
+class ClaimCheck:
+    """Checks services against the files, the engines and the memory of this Mac."""
 
     def __init__(
         self,
@@ -42,20 +41,20 @@ class Offers:
         self._binary = binary
         self._fetched: BackgroundLooks[str] = BackgroundLooks("fetched", wake)
         """Name of a slot -> path of the model in it, "" for none."""
-        self._offered_bytes = 0
-        """Memory of the services that this Mac has offered to run in this pass."""
+        self._promised_bytes = 0
+        """Memory of the services that passed the check in this pass."""
 
     def begin(self) -> None:
-        """Forget the offers of the last pass."""
-        self._offered_bytes = 0
+        """Forget the checks of the last pass."""
+        self._promised_bytes = 0
         self._fetched.forget_others()
 
-    def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float:
-        """Seconds to leave a free slot to Macs that could serve it sooner."""
+    def delay_s(self, item: Service | Rejected, snapshot: Snapshot) -> float | None:
+        """Seconds to wait before a claim, for Macs that could serve sooner; None if this Mac cannot serve it now."""
         if not item.replicas or item.suspended:
             return READY_S
         if isinstance(item, Rejected):
-            return CANNOT_S if item.reason in NO_RUNTIME else READY_S
+            return None if item.reason in NO_RUNTIME else READY_S
         parts = item.model.artifact, *(each.artifact for each in item.companions)
         paths = [each.source if each.local else self._path_of(each) for each in parts]
         readings = {
@@ -66,13 +65,13 @@ class Offers:
         missing = MISSING in readings.values()
         binary, problem = self._binary(item, snapshot)
         if missing or problem or (RUNTIMES[item.runtime].shared is not None and self._daemons.foreign(item)):
-            return CANNOT_S
+            return None
         if not all(paths) or binary is None:
             return FETCH_S
         fits = self._has_room(item, binary, paths, readings, snapshot.room)
         if fits is None:
             return FETCH_S
-        return READY_S if fits else CANNOT_S
+        return READY_S if fits else None
 
     def _path_of(self, artifact: Artifact) -> str:
         """Path of a model that has been fetched; "" if it has not been, or until that is known."""
@@ -84,10 +83,10 @@ class Offers:
     def _has_room(
         self, service: Service, binary: Binary, paths: Sequence[str], readings: Mapping[str, Reading | None], room: Room
     ) -> bool | None:
-        """True if a service fits beside the engines of this Mac and the earlier offers of this pass.
+        """True if a service fits into what the engines of this Mac and the earlier checks of this pass leave.
 
-        None while a header is being read; True for a model whose size is known only once it runs. `paths`: of its
-        files, the model's first; `readings`: of these.
+        One on demand needs the whole budget at most. None while a header is being read; True for a model whose size is
+        known only once it runs. `paths`: of its files, the model's first; `readings`: of these.
         """
         path, further = paths[0], {each.key: file for each, file in zip(service.companions, paths[1:], strict=True)}
 
@@ -98,7 +97,9 @@ class Offers:
         if composed is None:
             return None
         needs = composed[1].bytes or 0
-        if self._offered_bytes + needs > max(room.left, 0):
+        if service.idle_s is not None:
+            return needs <= room.budget
+        if self._promised_bytes + needs > max(room.left, 0):
             return False
-        self._offered_bytes += needs
+        self._promised_bytes += needs
         return True
