@@ -18,7 +18,8 @@ def ask(path: str, method: str = "GET", accept: str = "") -> tuple[str, dict[str
     """(status line, headers, body) of an answer."""
     said: list[Any] = []
     environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "HTTP_ACCEPT": accept}
-    body = b"".join(create_app(full_board)(environ, lambda *given: said.extend(given)))
+    app = create_app(full_board, lambda _program: ("", ""), "127.0.0.1")
+    body = b"".join(app(environ, lambda *given: said.extend(given)))
     return said[0], dict(said[1]), body
 
 

@@ -104,15 +104,6 @@ def _service(page: _Page, row: Row, probes: Histogram | None, starts: Histogram 
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
 
 
-def _engines(page: _Page, board: Board) -> None:
-    """Add the outcome of scraping the engines' own metrics."""
-    for (namespace, name), taken in board.told.up.items():
-        page.add(OURS + "engine_metrics_up", int(taken), name=name, namespace=namespace)
-    for (namespace, name), reasons in board.told.dropped.items():
-        for reason, count in sorted(reasons.items()):
-            page.add(OURS + "engine_metrics_dropped_total", count, name=name, namespace=namespace, reason=reason)
-
-
 def _system(page: _Page, board: Board) -> None:
     """Add this Mac, supervisord, and the connection to the cluster."""
     page.add(INCUMBENT + "managed_processes", sum(bool(row.observed.pid) for row in board.rows))
@@ -196,6 +187,7 @@ def _downloads(page: _Page, board: Board) -> None:
 
 Encode = Callable[[Any], bytes]
 PLAIN = ""
+PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN_1 = "text/plain; version=1.0.0"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 FORMATS = (PLAIN, PLAIN_1, OPENMETRICS)
@@ -239,17 +231,15 @@ class Exposition:
         rows = [self._row(board, row) for row in board.rows]
         self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
         around = _Page()
-        for add in (_engines, _system, _gateway, _loops, _memory, _downloads):
+        for add in (_system, _gateway, _loops, _memory, _downloads):
             add(around, board)
         found = _parts(around, self._encode)
         for name in TABLE:
             if of_services := [parts[name] for parts in rows if name in parts]:
                 more = (each.split(b"\n", HEAD_LINES)[HEAD_LINES] for each in of_services[1:])
                 found[name] = of_services[0] + b"".join(more)
-        openmetrics = self._content_type.startswith("application/openmetrics-text")
-        told = board.told.text(openmetrics).encode("utf-8", "replace")
-        body = b"".join(found[name] for name in TABLE if name in found)
-        return body + told + (END if openmetrics else b""), self._content_type
+        end = END if self._content_type.startswith("application/openmetrics-text") else b""
+        return b"".join(found[name] for name in TABLE if name in found) + end, self._content_type
 
     def _row(self, board: Board, row: Row) -> Mapping[str, bytes]:
         """The families of one service, with their heads."""
