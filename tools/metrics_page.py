@@ -25,9 +25,8 @@ HEAD = """# Metrics
 <!-- written by tools/metrics_page.py from metal_supervisor/sidecar/http/metric_table.py; change that, then run it -->
 
 `/metrics` on the sidecar's port (9090, loopback) answers in Prometheus' text format, or in OpenMetrics where the
-scraper accepts it, from memory. It is rendered twice a second at most, and never while nobody scrapes: a scrape may
-show the state of half a second ago. A series is there as long as what it tells of: it goes with its service, its
-process or its download. A metric without a value is not there at all.
+scraper accepts it, from memory. A series is there as long as what it tells of: it goes with its service, its process or
+its download. A metric without a value is not there at all.
 """
 THEIRS = f"""
 ## LLMKube's names

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,6 @@ from prometheus_client.exposition import choose_encoder
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.http.metric_table import HISTOGRAM, INCUMBENT, OURS, PHASES, TABLE, MetricEntry
-from metal_supervisor.sidecar.http.render_cache import LAG_S, RenderCache
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
@@ -215,7 +215,7 @@ def _parts(page: _Page, encode: Encode) -> dict[str, bytes]:
 
 
 class Exposition:
-    """Renders boards; not safe to use from two threads at once."""
+    """Renders boards; thread-safe."""
 
     def __init__(self, accept: str = "") -> None:
         """`accept`: a scraper's Accept header, or one of FORMATS."""
@@ -225,11 +225,13 @@ class Exposition:
             self._encode = partial(self._encode, escaping="allow-utf-8")
         self._known: dict[str, tuple[tuple[Row, Histogram | None, Histogram | None], Mapping[str, bytes]]] = {}
         """Program -> (what was rendered of its service, metric -> its family, head included)."""
+        self._lock = threading.Lock()
 
     def render(self, board: Board) -> tuple[bytes, str]:
         """(body, content type) of a scrape."""
-        rows = [self._row(board, row) for row in board.rows]
-        self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
+        with self._lock:
+            rows = [self._row(board, row) for row in board.rows]
+            self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
         around = _Page()
         for add in (_system, _gateway, _loops, _memory, _downloads):
             add(around, board)
@@ -251,8 +253,3 @@ class Exposition:
             _service(page, *now)
             known = self._known[program] = now, _parts(page, self._encode)
         return known[1]
-
-
-def metrics_pages(board: Callable[[], Board]) -> dict[str, RenderCache[tuple[bytes, str]]]:
-    """Format of `format_of` -> (body, content type) of the page in it, rendered once for all scrapers."""
-    return {each: RenderCache(board, Exposition(each).render, LAG_S) for each in FORMATS}

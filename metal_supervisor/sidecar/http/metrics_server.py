@@ -23,7 +23,7 @@ from metal_supervisor.host import local_status
 from metal_supervisor.runtimes import RUNTIMES, probing
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board, Row
-from metal_supervisor.sidecar.http.metrics import PLAIN_TYPE, format_of, metrics_pages
+from metal_supervisor.sidecar.http.metrics import FORMATS, PLAIN_TYPE, Exposition, format_of
 from metal_supervisor.sidecar.http.server import HEADERS
 
 TAKEN = "metrics cannot be served to the cluster; free the port, or set --metrics-listen to an address of this Mac"
@@ -43,7 +43,7 @@ def create_app(
 
     `key_of`: program -> result of `first_request.key_of` for its engine. `bind`: default listen address of engines.
     """
-    metrics = metrics_pages(board)
+    metrics = {each: Exposition(each) for each in FORMATS}
     turns = threading.BoundedSemaphore(AT_ONCE)
 
     @Request.application
@@ -59,7 +59,7 @@ def create_app(
         if path in engines:
             return _scrape(engines[path])
         if path == "/metrics":
-            return _answer(200, *metrics[format_of(request.headers.get("Accept", ""))].get())
+            return _answer(200, *metrics[format_of(request.headers.get("Accept", ""))].render(board()))
         if path == "/sd":
             return _targets(engines, request.headers.get("Host", ""))
         status, body = boards.health(board(), time.monotonic())
