@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from metal_supervisor.runtimes import RUNTIMES  # noqa: E402
-from metal_supervisor.runtimes.engine_metrics import REASONS  # noqa: E402
 from metal_supervisor.sidecar.http.metric_table import INCUMBENT, OURS, SERVED, MetricEntry  # noqa: E402
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -26,9 +25,8 @@ HEAD = """# Metrics
 <!-- written by tools/metrics_page.py from metal_supervisor/sidecar/http/metric_table.py; change that, then run it -->
 
 `/metrics` on the sidecar's port (9090, loopback) answers in Prometheus' text format, or in OpenMetrics where the
-scraper accepts it, from memory. It is rendered twice a second at most, and never while nobody scrapes: a scrape may
-show the state of half a second ago. A series is there as long as what it tells of: it goes with its service, its
-process or its download. A metric without a value is not there at all.
+scraper accepts it, from memory. A series is there as long as what it tells of: it goes with its service, its process or
+its download. A metric without a value is not there at all.
 """
 THEIRS = f"""
 ## LLMKube's names
@@ -39,10 +37,11 @@ Dashboards and rules for `{INCUMBENT}*` go on working: same names, same types, s
 FROM_AFAR = """
 ## From the cluster
 
-Nothing but loopback is listened on, unless `--metrics-listen ADDRESS:PORT` says so: there `/metrics` and `/healthz` are
-served, and nothing else, to whoever can reach it. `conf/prometheus/scrape.yaml` has what a Prometheus in the cluster
-needs to find a Mac, `conf/grafana/dashboard.json` is a dashboard to import (watts need `--apple-power-enabled`, its
-panel "Tokens per second" needs `--engine-metrics`), and `conf/prometheus/alerts.yaml` has what somebody should be told:
+Nothing but loopback is listened on, unless `--metrics-listen ADDRESS:PORT` says so: there `/metrics`, `/healthz` and
+[the engines' metrics](#metrics-of-the-engines) are served, and nothing else, to whoever can reach it. `conf/prometheus`
+has scrape configurations with the operator (`scrape.yaml`) and without it (`prometheus.yml`),
+`conf/grafana/dashboard.json` is a dashboard to import (watts need `--apple-power-enabled`, the panel "Tokens per
+second" needs the job `metal-engines`), and `conf/prometheus/alerts.yaml` has what somebody should be told:
 
 """
 OWN = f"""
@@ -53,36 +52,33 @@ number. `loop` is `controller` or `sidecar`, and `op` what was written: `endpoin
 All begin with `{OURS}`.
 
 """
-ENGINES = f"""
-## The engines' own
+ENGINES = """
+## Metrics of the engines
 
-With `--engine-metrics true` (or `engine_metrics = true`) `/metrics` has what the engines count themselves, too, under
-their own names: `llamacpp:tokens_predicted_total`, `vllm:generation_tokens_total` … Each series has the labels
-`namespace` and `name` of its InferenceService before its own; an engine's own label of such a name, or `job` or
-`instance`, becomes `exported_name` and so on.
+With `--metrics-listen`, `GET /sd` lists the engines that serve, in the format of Prometheus' HTTP service discovery:
 
-- Each engine that serves is asked every 15 s, for at most 2 s, by one thread of the sidecar; a scrape gets what was
-  said last. One that does not answer is asked less often. It is off by default, since each question wakes an engine
-  that is idle: six context switches of a llama-server that otherwise has one a second.
-- One that loads, ends or hangs is not asked, and one that unloads its model when idle (`metal-supervisor.io/idle-ttl`)
-  never is: a question would wake it, or keep it awake.
-- Series go with the process that they are of, and once what they say is 60 s old.
-- llama-server's `llamacpp:predicted_tokens_seconds` and `llamacpp:prompt_tokens_seconds` are averages since somebody
-  last asked: with several who ask, each gets a part. `rate()` of the counters does not have that trouble.
-- An engine that wants a key is sent the one of its `spec.env`, as with its first request. With `--metrics-listen`
-  what it then tells is there for whoever can reach that address, without a key.
-- Timestamps, exemplars and `*_created` are dropped, labels and help texts cut to 200 characters. A counter whose name
-  does not end in `_total` is of type `unknown` in OpenMetrics, which has no others.
+```json
+[{"targets": ["192.0.2.10:9091"],
+  "labels": {"__metrics_path__": "/engines/default/phi/metrics", "namespace": "default", "name": "phi"}}]
+```
 
-| runtime | asked at |
+The target is the address from which the list was requested; the listener passes each scrape to the engine, with the key
+of its `spec.env` if it requires one. Engines may therefore listen on loopback only, and Prometheus needs no key.
+`conf/prometheus/prometheus.yml` is an example.
+
+- Only engines that serve are listed and asked. An engine that unloads its model when idle
+  (`metal-supervisor.io/idle-ttl`) never is: a scrape would wake it or keep it awake. A path of a service whose engine
+  is not asked answers 503, an unknown path 404.
+- An answer may take 5 s and have less than 1 MiB of `text/plain`; otherwise the scrape gets 502 and the reason. Four
+  engines are asked at a time; further scrapes get 503.
+- Metrics are passed on as the engine writes them. Leave `honor_labels` off and set `sample_limit` as in the example, so
+  that an engine cannot write series of others.
+- llama-server's `llamacpp:predicted_tokens_seconds` and `llamacpp:prompt_tokens_seconds` are averages since the last
+  scrape: with several scrapers, each gets a part. Use `rate()` of the counters instead.
+
+| runtime | metrics |
 | --- | --- |
-{{runtimes}}
-What cannot stand on the page is left out, so that the rest of it is always valid; `{OURS}engine_metrics_up` is 0 for an
-engine whose last answer was not taken, and `{OURS}engine_metrics_dropped_total` counts by `reason`:
-
-| reason | what happened |
-| --- | --- |
-{{reasons}}"""
+{runtimes}"""
 _PROXY = "clients ask the engines themselves, or the gateway, which has metrics of its own"
 UNSERVED = {
     INCUMBENT + "fatal_exits_total": "nothing is fatal: a lost watch is tried again, a taken port is waited for, and "
@@ -119,14 +115,13 @@ def _alerts() -> str:
 
 
 def _engines() -> str:
-    """Who is asked, and what is left out."""
+    """How engines are scraped, and which runtimes have metrics."""
     nowhere = {True: "the daemon's metrics are no one service's", False: "the engine has none"}
     runtimes = "".join(
         f"| `{name}` | {f'`{each.metrics_path}`' if each.metrics_path else nowhere[each.shared is not None]} |\n"
         for name, each in RUNTIMES.items()
     )
-    reasons = "".join(f"| `{name}` | {text} |\n" for name, text in REASONS.items())
-    return ENGINES.format(runtimes=runtimes, reasons=reasons)
+    return ENGINES.replace("{runtimes}", runtimes)
 
 
 def page() -> str:

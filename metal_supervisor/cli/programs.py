@@ -139,7 +139,8 @@ def _sidecar(arguments: argparse.Namespace) -> int:
     server.serve(page, settings.port)
     if settings.metrics_listen:
         address, port = settings.metrics_address
-        server.serve(metrics_server.create_app(sidecar.current), port, address, metrics_server.TAKEN)
+        scraped = metrics_server.create_app(sidecar.current, directory.key_of, settings.bind_address)
+        server.serve(scraped, port, address, metrics_server.TAKEN, server.THREADS + metrics_server.AT_ONCE)
     stop.wake = sidecar.wake
     sidecar.run(_each_pass(stop, settings))
     return 0

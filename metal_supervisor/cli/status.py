@@ -138,7 +138,7 @@ class Status:
         if record.runtime not in COUNTING or record.port is None or record.probe.asleep_path:
             return None
         where = local_status.asked_at(record.host or self._settings.bind_address)
-        return tokens_per_s(probing.counted(where, record.port, "/metrics", timeout_s=ENGINE_S)[0])
+        return tokens_per_s(probing.metrics_text(where, record.port, timeout_s=ENGINE_S)[0])
 
     def _on_file(self) -> list[str]:
         return listing(self._state, (), time.time())[0]

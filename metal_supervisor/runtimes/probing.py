@@ -108,7 +108,13 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _parsed(data: bytes) -> tuple[int, bytes]:
-    """(status, body) of a whole HTTP answer. Raises HTTPException if it is truncated or malformed.
+    """(status, body) of a whole HTTP answer. Raises as `_response`."""
+    answer, body = _response(data)
+    return answer.status, body
+
+
+def _response(data: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+    """(answer, its body). Raises HTTPException if it is truncated or malformed.
 
     Other exceptions of the parser become one too, as of a length that is too large to count.
     """
@@ -116,7 +122,7 @@ def _parsed(data: bytes) -> tuple[int, bytes]:
     answer = http.client.HTTPResponse(received)  # type: ignore[arg-type]
     try:
         answer.begin()
-        return answer.status, answer.read()
+        return answer, answer.read()
     except (OSError, http.client.HTTPException):
         raise
     except Exception as error:  # noqa: BLE001 - no engine's answer may end the probing thread
@@ -290,25 +296,28 @@ def _own_name(host: str, port: int, asked: Probe) -> str:
         return ""
 
 
-def counted(host: str, port: int, path: str, key: str = "", timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
-    """(an engine's metrics, ""), or ("", reason as in `engine_metrics.REASONS`).
+def metrics_text(
+    host: str, port: int, path: str = "/metrics", key: str = "", timeout_s: float = TIMEOUT_S
+) -> tuple[str, str]:
+    """(an engine's metrics, ""), or ("", reason why there are none), which quotes nothing of the answer.
 
     `key`: bearer token, "" for none. A redirect is not followed.
     """
     try:
         data = _received(host, port, path, timeout_s, key)
         if len(data) >= MOST_BYTES:
-            return "", "size"
-        status, body = _parsed(data)
+            return "", "the engine's answer is 1 MiB or more"
+        answer, body = _response(data)
     except TimeoutError:
-        return "", "timeout"
-    except OSError:
-        return "", "unreachable"
-    except http.client.HTTPException:
-        return "", "format"
-    if status == 200:
-        return body.decode("utf-8", "replace"), ""
-    return "", "key" if status in (401, 403) else "redirect" if 300 <= status < 400 else "status"
+        return "", f"the engine has not answered within {timeout_s:g} s"
+    except (OSError, http.client.HTTPException) as error:
+        return "", f"the engine's answer could not be read: {type(error).__name__}"
+    if answer.status != 200:
+        fix = f"; set {' or '.join(first_request.KEY_VARIABLES)} in spec.env" if answer.status in (401, 403) else ""
+        return "", f"the engine answered {path} with status {answer.status}{fix}"
+    if (answer.getheader("Content-Type") or "").partition(";")[0].strip().lower() != "text/plain":
+        return "", "the Content-Type of the engine's answer is not text/plain"
+    return body.decode("utf-8", "replace"), ""
 
 
 def answers_at(host: str, port: int) -> bool:

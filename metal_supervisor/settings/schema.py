@@ -62,8 +62,8 @@ class Settings:
     port: int = _setting(9090, "Port of health, metrics and status, on loopback.", checks.between(1, 65535))
     metrics_listen: str = _setting(
         "",
-        "ADDRESS:PORT on which /metrics and /healthz, and nothing else, can be asked for from the cluster, without "
-        "a password; empty: nowhere but on loopback.",
+        "ADDRESS:PORT on which Prometheus can scrape /metrics, and the engines that /sd lists, without a password; "
+        "empty: only /metrics on loopback.",
         checks.address_and_port,
     )
     gateway: str = _setting(
@@ -106,9 +106,6 @@ class Settings:
         "Seconds without a request after which the engine of an on-demand service is unloaded; 0: only to "
         "make room for another.",
         checks.between(0, LONGEST_IDLE_S),
-    )
-    engine_metrics: bool = _setting(
-        False, "Add the engines' own metrics, e.g. tokens per second, to /metrics, scraped every 15 s."
     )
     ports: str = _setting(
         "18100-18999",

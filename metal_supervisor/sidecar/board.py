@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from metal_supervisor import __version__
 from metal_supervisor.cluster.report import Happening, Report, confinement
 from metal_supervisor.host.addresses import AddressChoice
-from metal_supervisor.runtimes.engine_metrics import Told
 from metal_supervisor.sidecar.counters import Counted
 from metal_supervisor.sidecar.inventory import Offer
 from metal_supervisor.sidecar.power import PowerReading, shown_power
@@ -81,8 +80,6 @@ class Board:
     """Requests sent to the Kubernetes API since the start."""
     counted: Counted = field(default_factory=Counted)
     """Counters since the start."""
-    told: Told = field(default_factory=Told)
-    """The engines' own metrics; empty unless enabled."""
     power: PowerReading | None = None
     """Power draw of the chip; None unless enabled."""
     gateway: Json = field(default_factory=dict)

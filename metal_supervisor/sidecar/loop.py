@@ -27,7 +27,6 @@ from metal_supervisor.sidecar import shutdown
 from metal_supervisor.sidecar.board import GATEWAY_AWAY_S, Board, Recent, Row
 from metal_supervisor.sidecar.cluster_context import ALONE, ClusterContext, cluster_context, models_of, node_notes
 from metal_supervisor.sidecar.counters import Counters
-from metal_supervisor.sidecar.engine_scraper import EngineScraper
 from metal_supervisor.sidecar.fleetnode import FleetNode
 from metal_supervisor.sidecar.inventory import Inventory
 from metal_supervisor.sidecar.membership import Membership, session_kept
@@ -110,7 +109,6 @@ class Sidecar:
         self.exits = ExitWatch(self._exited)
         self._meter = MemorySampler(self.bell.ring_later, directory.path / "runs")
         self._scratch = ScratchWatch(directory, lambda: [row.record for row in self._rows.all], self._tell)
-        self._gatherer = EngineScraper(settings.bind_address, self.state.key_of)
         self._dead: set[int] = set()
         self._news = threading.Event()
         """Set while a process has ended that no pass has reported yet."""
@@ -139,10 +137,9 @@ class Sidecar:
             time.sleep(min(renewal.step(), TOKEN_EVERY_S))  # a pause stands still while the Mac sleeps
 
     def current(self) -> Board:
-        """The board with the current counters, engine metrics and power."""
-        counted = self._counters.counted()
-        told, power = self._gatherer.told(), self._power.reading
-        return replace(self.board, requests=self.kube.requests, power=power, counted=counted, told=told)
+        """The board with the current counters and power."""
+        counted, power = self._counters.counted(), self._power.reading
+        return replace(self.board, requests=self.kube.requests, power=power, counted=counted)
 
     def _roamed(self) -> None:
         """React to a wake from sleep, or to a change of network."""
@@ -166,8 +163,6 @@ class Sidecar:
         self.registrar.start()
         self._meter.start()
         self._scratch.start()
-        if self.settings.engine_metrics:
-            self._gatherer.start()
         self._inventory.start()
         self._power.start()
         if not self.settings.embedded:
@@ -239,8 +234,6 @@ class Sidecar:
         mac = MacView(choice.address, choice.problem, self._fronts(), self._leaving.is_set())
         self._rows.look(PassView(records, self._table, notes, mac))
         found = [row for row in self._rows.all if not row.record.is_daemon]
-        if self.settings.engine_metrics:
-            self._gatherer.follow(found, notes)
         self._counters.forget_all_but(records.keys())
         self._observer.forget_all_but(records.keys())
         self._register(found, told)

@@ -1,7 +1,7 @@
 """The board's rows: what is observed of each service, and what is reported of it.
 
-A service whose engine runs as it did keeps its row, and so does one without a program: with many services a pass costs
-what has changed.
+A service whose engine runs as it did keeps its row, and so does one without a program. With 50 services, making every
+row in every pass costs the sidecar half as much CPU again for an edit, and a crash takes longer to be withdrawn.
 """
 
 from __future__ import annotations

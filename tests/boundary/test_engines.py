@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, counted, probe, works
+from metal_supervisor.runtimes.probing import FirstRequest, ProbeAnswer, busy, metrics_text, probe, works
 from metal_supervisor.spec.first_request import smallest
 from metal_supervisor.spec.types import Probe
 from tests.support.pace import within
@@ -277,7 +277,8 @@ def test_an_answer_that_cannot_be_read_is_a_cut_one_whoever_asks(engine: Engine,
     assert not found.ready and found.message.startswith("/health: ") and "999" not in found.message
     assert works(engine.port, asked) is None
     assert busy(engine.port, asked) is False
-    assert counted("127.0.0.1", engine.port, "/metrics") == ("", "format")
+    text, error = metrics_text("127.0.0.1", engine.port)
+    assert text == "" and error.startswith("the engine's answer could not be read: ")
     assert first(engine, asked).message.startswith(f"{CHAT} was not answered to the end: ")
     engine.answers |= {"/health": (200, b""), "/v1/models": answer, "/sleeping": answer, "/slots": (200, b"[]")}
     assert not probe(engine.port, asked, identify=True).ready

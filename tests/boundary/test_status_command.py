@@ -47,6 +47,7 @@ class Sidecar:
             def do_GET(self) -> None:
                 body = COUNTS.encode() if self.path == "/metrics" else json.dumps(outer.document).encode()
                 self.send_response(200)
+                self.send_header("Content-Type", "text/plain" if self.path == "/metrics" else "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -31,7 +31,7 @@ from tests.support.engines import either, events, stand_in
 from tests.support.faults import Figure, fault
 from tests.support.hostile import MARK, TEXTS, forged, strange, typeable
 from tests.support.macs import Mac, fleet
-from tests.support.prometheus import lint_ours
+from tests.support.prometheus import lint
 from tests.support.pseudo import Terminal
 from tests.support.system import ISVC, MODELS, eventually, model, service
 
@@ -74,16 +74,6 @@ MODEL: dict[str, Callable[[str], Fields]] = {
 }
 NAMES = [f"{field}-{kind}" for field in (*SERVICE, *MODEL) for kind in TEXTS]
 DYING = [f"dies-{kind}" for kind in TEXTS]
-SHORT = [text for text in TEXTS.values() if len(text) < 1000]
-"""Those that are refused for what they are, and not for their length."""
-SAYING = {
-    "says-words": hostile.engine_metrics(),
-    "says-lines": "".join(f"own_words {text}\n" for text in SHORT),
-    "says-names": "".join(f'{text}{{text="{text}"}} 1\n' for text in SHORT),
-    "says-ours": f'metal_supervisor_build_info{{node="{MARK}"}} 1\nup 0\n',
-}
-"""What engines answer that are asked for their own metrics."""
-LEFT_OUT = {("says-lines", "format"), ("says-names", "format"), ("says-ours", "name")}
 HELD = ("markup", "json", "formats")
 """The texts that a model which is fetched may have in its address: nothing in them that cannot be printed."""
 QUOTED = {
@@ -97,8 +87,7 @@ QUOTED = {
 
 G137 = fault(
     "G137",
-    "names, fields, addresses and what engines tell of themselves are made to break a label, a line or a value "
-    "of /metrics",
+    "names, fields and addresses are made to break a label, a line or a value of /metrics",
     happens="such names of Macs and objects are refused; the rest stays in its label, or is not there at all",
     sees="what promtool and a parser of OpenMetrics find nothing wrong with",
     bound="0 foreign metrics, 0 control characters",
@@ -130,13 +119,6 @@ def serving(path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def saying(base: Path, name: str) -> dict[str, Any]:
-    """A service whose engine says this of itself."""
-    path = base / f"{name}.metrics"
-    path.write_bytes(SAYING[name].encode("utf-8", "replace"))
-    return stand_in(name, metrics_file=path)
-
-
 def manifests(tiny: str, url: str) -> Iterator[dict[str, Any]]:
     """A service for every field and text."""
     for field, of in SERVICE.items():
@@ -159,10 +141,9 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mac]:
         path = base / "cluster-kubeconfig"
         path.write_text(kubeconfig(api.url))
         with fleet(base, path, "--status-mode", "standalone") as macs, contextlib.ExitStack() as stack:
-            up = macs.add("mac-a", "--engine-metrics", "true", engine=either(base))
-            up.apply(up.tiny_model(), service("witness"), *(saying(base, name) for name in SAYING))
-            for name in ("witness", *SAYING):
-                up.ready(name)
+            up = macs.add("mac-a", engine=either(base))
+            up.apply(up.tiny_model(), service("witness"))
+            up.ready("witness")
             up.apply(*manifests(str(up.tiny), stack.enter_context(serving(up.tiny))))
             for kind, text in TEXTS.items():
                 words = hostile.as_bytes(text).hex()[-60_000:]
@@ -238,13 +219,6 @@ def openmetrics_page(mac: Mac) -> str:
     return text
 
 
-def left_out(mac: Mac) -> set[tuple[str, str]]:
-    """(service, reason) of what engines said and is not on the page."""
-    families = {each.name: each for each in text_string_to_metric_families(mac.fetch("/metrics")[1])}
-    found = families.get("metal_supervisor_engine_metrics_dropped")
-    return {(each.labels["name"], each.labels["reason"]) for each in found.samples} if found else set()
-
-
 def refused(state: Path, text: str) -> None:
     assert "--node-name" in text and MARK in text and not strange(text) and not forged(text)
     assert len(text) < 2 * LONGEST_MESSAGE and not state.exists()
@@ -271,35 +245,16 @@ def test_no_object_has_such_a_name(mac: Mac, kind: str) -> None:
 
 
 @G137
-def test_engines_say_hostile_things_of_themselves_within_their_labels(mac: Mac, figure: Figure) -> None:
-    eventually(lambda: left_out(mac) >= LEFT_OUT, 60, "every engine to be asked")
-    for families in (
-        list(text_string_to_metric_families(mac.fetch("/metrics")[1])),
-        list(openmetrics(openmetrics_page(mac))),
-    ):
-        (own,) = [each for each in families if each.name == "own_words"]
-        assert {each.labels["kind"] for each in own.samples} == set(TEXTS)
-        for each in own.samples:
-            assert set(each.labels) == {"namespace", "name", "kind", "text"} and each.labels["name"] == "says-words"
-            assert MARK in each.labels["text"] and not strange(each.labels["text"].replace("\n", ""))
-        samples = [sample for each in families for sample in each.samples]
-        (ours,) = [each for each in samples if each.name == "metal_supervisor_build_info"]
-        assert ours.labels["node"] == "mac-a"
-        assert "up" not in {each.name for each in samples}
-    figure.add("labels with hostile text", len(TEXTS), "")
-
-
-@G137
 def test_metrics_are_metrics(mac: Mac, figure: Figure) -> None:
     text = mac.fetch("/metrics")[1]
     families = list(text_string_to_metric_families(text))
     assert not [each.name for each in families if hostile.FORGED in each.name]
     samples = [sample for each in families for sample in each.samples]
-    assert {*DYING, *SAYING} <= {sample.labels["name"] for sample in samples if "name" in sample.labels}
+    assert {*DYING} <= {sample.labels["name"] for sample in samples if "name" in sample.labels}
     failed = {each.labels["model"] for each in samples if each.name == "metal_supervisor_model_fetch_failed"}
     assert {f"url-{kind}" for kind in PRINTABLE} <= failed
     assert not strange(text) and not forged(text)
-    assert lint_ours(text) == ""
+    assert lint(text) == ""
     assert list(openmetrics(openmetrics_page(mac)))
     figure.add("metrics of others", 0, "")
 

@@ -14,8 +14,8 @@ import yaml
 
 from metal_supervisor.sidecar.http.metrics_server import create_app
 from tests.support.boards import full_board
-from tests.support.prometheus import Prometheus, prometheus
-from tests.support.system import ROOT, eventually, running, service
+from tests.support.prometheus import Prometheus, jobs, prometheus
+from tests.support.system import ROOT, eventually, free_ports, running, service
 
 DASHBOARD = ROOT / "conf" / "grafana" / "dashboard.json"
 ALERTS = ROOT / "conf" / "prometheus" / "alerts.yaml"
@@ -54,7 +54,8 @@ class _Quiet(WSGIRequestHandler):
 @contextlib.contextmanager
 def page_with_everything() -> Iterator[int]:
     """A /metrics with every metric there is; the port."""
-    with make_server("127.0.0.1", 0, create_app(full_board), handler_class=_Quiet) as server:
+    page = create_app(full_board, lambda _program: ("", ""), "127.0.0.1")
+    with make_server("127.0.0.1", 0, page, handler_class=_Quiet) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -67,12 +68,14 @@ def page_with_everything() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     base = tmp_path_factory.mktemp("site")
-    with running(base, "--engine-metrics", "true") as system, page_with_everything() as full:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with running(base, "--metrics-listen", address) as system, page_with_everything() as full:
         system.apply(system.tiny_model(), service())
         system.ready()
         system.chat()
-        with prometheus(base, {"metal-supervisor": [system.http, full]}, ALERTS) as server:
-            yield Site(server, f"127.0.0.1:{system.http}")
+        with prometheus(base, jobs(address, f"127.0.0.1:{full}"), ALERTS) as server:
+            yield Site(server, address)
 
 
 def expressions() -> dict[str, str]:

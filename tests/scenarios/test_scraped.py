@@ -90,13 +90,6 @@ def test_series_go_with_their_service(system: System) -> None:
     eventually(lambda: 'name="brief"' not in system.fetch("/metrics")[1], what="its series to be gone")
 
 
-def test_engines_are_not_asked_for_theirs_where_nobody_wants_it(system: System) -> None:
-    eventually(system.slice_ready, what="its endpoint")
-    system.chat()
-    assert "llamacpp:" not in system.fetch("/metrics")[1]
-    assert "engine_metrics" not in system.fetch("/metrics")[1]
-
-
 def test_openmetrics_is_served_to_whom_asks_for_it(system: System) -> None:
     asked = urllib.request.Request(
         f"http://127.0.0.1:{system.http}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -106,8 +99,8 @@ def test_openmetrics_is_served_to_whom_asks_for_it(system: System) -> None:
         assert answer.read().endswith(b"# EOF\n")
 
 
-def test_the_address_for_the_cluster_serves_two_pages_and_nothing_else(system: System) -> None:
-    for path, status in (("/metrics", 200), ("/healthz", 200), ("/status", 404), ("/", 404)):
+def test_the_address_for_the_cluster_serves_metrics_and_nothing_else(system: System) -> None:
+    for path, status in (("/metrics", 200), ("/healthz", 200), ("/sd", 200), ("/status", 404), ("/", 404)):
         assert elsewhere(system, path) == status, path
     assert elsewhere(system, "/metrics", "POST") == 405
     assert system.fetch("/status")[0] == 200, "loopback is as it was"

@@ -7,9 +7,6 @@ from typing import Any
 
 from metal_supervisor.cluster.report import report
 from metal_supervisor.gateway.traffic import Traffic
-from metal_supervisor.runtimes import engine_metrics
-from metal_supervisor.runtimes.engine_metrics import Told
-from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.counters import Counters
 from metal_supervisor.sidecar.power import PowerReading
@@ -54,23 +51,6 @@ def row(name: str = "tiny", **observed: Any) -> Row:
     return Row(record, seen, report(record, seen), "127.0.0.1:18100", 8)
 
 
-ENGINE = """# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
-# TYPE llamacpp:tokens_predicted_total counter
-llamacpp:tokens_predicted_total 6
-# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed
-# TYPE llamacpp:prompt_tokens_total counter
-llamacpp:prompt_tokens_total 20
-"""
-
-
-def told() -> Told:
-    """What engines say of themselves: one is served, with a family left out, and another gave no answer."""
-    tiny, mute = ("default", "tiny"), ("default", "mute")
-    found, _ = engine_metrics.blocks(exposition.read(ENGINE), tiny)
-    page, _ = engine_metrics.merged([(1, found)])
-    return Told(page, frozenset({1}), {tiny: True, mute: False}, {tiny: {"name": 2}, mute: {"timeout": 1}})
-
-
 def full_board() -> Board:
     """One with a value for everything."""
     counters = Counters()
@@ -88,7 +68,6 @@ def full_board() -> Board:
         requests=5,
         power=power,
         counted=counters.counted(),
-        told=told(),
         gateway=gateway_note(),
     )
 

@@ -32,8 +32,8 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-LONGEST = 8000
-"""Characters of a text in a line of metrics: a line beyond 16 KiB is refused with all the rest, whatever it says."""
+LONGEST = 900
+"""Characters of a text in a label: conf/prometheus has a limit of 1000, beyond which a whole scrape is refused."""
 
 
 def engine_metrics() -> str:

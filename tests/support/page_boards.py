@@ -10,9 +10,6 @@ from typing import Any
 
 from metal_supervisor.cluster.report import report
 from metal_supervisor.host.addresses import AddressChoice
-from metal_supervisor.runtimes import engine_metrics
-from metal_supervisor.runtimes.engine_metrics import Told
-from metal_supervisor.sidecar import exposition
 from metal_supervisor.sidecar.board import Board, Row
 from metal_supervisor.sidecar.counters import Counted
 from metal_supervisor.sidecar.http.app import create_app
@@ -101,19 +98,6 @@ def board(count: int = 4, text: str = "", **changes: Any) -> Board:
         engines=(Offer("llama-server", "llama-server", text or "b7200", ("gguf",)),),
     )
     return replace(plain, **changes)
-
-
-def told(count: int, series: int = 15) -> Told:
-    """What as many engines count as there are services, so many series each."""
-    text = "".join(
-        f"# HELP {name} What an engine counts\n# TYPE {name} counter\n{name} 7\n"
-        for name in (f"llamacpp:counted_{number}_total" for number in range(series))
-    )
-    families = exposition.read(text)
-    answers = [
-        (number, engine_metrics.blocks(families, ("default", f"model-{number:03}"))[0]) for number in range(count)
-    ]
-    return Told(engine_metrics.merged(answers)[0], frozenset(range(count)))
 
 
 @contextlib.contextmanager

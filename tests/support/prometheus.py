@@ -7,7 +7,7 @@ import json
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import yaml
 
 from tests.support import parts
 from tests.support.finders import find_prometheus
-from tests.support.system import eventually, free_ports
+from tests.support.system import ROOT, eventually, free_ports
+
+CONF = ROOT / "conf" / "prometheus" / "prometheus.yml"
+JOB = "metal-supervisor"
 
 
 def program(name: str) -> str:
@@ -30,12 +33,6 @@ def lint(text: str) -> str:
     )
     said = (done.stdout + done.stderr).decode()
     return said or (f"exit status {done.returncode}" if done.returncode else "")
-
-
-def lint_ours(text: str) -> str:
-    """The same without what is only unusual about the names of engines, which are theirs."""
-    ours = "metal_supervisor_", "llmkube_metal_agent_", "error", "exit status"
-    return "\n".join(line for line in lint(text).splitlines() if line.startswith(ours))
 
 
 class Prometheus:
@@ -55,14 +52,25 @@ class Prometheus:
         return found
 
     def scraped(self) -> bool:
-        """Whether its targets have all been scraped, and well."""
-        targets = self.get("targets")["activeTargets"]
+        """True once all Macs have been scraped successfully."""
+        targets = [each for each in self.get("targets")["activeTargets"] if each["labels"]["job"] == JOB]
         return bool(targets) and all(each["health"] == "up" for each in targets)
 
 
+def jobs(address: str, *others: str) -> list[dict[str, Any]]:
+    """The scrape_configs of conf/prometheus for a Mac at this address; `others`: addresses of other pages."""
+    found: list[dict[str, Any]] = yaml.safe_load(CONF.read_text().replace("192.0.2.10:9091", address))["scrape_configs"]
+    macs, engines = found
+    macs["static_configs"][0]["targets"] += others
+    engines["http_sd_configs"][0]["refresh_interval"] = "1s"
+    for each in found:
+        del each["scrape_interval"]
+    return found
+
+
 @contextlib.contextmanager
-def prometheus(base: Path, jobs: Mapping[str, Sequence[int]], rules: Path) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped these ports of this machine, by the names of their jobs, and goes on to."""
+def prometheus(base: Path, scrape_configs: Sequence[dict[str, Any]], rules: Path) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped the Macs of these jobs, and scrapes all jobs each second."""
     (own,) = free_ports(1)
     conf = base / "prometheus.yml"
     conf.write_text(
@@ -70,10 +78,7 @@ def prometheus(base: Path, jobs: Mapping[str, Sequence[int]], rules: Path) -> It
             {
                 "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(rules)],
-                "scrape_configs": [
-                    {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
-                    for job, ports in jobs.items()
-                ],
+                "scrape_configs": list(scrape_configs),
             }
         )
     )

@@ -80,7 +80,6 @@ OTHER_WORDS = frozenset(
         "KiB",
         "MiB",
         "TiB",
-        "NaN",
         "Error",
         "ListBucketResult",
         "ExpiredToken",

@@ -289,7 +289,6 @@ def test_every_setting_can_be_given_in_each_of_the_three_ways(tmp_path: Path) ->
         "eviction_enabled": "true",
         "memory_watchdog_interval": "5",
         "apple_power_enabled": "true",
-        "engine_metrics": "true",
         "memory_pressure_warning": "0.5",
         "memory_pressure_critical": "0.5",
         "memory_recovery": "5",

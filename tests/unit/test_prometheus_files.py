@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from metal_supervisor.cluster import manifests
 from metal_supervisor.sidecar.http.metric_table import TABLE, MetricEntry
 from metal_supervisor.spec import throughput
-from tests.support.boards import row
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "prometheus"
 DASHBOARD = CONF.parent / "grafana" / "dashboard.json"
 JOB = "metal-supervisor"
+ENGINES = "metal-engines"
 
 
 NO_SCHEMA = "definition"
@@ -46,7 +45,7 @@ def test_both_ways_to_a_mac_end_at_the_same_port_and_job() -> None:
         "Service",
         "EndpointSlice",
         "ServiceMonitor",
-        "ServiceMonitor",
+        "ScrapeConfig",
     ]
     (port,), (address,) = slice_["ports"], slice_["endpoints"][0]["addresses"]
     assert config["spec"]["jobName"] == JOB == service["metadata"]["name"], "a ServiceMonitor's job is its Service"
@@ -58,12 +57,16 @@ def test_both_ways_to_a_mac_end_at_the_same_port_and_job() -> None:
     assert endpoint["port"] == port["name"] and endpoint["honorLabels"] is True
 
 
-def test_the_engines_are_found_by_the_services_that_we_make() -> None:
-    monitor, record = scrape()[-1]["spec"], row().record
-    assert record.endpoint is not None
-    made = manifests.service_object(record, record.endpoint)
-    assert monitor["selector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
-    assert monitor["endpoints"][0]["port"] == made["spec"]["ports"][0]["name"]
+def test_both_configurations_find_the_engines_with_the_same_limits() -> None:
+    config, engines = scrape()[0]["spec"], scrape()[-1]["spec"]
+    plain_macs, plain = yaml.safe_load((CONF / "prometheus.yml").read_text())["scrape_configs"]
+    assert (plain_macs["job_name"], plain["job_name"], engines["jobName"]) == (JOB, ENGINES, ENGINES)
+    assert plain_macs["static_configs"] == config["staticConfigs"]
+    (address,) = config["staticConfigs"][0]["targets"]
+    assert plain["http_sd_configs"][0]["url"] == engines["httpSDConfigs"][0]["url"] == f"http://{address}/sd"
+    for limit, of_operator in (("sample", "sample"), ("label", "label"), ("label_value_length", "labelValueLength")):
+        assert plain[f"{limit}_limit"] == engines[f"{of_operator}Limit"]
+    assert not {"honor_labels", "honorLabels"} & {*plain, *engines}, "an engine would set the labels of others"
 
 
 def test_every_alert_names_metrics_that_are_served_and_says_what_to_do() -> None:
@@ -105,7 +108,8 @@ def test_the_dashboard_names_metrics_that_are_served_of_the_macs_and_the_namespa
     shown, engines = set(), set()
     for expression in (target["expr"] for panel in board["panels"] for target in panel.get("targets", [])):
         for name, selector in re.findall(r"([a-z_:]+)\{([^}]*)\}", expression):
-            assert f'job="{JOB}", instance=~"$instance"' in selector, expression
+            job = ENGINES if ":" in name else JOB
+            assert f'job="{job}", instance=~"$instance"' in selector, expression
             if ":" in name:  # an engine's own, which has the labels of its service
                 engines.add(name)
                 assert 'namespace=~"$namespace"' in selector, expression

@@ -1,7 +1,7 @@
 """Health, readiness, metrics, status and the page over HTTP, from memory: no request waits for anything.
 
 GET and HEAD only, and only with a loopback name in the Host header: otherwise a web page whose own name resolves to
-127.0.0.1 (DNS rebinding) could read everything. Expensive answers are rendered once per board.
+127.0.0.1 (DNS rebinding) could read everything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from werkzeug.exceptions import HTTPException
 
 from metal_supervisor.sidecar import board as boards
 from metal_supervisor.sidecar.board import Board
-from metal_supervisor.sidecar.http.metrics import format_of, metrics_pages
+from metal_supervisor.sidecar.http.metrics import FORMATS, Exposition, format_of
 from metal_supervisor.sidecar.http.page import POLICY, LogTail, render
-from metal_supervisor.sidecar.http.render_cache import LAG_S, RenderCache
 from metal_supervisor.sidecar.http.server import HEADERS
 from metal_supervisor.spec.terminal_text import printable
 
@@ -37,23 +36,21 @@ def create_app(board: Callable[[], Board], log_of: LogTail = lambda _program: ()
     app = flask.Flask("metal_supervisor", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     _guard(app)
-    status = RenderCache(board, lambda found: app.json.dumps(boards.status(found)) + "\n")
-    metrics = metrics_pages(board)
-    page = RenderCache(board, lambda found: render(found, time.monotonic(), log_of), LAG_S)
+    metrics = {each: Exposition(each) for each in FORMATS}
 
     @app.get("/")
     def show_page() -> flask.typing.ResponseReturnValue:
-        headers = {"Content-Security-Policy": POLICY}
-        return flask.Response(page.get(), headers=headers, content_type="text/html; charset=utf-8")
+        body, headers = render(board(), time.monotonic(), log_of), {"Content-Security-Policy": POLICY}
+        return flask.Response(body, headers=headers, content_type="text/html; charset=utf-8")
 
     @app.get("/metrics")
     def show_metrics() -> flask.typing.ResponseReturnValue:
-        body, content_type = metrics[format_of(flask.request.headers.get("Accept", ""))].get()
+        body, content_type = metrics[format_of(flask.request.headers.get("Accept", ""))].render(board())
         return flask.Response(body, content_type=content_type)
 
     @app.get("/status")
     def show_status() -> flask.typing.ResponseReturnValue:
-        return flask.Response(status.get(), content_type="application/json")
+        return flask.jsonify(boards.status(board()))
 
     @app.get("/healthz")
     def healthz() -> flask.typing.ResponseReturnValue:

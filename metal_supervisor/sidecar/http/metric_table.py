@@ -190,20 +190,6 @@ SERVED = (
         SIDECAR,
     ),
     MetricEntry(
-        OURS + "engine_metrics_up",
-        GAUGE,
-        "1 if the engine's own metrics were had when it was last asked.",
-        SERVICE,
-        "with --engine-metrics, while the engine serves",
-    ),
-    MetricEntry(
-        OURS + "engine_metrics_dropped_total",
-        COUNTER,
-        "Answers of an engine, or families of one, that were left out of its own metrics.",
-        (*SERVICE, "reason"),
-        SIDECAR,
-    ),
-    MetricEntry(
         OURS + "gateway_requests_total",
         COUNTER,
         "Requests to the gateway that have ended, by the name of their key and by status; 499: the client left.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,6 @@ from prometheus_client.exposition import choose_encoder
 from metal_supervisor import __version__
 from metal_supervisor.sidecar.board import Board, Row, cluster_trouble
 from metal_supervisor.sidecar.http.metric_table import HISTOGRAM, INCUMBENT, OURS, PHASES, TABLE, MetricEntry
-from metal_supervisor.sidecar.http.render_cache import LAG_S, RenderCache
 from metal_supervisor.spec import histogram
 from metal_supervisor.spec.document import mapping
 from metal_supervisor.spec.histogram import Histogram
@@ -102,15 +102,6 @@ def _service(page: _Page, row: Row, probes: Histogram | None, starts: Histogram 
     page.add(OURS + "memory_reserved_bytes", record.reserved_bytes or None, **service)
     for reason, count in observed.exits.items():
         page.add(OURS + "process_exits_total", count, **service, reason=reason)
-
-
-def _engines(page: _Page, board: Board) -> None:
-    """Add the outcome of scraping the engines' own metrics."""
-    for (namespace, name), taken in board.told.up.items():
-        page.add(OURS + "engine_metrics_up", int(taken), name=name, namespace=namespace)
-    for (namespace, name), reasons in board.told.dropped.items():
-        for reason, count in sorted(reasons.items()):
-            page.add(OURS + "engine_metrics_dropped_total", count, name=name, namespace=namespace, reason=reason)
 
 
 def _system(page: _Page, board: Board) -> None:
@@ -196,6 +187,7 @@ def _downloads(page: _Page, board: Board) -> None:
 
 Encode = Callable[[Any], bytes]
 PLAIN = ""
+PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN_1 = "text/plain; version=1.0.0"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 FORMATS = (PLAIN, PLAIN_1, OPENMETRICS)
@@ -223,7 +215,7 @@ def _parts(page: _Page, encode: Encode) -> dict[str, bytes]:
 
 
 class Exposition:
-    """Renders boards; not safe to use from two threads at once."""
+    """Renders boards; thread-safe."""
 
     def __init__(self, accept: str = "") -> None:
         """`accept`: a scraper's Accept header, or one of FORMATS."""
@@ -233,23 +225,23 @@ class Exposition:
             self._encode = partial(self._encode, escaping="allow-utf-8")
         self._known: dict[str, tuple[tuple[Row, Histogram | None, Histogram | None], Mapping[str, bytes]]] = {}
         """Program -> (what was rendered of its service, metric -> its family, head included)."""
+        self._lock = threading.Lock()
 
     def render(self, board: Board) -> tuple[bytes, str]:
         """(body, content type) of a scrape."""
-        rows = [self._row(board, row) for row in board.rows]
-        self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
+        with self._lock:
+            rows = [self._row(board, row) for row in board.rows]
+            self._known = {row.record.program: self._known[row.record.program] for row in board.rows}
         around = _Page()
-        for add in (_engines, _system, _gateway, _loops, _memory, _downloads):
+        for add in (_system, _gateway, _loops, _memory, _downloads):
             add(around, board)
         found = _parts(around, self._encode)
         for name in TABLE:
             if of_services := [parts[name] for parts in rows if name in parts]:
                 more = (each.split(b"\n", HEAD_LINES)[HEAD_LINES] for each in of_services[1:])
                 found[name] = of_services[0] + b"".join(more)
-        openmetrics = self._content_type.startswith("application/openmetrics-text")
-        told = board.told.text(openmetrics).encode("utf-8", "replace")
-        body = b"".join(found[name] for name in TABLE if name in found)
-        return body + told + (END if openmetrics else b""), self._content_type
+        end = END if self._content_type.startswith("application/openmetrics-text") else b""
+        return b"".join(found[name] for name in TABLE if name in found) + end, self._content_type
 
     def _row(self, board: Board, row: Row) -> Mapping[str, bytes]:
         """The families of one service, with their heads."""
@@ -261,8 +253,3 @@ class Exposition:
             _service(page, *now)
             known = self._known[program] = now, _parts(page, self._encode)
         return known[1]
-
-
-def metrics_pages(board: Callable[[], Board]) -> dict[str, RenderCache[tuple[bytes, str]]]:
-    """Format of `format_of` -> (body, content type) of the page in it, rendered once for all scrapers."""
-    return {each: RenderCache(board, Exposition(each).render, LAG_S) for each in FORMATS}

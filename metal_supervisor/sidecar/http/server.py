@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 400
 REST_S = 3600.0
 """Longest sleep without a connection."""
 THREADS = 2
-"""No request waits for anything, and all share one interpreter: the second lets a short answer overtake a long one."""
+"""For requests that wait for nothing: all share one interpreter; the second lets a short answer overtake a long one."""
 SWITCH_S = 0.001
 """sys.setswitchinterval: an answer passes three threads, beside a loop that may be busy."""
 
@@ -96,13 +96,13 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return whole
 
 
-def bound(app: Any, address: str, port: int) -> Any:
+def bound(app: Any, address: str, port: int, threads: int = THREADS) -> Any:
     """A listening server, for `run`. Raises OSError if the port is taken."""
     server = create_server(
         app,
         host=address,
         port=port,
-        threads=THREADS,
+        threads=threads,
         ident="",
         connection_limit=MAX_CONNECTIONS,
         channel_timeout=int(REQUEST_S),
@@ -134,7 +134,7 @@ def run(server: TcpWSGIServer) -> None:
                     channel.socket.shutdown(socket.SHUT_RDWR)
 
 
-def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
+def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN, threads: int = THREADS) -> None:
     """Serve in a thread, now or as soon as the port is free; `taken`: advice that is logged until then."""
     sys.setswitchinterval(SWITCH_S)
 
@@ -142,7 +142,7 @@ def serve(app: Any, port: int, address: str = HOST, taken: str = TAKEN) -> None:
         told = False
         while True:
             try:
-                server = bound(app, address, port)
+                server = bound(app, address, port, threads)
             except OSError as error:
                 if not told:
                     told = True

@@ -32,7 +32,7 @@ def busy_system(services: int) -> Iterator[int]:
     """The sidecar's port of a system with so many services, some of which are edited all the time."""
     names = [f"many-{number}" for number in range(services)]
     with tempfile.TemporaryDirectory(prefix="ms-pages-") as base:
-        flags = "--ports", "32100-32699", "--engine-metrics"
+        flags = "--ports", "32100-32699"
         system, over = System(Path(base), *flags, engine=FAKE_ENGINE), threading.Event()
 
         def edit() -> None:
