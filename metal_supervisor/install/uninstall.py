@@ -21,8 +21,18 @@ from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install.checks import KEPT, is_state_directory, refuse_anothers, refuse_running
-from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
-from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.install.plan import (
+    CLUSTER,
+    MARK,
+    NOTE_FILE,
+    PROGRAMS,
+    SETTINGS_FILE,
+    InstallPaths,
+    logs_link,
+    places,
+    read,
+)
+from metal_supervisor.install.steps import FileStep, InstallError, Machine, Say, ask_for_sudo
 from metal_supervisor.models.inventory import files_of
 from metal_supervisor.placement.leases import NODE
 from metal_supervisor.settings import loader
@@ -38,7 +48,7 @@ PASSING = (
     "kubectl-cache",
     "omlx",
     "served",
-    "launchd",
+    NOTE_FILE,
     "log-level",
     CLUSTER,
     "apiserver.json",
@@ -84,7 +94,7 @@ class Found:
     places: tuple[InstallPaths, ...]
     """Those with a loaded job or an existing file."""
     settings: Settings
-    steps: tuple[Remove, ...]
+    steps: tuple[FileStep, ...]
     ours: bool
     """The directory is recognisably a state directory; False also if it is missing."""
 
@@ -99,16 +109,16 @@ def find(machine: Machine, state: Path) -> Found:
     for agent in (False, True):
         where = places(machine, state, agent)
         known = refuse_anothers(where) or known
-        ours = [Remove(where.plist, where.root)]
+        ours = [FileStep(where.plist, root=where.root)]
         for name in PROGRAMS:
             if MARK.encode() in read(where.programs / name):
-                ours.append(Remove(where.programs / name, where.root))
+                ours.append(FileStep(where.programs / name, root=where.root))
         if any(step.due() for step in ours) or where.job(machine) is not None:
             here.append(where)
             steps += ours
     logs = logs_link(machine)
     if logs.is_symlink():
-        steps.append(Remove(logs))
+        steps.append(FileStep(logs))
     settings = Settings(state_dir=str(state))
     strange = [] if known else sorted(path.name for path in _going(settings, purge=True))
     if strange:

@@ -31,7 +31,7 @@ from metal_supervisor.host.launchctl import LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
-from metal_supervisor.install.steps import FileStep, InstallError, Machine
+from metal_supervisor.install.steps import InstallError, Machine
 from metal_supervisor.settings.loader import ConfigError, Settings, edited
 from tests.support.launchd import Mac, no_pause
 
@@ -224,7 +224,9 @@ def planned(tmp_path: Path, **more: Any) -> plan.InstallPlan:
 
 
 def content(found: plan.InstallPlan, name: str) -> str:
-    return next(step.content.decode() for step in found.steps if isinstance(step, FileStep) and step.path.name == name)
+    return next(
+        step.content.decode() for step in found.steps if isinstance(step.content, bytes) and step.path.name == name
+    )
 
 
 def test_without_a_word_about_the_cluster_the_first_time_it_asks(tmp_path: Path) -> None:
@@ -409,7 +411,7 @@ def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tm
 def test_an_install_after_uninstall_asks_for_the_cluster_whose_copy_is_gone(tmp_path: Path) -> None:
     first = planned(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
     for step in first.steps:
-        if isinstance(step, FileStep) and not step.root:
+        if not step.root:
             step.do(machine(nothing_loaded, tmp_path, tmp_path / "home"))
     assert planned(tmp_path).settings.kubeconfig == str(first.places.kubeconfig)
     first.places.kubeconfig.unlink()
@@ -460,8 +462,6 @@ class Loaded:
             if words[4].endswith(".plist") and "install" in self.meanwhile:
                 return cast(Done, self.meanwhile["install"]())
             return run_here(words, 30.0, content)
-        if words[:1] == ["/usr/bin/install"]:
-            Path(words[-1]).mkdir(parents=True, exist_ok=True)
         if words[:1] != ["/bin/launchctl"]:
             return Done(0, "", "")
         verb = words[1]
@@ -475,13 +475,18 @@ class Loaded:
         return done
 
 
+def noted(found: plan.InstallPlan) -> bytes:
+    """The note of a job that was loaded as planned, and did not come up."""
+    return json.dumps({"plist": install._note(found)["plist"]}).encode()
+
+
 def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> plan.InstallPlan:
     """A job that is loaded with another property list than the one to be."""
     state = tmp_path / "s"
     before = plan.plan(order(str(state), embedded=True), mac)
-    for path in (before.places.plist, before.places.loaded, before.places.rendered):
+    for path, text in ((before.places.plist, before.plist), (before.places.note, noted(before))):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(before.plist)
+        path.write_bytes(text)
     return plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
 
 
