@@ -79,11 +79,12 @@ def install(found: InstallPlan, machine: Machine, say: Say) -> int:
         ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
     directory = StateDir(where.state)
     directory.create()
+    if verbs:
+        boot.link_current(directory)  # first, as a Mac may restart between any two steps
     for step in found.due():
         step.do(machine)
         say(f"{'removed' if step.content is None else 'written'}   {machine.shown(step.path)}")
     if verbs:
-        boot.link_current(directory)
         _load(found, launchctl, verbs)
         job = f"{where.domain}/{where.label}"
         say(f"loaded    {job}" if "enable" in verbs else f"reloaded  {job}; engines keep running")

@@ -132,9 +132,8 @@ def find(machine: Machine, state: Path) -> Found:
 def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Print everything that would be done; change nothing."""
     for where in found.places:
-        launchctl = where.launchctl(machine)
-        if where.job(machine) is not None:
-            say(f"run    {launchctl.line('bootout', f'{where.domain}/{where.label}')}")
+        if where.job(machine):
+            say(f"run    {where.launchctl(machine).line('bootout', f'{where.domain}/{where.label}')}")
     for step in found.steps:
         for line in step.lines():
             say(line)
@@ -147,15 +146,15 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Shut the system down in order and remove it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
-    if not any(where.job(machine) for where in found.places):
+    loaded = [where for where in found.places if where.job(machine)]
+    if not loaded:
         refuse_running(settings.state_path)
     if any(where.root for where in found.places):
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
-    for where in found.places:
-        if where.job(machine) is not None:
-            bound = f"at most {settings.stop_timeout:g} s"
-            say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
-            where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
+    for where in loaded:
+        bound = f"at most {settings.stop_timeout:g} s"
+        say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
+        where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
     own_processes.end_all(own_processes.left_over(directory))
     probe.end_left(directory.path)

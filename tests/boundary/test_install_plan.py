@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,11 +28,11 @@ from metal_supervisor.cluster.kubeconfig_copy import copy
 from metal_supervisor.controller import boot
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Done, run_here
-from metal_supervisor.host.launchctl import LaunchdError, LoadedJob
+from metal_supervisor.host.launchctl import Launchctl, LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
-from metal_supervisor.install.steps import InstallError, Machine
+from metal_supervisor.install.steps import FileStep, InstallError, Machine
 from metal_supervisor.settings.loader import ConfigError, Settings, edited
 from tests.support.launchd import Mac, no_pause
 
@@ -550,6 +551,63 @@ def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
         install.install(found, mac, print)
     assert found.places.plist.read_bytes() == found.plist, "placed, and not loaded"
     assert again(98.0).notes == ()
+
+
+class Killed(BaseException):
+    """The end of an install."""
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_an_install_that_is_killed_between_any_two_steps_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+
+    def killed_after(steps: int, call: Any) -> bool:
+        """Make a call, and raise Killed in it instead of the step of that number; True if it came so far."""
+        left = count(steps, -1)
+
+        def limited(step: Any) -> Any:
+            def limited_step(*arguments: Any) -> Any:
+                if next(left) == 0:
+                    raise Killed
+                return step(*arguments)
+
+            return limited_step
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((FileStep, "do"), (Launchctl, "enable"), (Launchctl, "load"), (Launchctl, "unload")):
+                patch.setattr(owner, name, limited(getattr(owner, name)))
+            try:
+                call()
+            except Killed:
+                return True
+        return False
+
+    for steps in count():
+        run = Loaded()
+        run.loaded = False
+        here = tmp_path / str(steps)
+        mac = machine(run, here, here)
+
+        def carry_out(stop_timeout: float, mac: Machine = mac, here: Path = here) -> plan.InstallPlan:
+            values = {"state_dir": str(here / "s"), "stop_timeout": stop_timeout}
+            found = plan.plan(order("", embedded=True, values=values), mac)
+            install.install(found, mac, print)
+            return found
+
+        if installed:
+            carry_out(20.0)
+        killed = killed_after(steps, lambda carry_out=carry_out: carry_out(25.0))
+        if (here / "Library/LaunchDaemons" / f"{LABEL}.plist").exists():
+            assert (here / "s/current/metal-supervisor").exists(), "the job can start at the next boot of the Mac"
+        for stop_timeout in (25.0, 30.0):
+            found = carry_out(stop_timeout)
+            assert run.loaded and found.places.plist.read_bytes() == found.plist and found.due() == found.notes == ()
+            assert not (here / "s" / boot.HANDOVER_FILE).exists()
+        if not killed:
+            assert steps == (4 if installed else 7)
+            break
 
 
 def test_what_did_not_come_up_is_no_success_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
