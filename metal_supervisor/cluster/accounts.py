@@ -22,7 +22,7 @@ from metal_supervisor.cluster import credentials
 from metal_supervisor.cluster.answers import NO_KINDS
 from metal_supervisor.cluster.credentials import BadKubeconfig
 from metal_supervisor.cluster.kube import Kube, KubeError
-from metal_supervisor.cluster.kubeconfig_copy import cluster_of, text_of
+from metal_supervisor.cluster.kubeconfig_copy import text_of
 from metal_supervisor.cluster.manifests import api_path
 from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.spec.hosts import is_loopback, web_url
@@ -153,7 +153,7 @@ def create(order: TokenOrder) -> list[str]:
     chosen = credentials.choose(order.source, order.context)
     server = (order.server or chosen.server).rstrip("/")
     user = {"tokenFile": order.token_file.name}
-    content = text_of(order.account, cluster_of(chosen, server), user, order.namespace)
+    content = text_of(order.account, chosen.cluster_info(server), user, order.namespace)
     try:
         for path, text in ((order.token_file, token.text + "\n"), (order.output, content)):
             write_atomic(path, text)

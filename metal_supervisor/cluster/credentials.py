@@ -18,7 +18,7 @@ import ssl
 import tempfile
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionErr
 MOST_BYTES = 1 << 20
 FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 """Fields of a cluster or a user that name a file."""
+OF_A_CLUSTER = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression", "extensions")
 IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,6 @@ class Chosen:
     def bad(self, text: str) -> BadKubeconfig:
         return BadKubeconfig(f"kubeconfig {self.file} {text}")
 
-    def path(self, name: str) -> Path:
-        """Resolve a path in the user's kubeconfig, which is relative to its directory."""
-        return Path(os.path.normpath(self.directory / name))
-
     @property
     def server_name(self) -> str:
         """URL of the server without its path, which may be the embedded API's secret, and without a password."""
@@ -76,7 +73,7 @@ class Chosen:
     def token_file(self) -> Path | None:
         """File that the user's token is in, None if none is named."""
         named = self.user.get("tokenFile")
-        return self.path(str(named)) if named else None
+        return self.directory / str(named) if named else None
 
     @property
     def verified(self) -> bool:
@@ -100,6 +97,32 @@ class Chosen:
         """URL of the host that connections are made to: the proxy, or the server."""
         return self.proxy or self.server
 
+    def pem(self, entry: Json, name: str) -> Callable[[], bytes]:
+        """Return a function for the PEM that an entry holds or names, b"" if it does neither. Raises BadKubeconfig."""
+        found = b""
+        if data := entry.get(f"{name}-data"):
+            with contextlib.suppress(ValueError):
+                found = base64.b64decode("".join(str(data).split()), validate=True)
+            if not _is_pem(found):
+                raise self.bad(f"cannot be used: its {name}-data is not PEM in base64")
+        elif named := entry.get(name):
+            file = _File(Path(named), _is_pem)
+            if not file():
+                raise self.bad(f"names {named}, which is not PEM")
+            return file
+        return lambda: found
+
+    def inlined(self, entry: Json, name: str) -> Json:
+        """`NAME-data` for the PEM of an entry, {} if it has none. Raises BadKubeconfig."""
+        found = self.pem(entry, name)()
+        return {f"{name}-data": base64.b64encode(found + b"\n").decode()} if found else {}
+
+    def cluster_info(self, server: str = "") -> Json:
+        """The cluster, at another URL if `server` is one, with its authority inlined. Raises BadKubeconfig."""
+        info: Json = {"server": server or self.server}
+        info |= {name: self.cluster[name] for name in OF_A_CLUSTER if name in self.cluster}
+        return info | self.inlined(self.cluster, "certificate-authority")
+
 
 @dataclass(frozen=True)
 class ClusterAccess:
@@ -118,10 +141,9 @@ class ClusterAccess:
         return self.certificate, self.key, self.authority
 
     @property
-    def secrets(self) -> tuple[str, ...]:
-        """Texts that must never be shown."""
-        secret = self.authorization.partition(" ")[2]
-        return (secret,) if secret else ()
+    def secret(self) -> str:
+        """Text that must never be shown, "" if there is none."""
+        return self.authorization.partition(" ")[2]
 
 
 def choose(file: Path, context: str = "") -> Chosen:
@@ -130,28 +152,32 @@ def choose(file: Path, context: str = "") -> Chosen:
     Several files are merged as kubectl merges $KUBECONFIG: missing files are skipped, and the first file that has an
     entry, or a current-context, has the whole of it.
     """
-    contents: dict[Path, Json] = {}
-    for each in filter(_is_file, kubeconfigs(str(file))):
-        content, problem = _content(each)
-        if problem or not isinstance(content, dict):
-            raise BadKubeconfig(f"kubeconfig {each} cannot be used: {problem or 'it holds no settings'}")
-        contents[each] = content
+    # Not Path.is_file, which raises for a directory that is closed to this user.
+    contents = {each: _content(each) for each in kubeconfigs(str(file)) if os.path.isfile(each)}  # noqa: PTH113
     if not contents:
         raise BadKubeconfig(f"kubeconfig {file} does not exist; check --kubeconfig")
-    name = context or next(filter(None, (each.get("current-context") for each in contents.values())), None)
-    if not isinstance(name, str) or not name:
+    name = str(context or next(filter(None, (each.get("current-context") for each in contents.values())), ""))
+    if not name:
         raise BadKubeconfig(f"kubeconfig {file} has no current-context; set --context")
-    chosen, _ = _named(contents, "context", name)
-    if chosen is None:
-        raise BadKubeconfig(f'kubeconfig {file} has no context "{name}"; check --context')
-    cluster_name, user_name = chosen.get("cluster"), chosen.get("user") or ""
-    cluster, _ = _named(contents, "cluster", cluster_name)
-    user, directory = _named(contents, "user", user_name) if user_name else ({}, next(iter(contents)).parent)
-    for found, kind, wanted in ((cluster, "cluster", cluster_name), (user, "user", user_name)):
-        if found is None:
-            text = f'context "{name}" names {kind} "{wanted}", which does not exist'
-            raise BadKubeconfig(f"kubeconfig {file}: {text}")
-    assert cluster is not None and user is not None
+
+    def named(kind: str, wanted: object) -> tuple[Json, Path]:
+        """The entry of the first kubeconfig that has the name, and the directory of that file."""
+        for each, content in contents.items():
+            listed = content.get(f"{kind}s")
+            for entry in listed if isinstance(listed, list) else []:
+                if isinstance(entry, dict) and entry.get("name") == wanted:
+                    found = entry.get(kind) or {}
+                    if isinstance(found, dict):
+                        return _placed(found, each), each.parent
+        text = f' has no context "{name}"; check --context'
+        if kind != "context":
+            text = f': context "{name}" names {kind} "{wanted}", which does not exist'
+        raise BadKubeconfig(f"kubeconfig {file}{text}")
+
+    chosen, _ = named("context", name)
+    cluster, _ = named("cluster", chosen.get("cluster"))
+    user_name = chosen.get("user") or ""
+    user, directory = named("user", user_name) if user_name else ({}, next(iter(contents)).parent)
     server = cluster.get("server")
     if not isinstance(server, str) or web_url(server) is None:
         raise BadKubeconfig(f"kubeconfig {file}: the cluster's server must be an http(s) URL")
@@ -164,37 +190,26 @@ def choose(file: Path, context: str = "") -> Chosen:
     return Chosen(file, directory.absolute(), name, server.rstrip("/"), cluster, str(user_name), user)
 
 
-def _content(file: Path) -> tuple[Any, str]:
-    """(content of a kubeconfig, ""), or (None, problem): of an error its kind alone, as its text may quote a secret."""
+def _content(file: Path) -> Json:
+    """Content of a kubeconfig. Raises BadKubeconfig with the kind of an error alone: its text may quote a secret."""
+    content: Any = None
+    problem = "it holds no settings"
     try:
         text = file.read_text("utf-8")
-        with contextlib.suppress(json.JSONDecodeError):
-            return json.loads(text), ""
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError:
+            import yaml  # takes 9 ms, and a kubeconfig that we wrote is JSON
+
+            content = yaml.safe_load(text)
     except OSError as error:
-        return None, error.strerror or type(error).__name__
-    except PARSE_ERRORS as error:
-        return None, f"it is no YAML ({type(error).__name__})"
-    import yaml  # takes 9 ms, and a kubeconfig that we wrote is JSON
-
-    try:
-        return yaml.safe_load(text), ""
-    except (yaml.YAMLError, *PARSE_ERRORS) as error:
+        problem = error.strerror or type(error).__name__
+    except Exception as error:  # noqa: BLE001 - YAML has errors of its own, besides Python's
         mark = getattr(error, "problem_mark", None)
-        return None, f"it is no YAML ({type(error).__name__}{f' in line {mark.line + 1}' if mark else ''})"
-
-
-def _named(contents: Mapping[Path, Json], kind: str, name: object) -> tuple[Json | None, Path]:
-    """(entry of a kind in the first kubeconfig that has the name, with absolute paths; that file's directory).
-
-    The entry is None if no file has it. Raises BadKubeconfig for a file that it names and that does not exist.
-    """
-    for file, content in contents.items():
-        listed = content.get(kind + "s")
-        for each in listed if isinstance(listed, list) else []:
-            if isinstance(each, dict) and each.get("name") == name:
-                found = each.get(kind) or {}
-                return (_placed(found, file) if isinstance(found, dict) else None), file.parent
-    return None, Path()
+        problem = f"it is no YAML ({type(error).__name__}{f' in line {mark.line + 1}' if mark else ''})"
+    if isinstance(content, dict):
+        return content
+    raise BadKubeconfig(f"kubeconfig {file} cannot be used: {problem}")
 
 
 def _placed(entry: Json, file: Path) -> Json:
@@ -203,7 +218,7 @@ def _placed(entry: Json, file: Path) -> Json:
     for name in FILES:
         if entry.get(name) and not entry.get(f"{name}-data"):
             path = os.path.normpath(file.absolute().parent / str(entry[name]))
-            if not _is_file(Path(path)):
+            if not os.path.isfile(path):  # noqa: PTH113
                 text = f"names {path} ({name}), which does not exist, or is closed to this user"
                 raise BadKubeconfig(f"kubeconfig {file} {text}")
             found[name] = path
@@ -235,14 +250,6 @@ class _File:
         return self._content
 
 
-def _is_file(path: Path) -> bool:
-    """True for a file that can be seen; False also in a directory that is closed to this user."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def _is_token(content: bytes) -> bool:
     """True if the bytes can be a header's value as they are."""
     return re.fullmatch(rb"[\x21-\x7e]+", content) is not None
@@ -259,8 +266,9 @@ class Login:
         """`previous`: an earlier login, whose plugin is reused if it is the same. Raises BadKubeconfig."""
         self._chosen, user = chosen, chosen.user
         self._plugin: Plugin | None = None
-        self._authority = self._pem(chosen.cluster, "certificate-authority")
-        self._certificate, self._key = self._pem(user, "client-certificate"), self._pem(user, "client-key")
+        self._authority = chosen.pem(chosen.cluster, "certificate-authority")
+        self._certificate = chosen.pem(user, "client-certificate")
+        self._key = chosen.pem(user, "client-key")
         if bool(self._certificate()) != bool(self._key()):
             raise chosen.bad("has only one of client-certificate and client-key; it takes both")
         if "auth-provider" in user:
@@ -332,7 +340,7 @@ class Login:
         try:
             plugin = Plugin(spec, self._chosen.directory, self._cluster_info(spec))
             before = previous._plugin if previous else None
-            if before is not None and before.same_as(plugin):
+            if before is not None and before.entry == plugin.entry:
                 before.renew()
                 return before
             plugin.start()
@@ -345,33 +353,11 @@ class Login:
         """Cluster info for a plugin, in the names of the ExecCredential format; None if it does not ask for it."""
         if not isinstance(spec, dict) or spec.get("provideClusterInfo") is not True:
             return None
-        cluster = self._chosen.cluster
-        names = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
-        info: Json = {"server": self._chosen.server, **{name: cluster[name] for name in names if name in cluster}}
-        if authority := self._authority():
-            info["certificate-authority-data"] = base64.b64encode(authority + b"\n").decode()
-        for each in cluster.get("extensions") or []:
+        info = self._chosen.cluster_info()
+        for each in info.pop("extensions", None) or []:
             if isinstance(each, dict) and each.get("name") == "client.authentication.k8s.io/exec":
                 info["config"] = each.get("extension")
         return info
-
-    def _pem(self, entry: Json, name: str) -> Callable[[], bytes]:
-        """Return a function for the PEM that an entry holds or names, b"" if it does neither. Raises BadKubeconfig."""
-        data, named = entry.get(name + "-data"), entry.get(name)
-        if data:
-            found = b""
-            with contextlib.suppress(ValueError):
-                found = base64.b64decode("".join(str(data).split()), validate=True)
-            if not _is_pem(found):
-                raise self._chosen.bad(f"cannot be used: its {name}-data is not PEM in base64")
-            return lambda: found
-        if not named:
-            return lambda: b""
-        path = Path(named)
-        file = _File(path, _is_pem)
-        if not file():
-            raise self._chosen.bad(f"names {path}, which is not PEM")
-        return file
 
 
 def proxy_context(access: ClusterAccess, verify: bool) -> ssl.SSLContext:

@@ -93,16 +93,9 @@ class PluginCredential:
     key: bytes = field(default=b"", repr=False)
     at: float = 0.0
     """Unix time of the run."""
-    expires: float | None = None
-    """Unix time; None if the plugin gave none: then it is used until the server refuses it."""
-
-    @property
-    def lasts(self) -> float | None:
-        """Unix time of its expiry, None if unknown.
-
-        One that had expired when the plugin gave it is due to a wrong clock: it is used until the server refuses it.
-        """
-        return None if self.expires is None or self.expires <= self.at else self.expires
+    lasts: float | None = None
+    """Unix time of its expiry. None if the plugin gave none, or one in the past, because a clock is wrong: then it is
+    used until the server refuses it."""
 
 
 class Plugin:
@@ -128,23 +121,18 @@ class Plugin:
             raise PluginFailed(f"{self.name} must speak {' or '.join(API_VERSIONS)}; update it and the kubeconfig")
         if spec.get("interactiveMode") == "Always":
             raise PluginFailed(f"{self.name} wants a terminal (interactiveMode: Always), which a service has not")
+        self.entry = (spec, directory, cluster)
+        """Plugins of equal entries are the same."""
         self._spec, self._directory, self._cluster, self._clock = spec, directory, cluster, clock
         try:
             self._arguments = [str(each) for each in spec.get("args") or []]
             self._extra = {str(each["name"]): str(each["value"]) for each in spec.get("env") or []}
         except (TypeError, KeyError):
-            self._arguments, self._extra = [], {"": ""}
-        if "" in self._extra:
-            raise PluginFailed(f"the args or env of {self.name} are not lists of what they should be")
+            raise PluginFailed(f"the args or env of {self.name} are not lists of what they should be") from None
         self._given = PluginCredential()
         self._running = threading.Lock()
         self._failures = 0
         self._not_before = 0.0
-
-    def same_as(self, other: Plugin) -> bool:
-        """True if another plugin has the same entry, directory and cluster info."""
-        mine, theirs = ((each._spec, each._directory, each._cluster) for each in (self, other))
-        return mine == theirs
 
     # ── what it gave ─────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +212,10 @@ class Plugin:
             raise self._failed("gave only one of clientCertificateData and clientKeyData")
         if not token and not certificate:
             raise self._failed("gave neither a token nor a certificate")
-        return PluginCredential(token, certificate.encode(), key.encode(), self._clock(), self._expiry(status))
+        now = self._clock()
+        expires = self._expiry(status)
+        lasts = expires if expires is not None and expires > now else None
+        return PluginCredential(token, certificate.encode(), key.encode(), now, lasts)
 
     def _expiry(self, status: Json) -> float | None:
         text = status.get("expirationTimestamp")
@@ -255,7 +246,7 @@ class Plugin:
         if self._cluster is not None:
             info["spec"]["cluster"] = self._cluster
         environment = {**os.environ, "PATH": path, **self._extra, "KUBERNETES_EXEC_INFO": json.dumps(info, default=str)}
-        command, problem = self._command(environment["PATH"]), ""
+        command = self._command(environment["PATH"])
         try:
             process = subprocess.Popen(
                 [command, *self._arguments],
@@ -268,21 +259,17 @@ class Plugin:
             )
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", "") or type(error).__name__
-        if problem:
-            raise self._failed(f"cannot be started: {problem}")
-        try:
-            return self._read(process)
-        except OSError as error:  # e.g. too many open files
-            problem = error.strerror or type(error).__name__
-        finally:
-            if process.poll() is None:
-                with contextlib.suppress(OSError):  # macOS refuses it for a group that is only a zombie
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.kill()
-                process.wait()
-            for pipe in filter(None, (process.stdout, process.stderr)):
-                pipe.close()
-        raise self._failed(f"cannot be read: {problem}")
+            raise self._failed(f"cannot be started: {problem}") from None
+        with process:
+            try:
+                return self._read(process)
+            except OSError as error:  # e.g. too many open files
+                raise self._failed(f"cannot be read: {error.strerror or type(error).__name__}") from None
+            finally:
+                if process.poll() is None:
+                    with contextlib.suppress(OSError):  # macOS refuses it for a group that is only a zombie
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
         """Wait for the end of the command, but not for that of a child that holds its pipes open."""

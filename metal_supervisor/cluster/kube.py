@@ -323,7 +323,7 @@ class Kube:
     def scrub(self, text: str) -> str:
         """Remove this login's secrets from a text of the server, in case it quotes them."""
         login = self._login
-        return scrub(text, *login.current().secrets) if login else text
+        return scrub(text, login.current().secret) if login else text
 
     def _failure(
         self, answer: urllib3.BaseHTTPResponse, used: ClusterAccess, refused: Callable[[str], str]
@@ -333,7 +333,7 @@ class Kube:
             status = json.loads(_whole(answer))
         answer.release_conn()
         given = status if isinstance(status, dict) else {}
-        reason, message = (scrub(str(given.get(name) or ""), *used.secrets) for name in ("reason", "message"))
+        reason, message = (scrub(str(given.get(name) or ""), used.secret) for name in ("reason", "message"))
         if answer.status == 401:
             assert self._login is not None
             message = f"{self._login.advice} every {RELOAD_EVERY_S:g} s, and until then the old ones are used"

@@ -7,8 +7,8 @@ token is renewed in its file.
 
 from __future__ import annotations
 
-import base64
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from metal_supervisor.cluster.credentials import Chosen
 from metal_supervisor.spec.types import Json
 
 TOKEN_FILE = "token"
-MOST_BYTES = 1 << 20
-OF_A_CLUSTER = ("tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression", "extensions")
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,19 @@ class Copy:
 def copy(file: Path, context: str = "") -> Copy:
     """Copy a context, the current one by default. Raises BadKubeconfig."""
     chosen = credentials.choose(file, context)
-    credentials.Login(chosen)  # refuse credentials that cannot be used here
-    paths = ("client-certificate", "client-key")
-    user: Json = {key: value for key, value in chosen.user.items() if key not in paths and key != "tokenFile"}
-    for name in paths:
-        user |= _inlined(chosen, chosen.user, name)
+    login = credentials.Login(chosen)  # refuses credentials that cannot be used here
+    user: Json = {key: value for key, value in chosen.user.items() if key not in credentials.FILES}
+    for name in ("client-certificate", "client-key"):
+        user |= chosen.inlined(chosen.user, name)
     token = ""
-    if chosen.user.get("tokenFile"):
-        token = _read(chosen, str(chosen.user["tokenFile"])).decode("utf-8", "replace").strip() + "\n"
+    if chosen.token_file:
+        token = login.current().secret + "\n"
         user["tokenFile"] = TOKEN_FILE
         user.pop("token", None)
     plugin = ""
     if isinstance(user.get("exec"), dict):
         user["exec"], plugin = _command(chosen, user["exec"])
-    return Copy(file, text_of(chosen.context, cluster_of(chosen), user), token, plugin)
-
-
-def cluster_of(chosen: Chosen, server: str = "") -> Json:
-    """The cluster of a context, at another URL if `server` is one, with its authority inlined. Raises BadKubeconfig."""
-    cluster: Json = {"server": server or chosen.server}
-    cluster |= {name: chosen.cluster[name] for name in OF_A_CLUSTER if name in chosen.cluster}
-    return cluster | _inlined(chosen, chosen.cluster, "certificate-authority")
+    return Copy(file, text_of(chosen.context, chosen.cluster_info(), user), token, plugin)
 
 
 def text_of(name: str, cluster: Json, user: Json, namespace: str = "") -> str:
@@ -75,31 +65,9 @@ def text_of(name: str, cluster: Json, user: Json, namespace: str = "") -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _inlined(chosen: Chosen, entry: Json, name: str) -> Json:
-    """`NAME-data` of an entry, its own or read from the file that it names; {} if it has neither.
-
-    Raises BadKubeconfig.
-    """
-    data = f"{name}-data"
-    if entry.get(data):
-        return {data: entry[data]}
-    if entry.get(name):
-        return {data: base64.b64encode(_read(chosen, str(entry[name]))).decode()}
-    return {}
-
-
-def _read(chosen: Chosen, named: str) -> bytes:
-    path = chosen.path(named)
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES)
-    except OSError as error:
-        raise chosen.bad(f"names {path}, which cannot be read: {error.strerror}") from None
-
-
 def _command(chosen: Chosen, spec: Json) -> tuple[Json, str]:
     """(plugin's entry with an absolute path, ""), or (entry, name) for a command that must be found on PATH."""
     command = str(spec.get("command") or "")
     if "/" not in command:
         return spec, command
-    return {**spec, "command": str(chosen.path(command))}, ""
+    return {**spec, "command": os.path.normpath(chosen.directory / command)}, ""

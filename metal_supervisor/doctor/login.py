@@ -7,7 +7,6 @@ while the same command works in Terminal.
 
 from __future__ import annotations
 
-import base64
 import errno
 import socket
 import time
@@ -16,7 +15,7 @@ from functools import partial
 
 from metal_supervisor.cluster.accounts import Token, read_token
 from metal_supervisor.cluster.answers import KubeError
-from metal_supervisor.cluster.credentials import BadKubeconfig, Chosen, Login
+from metal_supervisor.cluster.credentials import BadKubeconfig, Login
 from metal_supervisor.doctor import expiry
 from metal_supervisor.doctor.findings import Check, Finding, Found, fail, ok, warn
 from metal_supervisor.doctor.software import FOR_GOOD
@@ -100,15 +99,10 @@ def _credential(around: Surroundings) -> Found:
             return fail(str(error), LOGIN_BY_HAND)
         return ok(f"from {command}, which runs again when it expires")
     if user.get("client-certificate-data") or user.get("client-certificate"):
-        return judge_expiry("a client certificate", expiry.of_certificate(_certificate(chosen)), now)
+        return judge_expiry(
+            "a client certificate", expiry.of_certificate(chosen.pem(user, "client-certificate")()), now
+        )
     return ok("a user name and password" if user.get("username") else "none")
-
-
-def _certificate(chosen: Chosen) -> bytes:
-    data = chosen.user.get("client-certificate-data")
-    if data:
-        return base64.b64decode("".join(str(data).split()))
-    return chosen.path(str(chosen.user["client-certificate"])).read_bytes()
 
 
 def judge_connection(server: str, error: OSError, on_mac: bool) -> Finding:

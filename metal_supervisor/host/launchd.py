@@ -5,6 +5,7 @@ Values are inserted after parsing: a home directory with an ampersand in its nam
 
 from __future__ import annotations
 
+import hashlib
 import plistlib
 import re
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ SYSTEM_PATH = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 OF_A_DAEMON = ("UserName", "GroupName", "InitGroups")
 STOPPING_S = 100
 """On top of stop_timeout: the sidecar's shutdown (10), the controller's (5), an engine to kill (10), and a reserve."""
-NOTE = "<!-- Written by `metal-supervisor install`. An edited one is kept and loaded by the next install. -->"
+NOTE = "<!-- Written by `metal-supervisor install` ({}). An edited one is kept and loaded by the next install. -->\n"
+"""Its field is a digest of the text below it, by which an edit is known."""
 
 
 def path_of(home: str) -> str:
@@ -54,8 +56,18 @@ def rendered(template: bytes, job: Job) -> bytes:
     content["Label"], content["ExitTimeOut"] = job.label, exit_timeout_s(job.stop_timeout_s)
     if job.agent:
         content = {key: value for key, value in content.items() if key not in OF_A_DAEMON}
-    head, mark, rest = plistlib.dumps(content, sort_keys=False).decode("utf-8").partition("<plist ")
-    return f"{head}{NOTE}\n{mark}{rest}".encode()
+    head, mark, rest = plistlib.dumps(content, sort_keys=False).partition(b"<plist ")
+    return head + _note(mark + rest) + mark + rest
+
+
+def is_edited(plist: bytes) -> bool:
+    """True if a property list is not as `rendered` made it, for any Mac and in any release."""
+    head, mark, rest = plist.partition(b"<plist ")
+    return not head.endswith(_note(mark + rest))
+
+
+def _note(body: bytes) -> bytes:
+    return NOTE.format(hashlib.sha256(body).hexdigest()).encode()
 
 
 def _filled(value: Any, known: Mapping[str, str]) -> Any:

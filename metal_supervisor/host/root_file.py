@@ -30,6 +30,7 @@ roots_alone() (
 )
 path=$1 mode=$2 digest=$3 kind=$4
 name=${path##*/}
+[ -d "${path%/*}/" ] || (umask 022; mkdir -p "${path%/*}/")
 roots_alone "${path%/*}/"
 cd -P "${path%/*}/"
 [ ! -d "$name" ] || fail "$path is a directory"

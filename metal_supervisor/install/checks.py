@@ -71,7 +71,7 @@ def refuse_strange(state: Path) -> None:
     """
     if not state.is_dir() or _is_used(state):
         return
-    ours = (*KEPT, "models", "launchd", "lost+found")
+    ours = (*KEPT, "models", "lost+found")
     there = [each for each in state.iterdir() if each.is_dir() and not each.name.startswith(".")]
     strange = sorted(
         each.name

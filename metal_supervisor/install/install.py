@@ -12,7 +12,6 @@ import hashlib
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,39 +29,34 @@ from metal_supervisor.install.checks import (
     refuse_strange,
     refuse_taken_port,
 )
-from metal_supervisor.install.plan import InstallPaths, InstallPlan, places, read
-from metal_supervisor.install.steps import (
-    PLACE,
-    FileStep,
-    InstallError,
-    LinkStep,
-    Machine,
-    Remove,
-    Say,
-    Step,
-    ask_for_sudo,
-)
+from metal_supervisor.install.plan import InstallPlan, places, read
+from metal_supervisor.install.steps import PLACE, InstallError, Machine, Say, ask_for_sudo
 from metal_supervisor.spec.processes import State
 from metal_supervisor.state.directory import LAUNCHD_LOG, StateDir
 from metal_supervisor.state.kept_files import write_atomic
-from metal_supervisor.supervisord.client import Refused, Supervisord, Unavailable
+from metal_supervisor.state.reports import read_object
+from metal_supervisor.supervisord.client import Refused, Supervisord
 
 UP_WAIT_S = 60.0
-LOOK_S = 0.1
 UP = ("controller", "sidecar")
-RUNNING = "running.json"
 ENDING = (signal.SIGHUP, signal.SIGTERM)
 
 
 def show(found: InstallPlan, machine: Machine, say: Say) -> None:
     """Print everything that would be done; change nothing."""
+    where = found.places
     for step in found.due():
         for line in step.lines():
             say(line)
-    launchctl = found.places.launchctl(machine)
-    for line in _exchange_lines(found, launchctl):
-        say(line)
-    if any(isinstance(step, FileStep) and step.root for step in found.due()):
+    launchctl = where.launchctl(machine)
+    name = f"{where.domain}/{where.label}"
+    arguments = {"bootstrap": (where.domain, str(where.plist)), "kill": ("SIGKILL", name)}
+    verbs = _verbs(found, launchctl)
+    for verb in verbs:
+        say(f"run    {launchctl.line(verb, *arguments.get(verb, (name,)))}")
+    if not verbs and (found.due() or read_object(where.note) != _note(found)):
+        say("run    metal-supervisor upgrade")
+    if any(step.root for step in found.due()):
         say(f"note   {PLACE} reads the file on standard input; it is")
         for line in root_file.SCRIPT.splitlines():
             say(f"       | {line}")
@@ -80,61 +74,49 @@ def install(found: InstallPlan, machine: Machine, say: Say) -> int:
     _refuse(found, machine, launchctl)
     for note in found.notes:
         say(f"note      {note}")
-    due, loaded = found.due(), launchctl.job(where.label) is not None
-    exchanged = not loaded or read(where.loaded) != found.plist
-    if where.root and (exchanged or any(getattr(step, "root", False) for step in due)):
+    verbs = _verbs(found, launchctl)
+    if where.root and (verbs or any(step.root for step in found.due())):
         ask_for_sudo(machine, f"the job runs as {machine.user}, but its file and launchd's commands are root's", say)
-    _place([step for step in due if not (loaded and exchanged and _is_plist(step, where))], where, machine, say)
     directory = StateDir(where.state)
     directory.create()
-    if not loaded:
-        boot.link_current(directory)
-        (where.state / boot.HANDOVER_FILE).unlink(missing_ok=True)  # of an exchange that was killed halfway
-        launchctl.enable(where.label)
-        launchctl.load(where.label, where.plist)
-        say(f"loaded    {launchctl.domain}/{where.label}")
-    elif exchanged:
-        _exchange(found, machine, launchctl, say)
-    elif _outdated(where):
-        if upgrade.upgrade(where.state, say):
-            return 1
-    else:
+    if verbs:
+        boot.link_current(directory)  # first, as a Mac may restart between any two steps
+    for step in found.due():
+        step.do(machine)
+        say(f"{'removed' if step.content is None else 'written'}   {machine.shown(step.path)}")
+    if verbs:
+        _load(found, launchctl, verbs)
+        job = f"{where.domain}/{where.label}"
+        say(f"loaded    {job}" if "enable" in verbs else f"reloaded  {job}; engines keep running")
+        write_atomic(where.note, json.dumps({"plist": _note(found)["plist"]}))
+    elif read_object(where.note) == _note(found):
         say("nothing to do: all of it is as it should be")
-    if not loaded or exchanged:
-        write_atomic(where.loaded, found.plist)
-    if any(_is_plist(step, where) for step in found.steps):
-        write_atomic(where.rendered, found.plist)
-    if not _up(found, machine):
+    elif upgrade.upgrade(where.state, say):
+        return 1
+    if not upgrade.waited(lambda: _is_up(found), UP_WAIT_S):
         _say_what_failed(found, launchctl, say)
         return 1
-    write_atomic(where.launchd / RUNNING, _running(where))
+    write_atomic(where.note, json.dumps(_note(found)))
     return 0
 
 
-def _is_plist(step: Step, where: InstallPaths) -> bool:
-    return isinstance(step, FileStep) and step.path == where.plist
+def _verbs(found: InstallPlan, launchctl: Launchctl) -> tuple[str, ...]:
+    """The verbs of launchctl that make launchd run the job as planned; none if it does."""
+    if launchctl.job(found.places.label) is None:
+        return ("enable", "bootstrap")
+    loaded = read_object(found.places.note).get("plist")
+    return () if loaded == _note(found)["plist"] else ("kill", "bootout", "bootstrap")
 
 
-def _place(steps: Sequence[Step], where: InstallPaths, machine: Machine, say: Say) -> None:
-    for step in steps:
-        step.do(machine)
-        if isinstance(step, FileStep) and _is_plist(step, where):
-            write_atomic(where.rendered, step.content)
-        if isinstance(step, FileStep | LinkStep):
-            say(f"written   {machine.shown(step.path)}")
-        elif isinstance(step, Remove):
-            say(f"removed   {machine.shown(step.path)}")
-
-
-def _running(where: InstallPaths) -> str:
-    """Fingerprint of programs started now: this release, its interpreter, and a digest of the current settings."""
-    settings = hashlib.sha256(read(where.settings) + read(where.kubeconfig)).hexdigest()
-    return json.dumps({"version": __version__, "python": sys.executable, "settings": settings}) + "\n"
-
-
-def _outdated(where: InstallPaths) -> bool:
-    """True if install last started our programs with another fingerprint, or never did."""
-    return read(where.launchd / RUNNING).decode("utf-8", "replace") != _running(where)
+def _note(found: InstallPlan) -> dict[str, str]:
+    """Fingerprint of a job loaded now, and of programs started now with the settings on file."""
+    settings = read(found.places.settings) + read(found.places.kubeconfig)
+    return {
+        "plist": hashlib.sha256(found.plist).hexdigest(),
+        "settings": hashlib.sha256(settings).hexdigest(),
+        "version": __version__,
+        "python": sys.executable,
+    }
 
 
 def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
@@ -159,73 +141,33 @@ def _refuse(found: InstallPlan, machine: Machine, launchctl: Launchctl) -> None:
         refuse_taken_port(found.settings)
 
 
-def _exchange_lines(found: InstallPlan, launchctl: Launchctl) -> Iterator[str]:
-    """The commands that load the job, or replace it."""
+def _load(found: InstallPlan, launchctl: Launchctl, verbs: Sequence[str]) -> None:
+    """Load the job, or exchange it without stopping engines: only an orderly shutdown of supervisord would end them."""
     where = found.places
-    name = f"{where.domain}/{where.label}"
-    if launchctl.job(where.label) is None:
-        yield f"run    {launchctl.line('enable', name)}"
-        yield f"run    {launchctl.line('bootstrap', where.domain, str(where.plist))}"
-    elif read(where.loaded) != found.plist:
-        yield f"run    {launchctl.line('kill', 'SIGKILL', name)}"
-        yield f"run    {launchctl.line('bootout', name)}"
-        yield f"run    {launchctl.line('bootstrap', where.domain, str(where.plist))}"
-    elif found.due() or _outdated(where):
-        yield "run    metal-supervisor upgrade"
-
-
-def _exchange(found: InstallPlan, machine: Machine, launchctl: Launchctl, say: Say) -> None:
-    """Load a changed property list without stopping engines: only an orderly shutdown of supervisord would end them."""
-    where = found.places
-    directory = StateDir(where.state)
-    boot.link_current(directory)
     marker = where.state / boot.HANDOVER_FILE
-    marker.unlink(missing_ok=True)  # one that was left there is old, and written again it would stay so
-    write_atomic(marker, "")
-    with _undisturbed():
-        try:
+    marker.unlink(missing_ok=True)  # of an exchange that was killed halfway, and written again it would keep its age
+    if "enable" in verbs:
+        launchctl.enable(where.label)
+    with contextlib.ExitStack() as undo:
+        for each in ENDING:  # ignored meanwhile: halfway through an exchange there is no job at all
+            undo.callback(signal.signal, each, signal.signal(each, signal.SIG_IGN))
+        undo.callback(launchctl.load, where.label, where.plist)
+        if "kill" in verbs:
+            undo.callback(marker.unlink, missing_ok=True)
+            write_atomic(marker, "")
             launchctl.kill(where.label, "SIGKILL")
             launchctl.unload(where.label, launchd.exit_timeout_s(found.settings.stop_timeout))
-            _place([step for step in found.due() if _is_plist(step, where)], where, machine, say)
-        finally:
-            marker.unlink(missing_ok=True)
-            launchctl.load(where.label, where.plist)
-    say(f"reloaded  {launchctl.domain}/{where.label}; the engines go on")
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore HUP and TERM meanwhile: halfway through a replacement there is no job at all."""
-    before = [(each, signal.signal(each, signal.SIG_IGN)) for each in ENDING]
-    try:
-        yield
-    finally:
-        for each, handler in before:
-            signal.signal(each, handler)
-
-
-def _up(found: InstallPlan, machine: Machine) -> bool:
-    """Wait until supervisord runs our own programs."""
-    supervisord = Supervisord(StateDir(found.places.state).socket)
-    until = time.monotonic() + UP_WAIT_S
-    while time.monotonic() < until:
-        with contextlib.suppress(Unavailable, Refused):
-            table = supervisord.table()
-            if all(name in table and table[name].state is State.RUNNING for name in UP) and _answers(found):
-                return True
-        machine.pause(LOOK_S)
+def _is_up(found: InstallPlan) -> bool:
+    """True if supervisord runs the controller and the sidecar, and the embedded API answers, if there is one."""
+    with contextlib.suppress(Refused, BadKubeconfig, KubeError):
+        table = Supervisord(StateDir(found.places.state).socket).table()
+        if all(name in table and table[name].state is State.RUNNING for name in UP):
+            if found.settings.embedded:
+                Kube(found.settings.kubeconfig_path).request("GET", "/version")
+            return True
     return False
-
-
-def _answers(found: InstallPlan) -> bool:
-    """True if the embedded API answers, as the user's next command may need it; True where there is none."""
-    if not found.settings.embedded:
-        return True
-    try:
-        Kube(found.settings.kubeconfig_path).request("GET", "/version")
-    except (BadKubeconfig, KubeError):
-        return False
-    return True
 
 
 def _say_what_failed(found: InstallPlan, launchctl: Launchctl, say: Say) -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metal_supervisor.cluster import kubeconfig_copy
-from metal_supervisor.cluster.kubeconfig_copy import Copy
+from metal_supervisor.cluster.kubeconfig_copy import TOKEN_FILE, Copy
 from metal_supervisor.host import launchd
 from metal_supervisor.host.launchctl import Launchctl, LoadedJob
 from metal_supervisor.host.launchd import LABEL
-from metal_supervisor.install.steps import SUDO, Directory, FileStep, InstallError, LinkStep, Machine, Remove, Step
+from metal_supervisor.install.steps import SUDO, FileStep, InstallError, Machine
 from metal_supervisor.settings import loader as config
 from metal_supervisor.settings.checks import kubeconfigs
 from metal_supervisor.settings.schema import Settings
@@ -28,6 +28,9 @@ from metal_supervisor.state.reports import read_object
 
 SETTINGS_FILE = "metal-supervisor.toml"
 CLUSTER = "cluster"
+SOURCE = "source"
+"""Note of the digest and the path of the kubeconfig that was copied."""
+NOTE_FILE = "installed.json"
 PROGRAMS = ("metal-supervisor", "supervisorctl")
 """Scripts that users call."""
 MARK = "metal-supervisor install wrote this"
@@ -93,34 +96,9 @@ class InstallPaths:
         return self.state / CLUSTER / "kubeconfig"
 
     @property
-    def token(self) -> Path:
-        """Copy of the token file that the kubeconfig names, if it names one."""
-        return self.state / CLUSTER / kubeconfig_copy.TOKEN_FILE
-
-    @property
-    def source(self) -> Path:
-        """Note of the digest and the path of the kubeconfig that was copied."""
-        return self.state / CLUSTER / "source"
-
-    @property
-    def launchd(self) -> Path:
-        """Directory of what was last given to launchd."""
-        return self.state / "launchd"
-
-    @property
-    def loaded(self) -> Path:
-        """Copy of the property list that launchd has loaded."""
-        return self.launchd / "loaded.plist"
-
-    @property
-    def rendered(self) -> Path:
-        """Copy of the property list as we last wrote it."""
-        return self.launchd / f"{self.label}.plist"
-
-    @property
-    def staged(self) -> Path:
-        """Copy of the property list that root was last asked to put in place."""
-        return self.launchd / "staged.plist"
+    def note(self) -> Path:
+        """Digests of what launchd has loaded and of what its programs were started with."""
+        return self.state / NOTE_FILE
 
 
 def places(machine: Machine, state: Path, agent: bool) -> InstallPaths:
@@ -145,12 +123,12 @@ class InstallPlan:
 
     places: InstallPaths
     settings: Settings
-    steps: tuple[Step, ...]
+    steps: tuple[FileStep, ...]
     plist: bytes
     """Content that the property list will have."""
     notes: tuple[str, ...]
 
-    def due(self) -> tuple[Step, ...]:
+    def due(self) -> tuple[FileStep, ...]:
         """The steps that would change something."""
         return tuple(step for step in self.steps if step.due())
 
@@ -161,33 +139,40 @@ def plan(order: InstallOrder, machine: Machine) -> InstallPlan:
     where = places(machine, state, order.agent)
     text, copy = _settings(order, where)
     settings = _checked(text, where)
-    steps: list[Step] = [Directory(state), Directory(state / "log"), Directory(where.launchd)]
-    if copy is not None:
-        steps += _copied(where, copy)
+    steps = _copied(where, copy) if copy else []
     before = read(where.settings)
     if order.config is not None and before not in (b"", text.encode()):
         steps.append(FileStep(where.settings.with_suffix(".toml.before"), before))
     steps.append(FileStep(where.settings, text.encode()))
     if settings.embedded:
-        steps += [Remove(path) for path in (where.kubeconfig, where.token, where.source)]
-    plist, edited = _plist(order, machine, where, settings)
-    notes = [f"{where.plist} was edited by hand and stays; --force writes ours"] if edited else []
+        steps += [FileStep(where.kubeconfig.with_name(name)) for name in ("kubeconfig", TOKEN_FILE, SOURCE)]
+    notes = []
+    plist = read(where.plist)
+    if plist and launchd.is_edited(plist) and not order.force:
+        notes.append(f"{where.plist} was edited by hand and stays; --force writes ours")
+    else:
+        job = launchd.Job(
+            machine.user,
+            machine.group,
+            str(machine.home),
+            str(state),
+            settings.stop_timeout,
+            order.agent,
+            where.label,
+        )
+        plist = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
+        steps.append(FileStep(where.plist, plist, 0o644, where.root))
     if copy is not None and copy.plugin:
         notes.append(f"the kubeconfig's command {copy.plugin} has to be in {launchd.path_of(str(machine.home))}")
-    if not edited:
-        if not where.root:
-            steps.append(Directory(where.plist.parent, 0o755))
-        steps.append(FileStep(where.plist, plist, 0o644, where.root, where.staged if where.root else None))
     for name in PROGRAMS:
         script = where.programs / name
         if os.path.lexists(script) and MARK.encode() not in read(script):
             notes.append(f"{script} is not ours and stays; ours is {state}/current/{name}")
         else:
-            if not where.programs.is_dir():
-                steps.append(Directory(where.programs, 0o755, where.root))
-            steps.append(_script(where, name, machine))
-    steps.append(LinkStep(logs_link(machine), state / "log"))
-    return InstallPlan(where, settings, tuple(dict.fromkeys(steps)), plist, tuple(notes))
+            text = SCRIPT.format(mark=MARK, state=shlex.quote(str(state)), name=name, uid=machine.uid)
+            steps.append(FileStep(script, text.encode(), 0o755, where.root))
+    steps.append(FileStep(logs_link(machine), state / "log"))
+    return InstallPlan(where, settings, tuple(steps), plist, tuple(notes))
 
 
 def _settings(order: InstallOrder, where: InstallPaths) -> tuple[str, Copy | None]:
@@ -250,7 +235,7 @@ def _kept_context(where: InstallPaths) -> str:
 
 def _taken(where: InstallPaths) -> tuple[str, str]:
     """(digest of the kubeconfig that was copied, its path), "" for both if none was."""
-    digest, _, file = read(where.source).decode("utf-8", "replace").strip().partition("\n")
+    digest, _, file = read(where.kubeconfig.with_name(SOURCE)).decode("utf-8", "replace").strip().partition("\n")
     return digest, file
 
 
@@ -262,24 +247,6 @@ def _checked(text: str, where: InstallPaths) -> Settings:
     return Settings(**{**found, "state_dir": str(where.state)})
 
 
-def _plist(order: InstallOrder, machine: Machine, where: InstallPaths, settings: Settings) -> tuple[bytes, bool]:
-    """(content of the property list, True if it is the existing one, kept because it was edited by hand)."""
-    job = launchd.Job(
-        machine.user,
-        machine.group,
-        str(machine.home),
-        str(where.state),
-        settings.stop_timeout,
-        order.agent,
-        where.label,
-    )
-    ours = launchd.rendered((config.launchd_dir() / f"{LABEL}.plist").read_bytes(), job)
-    there, before = read(where.plist), read(where.rendered)
-    if there and before and there not in (before, read(where.staged), ours) and not order.force:
-        return there, True
-    return ours, False
-
-
 def read(path: Path) -> bytes:
     """Content of a file, b"" if it cannot be read."""
     try:
@@ -288,21 +255,15 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def _copied(where: InstallPaths, copy: Copy) -> Iterator[Step]:
+def _copied(where: InstallPaths, copy: Copy) -> list[FileStep]:
     """Steps for the copy's files. One taken already is not written again: its token may have been renewed since."""
     digest = hashlib.sha256(f"{copy.kubeconfig}\0{copy.token}".encode()).hexdigest()
-    yield Directory(where.kubeconfig.parent)
-    if _taken(where)[0] != digest or not where.kubeconfig.exists():
-        yield FileStep(where.kubeconfig, copy.kubeconfig.encode(), secret=True)
-        if copy.token:
-            yield FileStep(where.token, copy.token.encode(), secret=True)
-    if not copy.token:
-        yield Remove(where.token)
-    yield FileStep(where.source, f"{digest}\n{copy.file}\n".encode())
-
-
-def _script(where: InstallPaths, name: str, machine: Machine) -> FileStep:
-    """Step for a script that users call, which goes through current/ as launchd does."""
-    state = shlex.quote(str(where.state))
-    text = SCRIPT.format(mark=MARK, state=state, name=name, uid=machine.uid)
-    return FileStep(where.programs / name, text.encode(), 0o755, root=where.root)
+    note = FileStep(where.kubeconfig.with_name(SOURCE), f"{digest}\n{copy.file}\n".encode())
+    if _taken(where)[0] == digest and where.kubeconfig.exists():
+        return [note]
+    token = where.kubeconfig.with_name(TOKEN_FILE)
+    return [
+        FileStep(where.kubeconfig, copy.kubeconfig.encode(), secret=True),
+        FileStep(token, copy.token.encode() or None, secret=True),
+        note,
+    ]

@@ -7,6 +7,7 @@ root.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,7 @@ from metal_supervisor.spec.user_error import UserError
 from metal_supervisor.state.kept_files import write_atomic
 
 SUDO = "/usr/bin/sudo"
-INSTALL = "/usr/bin/install"
 REMOVE = "/bin/rm"
-OWNER = ("-o", "root", "-g", "wheel")
 PLACE = "$PLACE"
 """Short for root_file.SCRIPT where commands are shown."""
 COMMAND_S = 30.0
@@ -65,120 +64,65 @@ def shown_as_root(argv: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Directory:
-    """Step that makes a directory, if it is missing."""
-
-    path: Path
-    mode: int = 0o700
-    root: bool = False
-
-    def due(self) -> bool:
-        return not self.path.is_dir()
-
-    def lines(self) -> Iterator[str]:
-        if self.root:
-            yield f"run    sudo {' '.join(self._argv())}"
-        else:
-            yield f"make   {self.path}/ ({self.mode:04o})"
-
-    def do(self, machine: Machine) -> None:
-        if self.root:
-            machine.as_root(*self._argv())
-        else:
-            self.path.mkdir(mode=self.mode, parents=True, exist_ok=True)
-
-    def _argv(self) -> list[str]:
-        return [INSTALL, "-d", "-m", f"{self.mode:04o}", *OWNER, str(self.path)]
-
-
-@dataclass(frozen=True)
 class FileStep:
-    """Step that writes a file with this content."""
+    """Step that leaves one file, link or nothing at a path; missing directories are made with the rights of the file.
+
+    `do` raises InstallError and OSError.
+    """
 
     path: Path
-    content: bytes = field(repr=False)
+    content: bytes | Path | None = field(default=None, repr=False)
+    """Content of a file, target of a link, or None to remove what is there."""
     mode: int = 0o600
     root: bool = False
     """The file belongs to root; else to the user."""
-    record: Path | None = None
-    """File that the content is recorded in before root puts it in place; root does not read it."""
     secret: bool = False
     """The content must not be shown."""
 
     def due(self) -> bool:
+        """True if the step would change something. Only a link replaces a link, and nothing else becomes one."""
+        if isinstance(self.content, Path):
+            return self.path.readlink() != self.content if self.path.is_symlink() else not self.path.exists()
+        if self.content is None:
+            return os.path.lexists(self.path)
         try:
             return self.path.read_bytes() != self.content or self.path.stat().st_mode & 0o777 != self.mode
         except OSError:
             return True
 
     def lines(self) -> Iterator[str]:
-        yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
-        shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
-        yield from (f"       | {line}" for line in shown)
+        """The step as a dry run shows it, with the content of a file."""
+        if isinstance(self.content, bytes):
+            yield f"write  {self.path} ({self.mode:04o}{', by root' if self.root else ''})"
+            shown = ["(not shown: it holds credentials)"] if self.secret else self.content.decode("utf-8").splitlines()
+            yield from (f"       | {line}" for line in shown)
+        elif self.content:
+            yield f"link   {self.path} -> {self.content}"
+        elif not self.root:
+            yield f"remove {self.path}"
         if self.root:
-            yield f"run    {shown_as_root(self._argv())}"
+            yield f"run    {shown_as_root(self._root_command())}"
 
     def do(self, machine: Machine) -> None:
-        if self.record:
-            self.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomic(self.record, self.content)
+        """Carry it out."""
         if self.root:
-            machine.as_root(*self._argv(), content=self.content)
+            content = self.content if isinstance(self.content, bytes) else b""
+            machine.as_root(*self._root_command(), content=content)
             return
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self.path, self.content)
-        self.path.chmod(self.mode)
-
-    def _argv(self) -> list[str]:
-        return root_file.command(str(self.path), self.mode, self.content)
-
-
-@dataclass(frozen=True)
-class LinkStep:
-    """Step that makes a symbolic link for convenience; anything but a link in its place stays."""
-
-    path: Path
-    target: Path
-
-    def due(self) -> bool:
-        if self.path.is_symlink():
-            return self.path.readlink() != self.target
-        return not self.path.exists()
-
-    def lines(self) -> Iterator[str]:
-        yield f"link   {self.path} -> {self.target}"
-
-    def do(self, _machine: Machine) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.content is not None:
+            self.path.parent.mkdir(self.mode | (self.mode & 0o444) >> 2, parents=True, exist_ok=True)
+        if isinstance(self.content, bytes):
+            write_atomic(self.path, self.content)
+            self.path.chmod(self.mode)
+            return
         self.path.unlink(missing_ok=True)
-        self.path.symlink_to(self.target)
+        if self.content:
+            self.path.symlink_to(self.content)
 
-
-@dataclass(frozen=True)
-class Remove:
-    """Step that removes a file or link."""
-
-    path: Path
-    root: bool = False
-
-    def due(self) -> bool:
-        return self.path.is_symlink() or self.path.exists()
-
-    def lines(self) -> Iterator[str]:
-        yield f"run    sudo {REMOVE} -f {self.path}" if self.root else f"remove {self.path}"
-
-    def do(self, machine: Machine) -> None:
-        if self.root:
-            machine.as_root(REMOVE, "-f", str(self.path))
-        else:
-            self.path.unlink(missing_ok=True)
-
-
-Step = Directory | FileStep | LinkStep | Remove
-"""`due`: it would change something. `lines`: its description, with the content of a file. `do`: do it.
-
-Raises InstallError, OSError.
-"""
+    def _root_command(self) -> list[str]:
+        if isinstance(self.content, bytes):
+            return root_file.command(str(self.path), self.mode, self.content)
+        return [REMOVE, "-f", str(self.path)]
 
 
 def ask_for_sudo(machine: Machine, why: str, say: Say) -> None:

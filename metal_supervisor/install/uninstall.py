@@ -21,8 +21,18 @@ from metal_supervisor.host import launchd
 from metal_supervisor.host import machine as host
 from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install.checks import KEPT, is_state_directory, refuse_anothers, refuse_running
-from metal_supervisor.install.plan import CLUSTER, MARK, PROGRAMS, SETTINGS_FILE, InstallPaths, logs_link, places, read
-from metal_supervisor.install.steps import InstallError, Machine, Remove, Say, ask_for_sudo
+from metal_supervisor.install.plan import (
+    CLUSTER,
+    MARK,
+    NOTE_FILE,
+    PROGRAMS,
+    SETTINGS_FILE,
+    InstallPaths,
+    logs_link,
+    places,
+    read,
+)
+from metal_supervisor.install.steps import FileStep, InstallError, Machine, Say, ask_for_sudo
 from metal_supervisor.models.inventory import files_of
 from metal_supervisor.placement.leases import NODE
 from metal_supervisor.settings import loader
@@ -38,7 +48,7 @@ PASSING = (
     "kubectl-cache",
     "omlx",
     "served",
-    "launchd",
+    NOTE_FILE,
     "log-level",
     CLUSTER,
     "apiserver.json",
@@ -84,7 +94,7 @@ class Found:
     places: tuple[InstallPaths, ...]
     """Those with a loaded job or an existing file."""
     settings: Settings
-    steps: tuple[Remove, ...]
+    steps: tuple[FileStep, ...]
     ours: bool
     """The directory is recognisably a state directory; False also if it is missing."""
 
@@ -99,16 +109,16 @@ def find(machine: Machine, state: Path) -> Found:
     for agent in (False, True):
         where = places(machine, state, agent)
         known = refuse_anothers(where) or known
-        ours = [Remove(where.plist, where.root)]
+        ours = [FileStep(where.plist, root=where.root)]
         for name in PROGRAMS:
             if MARK.encode() in read(where.programs / name):
-                ours.append(Remove(where.programs / name, where.root))
+                ours.append(FileStep(where.programs / name, root=where.root))
         if any(step.due() for step in ours) or where.job(machine) is not None:
             here.append(where)
             steps += ours
     logs = logs_link(machine)
     if logs.is_symlink():
-        steps.append(Remove(logs))
+        steps.append(FileStep(logs))
     settings = Settings(state_dir=str(state))
     strange = [] if known else sorted(path.name for path in _going(settings, purge=True))
     if strange:
@@ -122,9 +132,8 @@ def find(machine: Machine, state: Path) -> Found:
 def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Print everything that would be done; change nothing."""
     for where in found.places:
-        launchctl = where.launchctl(machine)
-        if where.job(machine) is not None:
-            say(f"run    {launchctl.line('bootout', f'{where.domain}/{where.label}')}")
+        if where.job(machine):
+            say(f"run    {where.launchctl(machine).line('bootout', f'{where.domain}/{where.label}')}")
     for step in found.steps:
         for line in step.lines():
             say(line)
@@ -137,15 +146,15 @@ def show(found: Found, machine: Machine, purge: bool, say: Say) -> None:
 def uninstall(found: Found, machine: Machine, purge: bool, say: Say) -> None:
     """Shut the system down in order and remove it. Raises InstallError, LaunchdError, OSError."""
     settings = found.settings
-    if not any(where.job(machine) for where in found.places):
+    loaded = [where for where in found.places if where.job(machine)]
+    if not loaded:
         refuse_running(settings.state_path)
     if any(where.root for where in found.places):
         ask_for_sudo(machine, "the job's file and launchd's commands are root's", say)
-    for where in found.places:
-        if where.job(machine) is not None:
-            bound = f"at most {settings.stop_timeout:g} s"
-            say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
-            where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
+    for where in loaded:
+        bound = f"at most {settings.stop_timeout:g} s"
+        say(f"stopping  {where.domain}/{where.label}: answers end ({bound}), then the models")
+        where.launchctl(machine).unload(where.label, launchd.exit_timeout_s(settings.stop_timeout))
     directory = StateDir(settings.state_path)
     own_processes.end_all(own_processes.left_over(directory))
     probe.end_left(directory.path)

@@ -90,7 +90,7 @@ def _take_over(supervisord: Supervisord, say: Callable[[str], None]) -> frozense
 
 def _ended(supervisord: Supervisord, program: str) -> None:
     """Wait until a program that is stopping has no process."""
-    _waited(lambda: not _lives(supervisord, program))
+    waited(lambda: not _lives(supervisord, program), WAIT_S)
 
 
 def _renewed(supervisord: Supervisord, program: str, fresh: bool) -> bool:
@@ -164,12 +164,12 @@ def _comes_up(supervisord: Supervisord, program: str, former_pid: int) -> bool:
         now = supervisord.table().get(program)
         return now is not None and now.state is State.RUNNING and now.pid != former_pid
 
-    return _waited(is_up)
+    return waited(is_up, WAIT_S)
 
 
-def _waited(reached: Callable[[], bool]) -> bool:
-    """Wait until a state is reached; False if it is not within WAIT_S."""
-    until = time.monotonic() + WAIT_S
+def waited(reached: Callable[[], bool], wait_s: float) -> bool:
+    """Wait until a state is reached; False if it is not in time."""
+    until = time.monotonic() + wait_s
     while time.monotonic() < until:
         with contextlib.suppress(Unavailable):  # it may be slow for a moment
             if reached():

@@ -17,7 +17,6 @@ from metal_supervisor.cli import main
 from metal_supervisor.cluster import accounts
 from metal_supervisor.cluster.accounts import AccountError, duration_s, read_token
 from metal_supervisor.cluster.kube import Kube
-from metal_supervisor.cluster.kubeconfig_copy import cluster_of
 from tests.support.system import free_ports
 
 
@@ -93,7 +92,7 @@ def test_what_the_cluster_needs_is_carried_over(shell: Shell, tmp_path: Path, ap
     more = {"certificate-authority": "ca.pem", "tls-server-name": "api.internal"}
     admin = kubeconfig(tmp_path / "with-ca", api.url, {"token": ADMIN}, **more)
     chosen = accounts.credentials.choose(admin)
-    cluster = cluster_of(chosen, "https://k8s.example:6443")
+    cluster = chosen.cluster_info("https://k8s.example:6443")
     assert cluster["server"] == "https://k8s.example:6443" and cluster["tls-server-name"] == "api.internal"
     assert base64.b64decode(cluster["certificate-authority-data"]) == (tmp_path / "ca.pem").read_bytes()
     assert "certificate-authority" not in cluster

@@ -232,7 +232,7 @@ def test_a_directory_with_directories_of_somebody_else_is_left_as_it_is(tmp_path
 
 @pytest.mark.parametrize(
     "names",
-    [[], ["models"], ["log", "hub", "models"], ["launchd"], [".Trashes", "lost+found"], ["models.d", "app"]],
+    [[], ["models"], ["log", "hub", "models"], [".Trashes", "lost+found"], ["models.d", "app"]],
     ids=lambda names: "-".join(names) or "empty",
 )
 def test_one_that_was_restored_or_left_by_an_uninstall_is_taken(tmp_path: Path, names: list[str]) -> None:

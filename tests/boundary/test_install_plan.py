@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,7 @@ from metal_supervisor.cluster.kubeconfig_copy import copy
 from metal_supervisor.controller import boot
 from metal_supervisor.host import root_file
 from metal_supervisor.host.commands import Done, run_here
-from metal_supervisor.host.launchctl import LaunchdError, LoadedJob
+from metal_supervisor.host.launchctl import Launchctl, LaunchdError, LoadedJob
 from metal_supervisor.host.launchd import LABEL
 from metal_supervisor.host.powermetrics import FRAGMENT
 from metal_supervisor.install import install, plan, uninstall, upgrade
@@ -224,7 +225,9 @@ def planned(tmp_path: Path, **more: Any) -> plan.InstallPlan:
 
 
 def content(found: plan.InstallPlan, name: str) -> str:
-    return next(step.content.decode() for step in found.steps if isinstance(step, FileStep) and step.path.name == name)
+    return next(
+        step.content.decode() for step in found.steps if isinstance(step.content, bytes) and step.path.name == name
+    )
 
 
 def test_without_a_word_about_the_cluster_the_first_time_it_asks(tmp_path: Path) -> None:
@@ -409,7 +412,7 @@ def test_a_job_of_another_state_directory_is_neither_taken_over_nor_taken_out(tm
 def test_an_install_after_uninstall_asks_for_the_cluster_whose_copy_is_gone(tmp_path: Path) -> None:
     first = planned(tmp_path, kubeconfig=kubeconfig(tmp_path / "k"), context="mac")
     for step in first.steps:
-        if isinstance(step, FileStep) and not step.root:
+        if not step.root:
             step.do(machine(nothing_loaded, tmp_path, tmp_path / "home"))
     assert planned(tmp_path).settings.kubeconfig == str(first.places.kubeconfig)
     first.places.kubeconfig.unlink()
@@ -460,8 +463,6 @@ class Loaded:
             if words[4].endswith(".plist") and "install" in self.meanwhile:
                 return cast(Done, self.meanwhile["install"]())
             return run_here(words, 30.0, content)
-        if words[:1] == ["/usr/bin/install"]:
-            Path(words[-1]).mkdir(parents=True, exist_ok=True)
         if words[:1] != ["/bin/launchctl"]:
             return Done(0, "", "")
         verb = words[1]
@@ -475,13 +476,18 @@ class Loaded:
         return done
 
 
+def noted(found: plan.InstallPlan) -> bytes:
+    """The note of a job that was loaded as planned, and did not come up."""
+    return json.dumps({"plist": install._note(found)["plist"]}).encode()
+
+
 def to_exchange(tmp_path: Path, mac: Machine, **values: Any) -> plan.InstallPlan:
     """A job that is loaded with another property list than the one to be."""
     state = tmp_path / "s"
     before = plan.plan(order(str(state), embedded=True), mac)
-    for path in (before.places.plist, before.places.loaded, before.places.rendered):
+    for path, text in ((before.places.plist, before.plist), (before.places.note, noted(before))):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(before.plist)
+        path.write_bytes(text)
     return plan.plan(order("", embedded=True, values={"state_dir": str(state), "stop_timeout": 99.0}), mac)
 
 
@@ -545,6 +551,63 @@ def test_what_an_interrupted_install_wrote_was_edited_by_nobody(
         install.install(found, mac, print)
     assert found.places.plist.read_bytes() == found.plist, "placed, and not loaded"
     assert again(98.0).notes == ()
+
+
+class Killed(BaseException):
+    """The end of an install."""
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_an_install_that_is_killed_between_any_two_steps_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(install, "UP_WAIT_S", 0.0)
+
+    def killed_after(steps: int, call: Any) -> bool:
+        """Make a call, and raise Killed in it instead of the step of that number; True if it came so far."""
+        left = count(steps, -1)
+
+        def limited(step: Any) -> Any:
+            def limited_step(*arguments: Any) -> Any:
+                if next(left) == 0:
+                    raise Killed
+                return step(*arguments)
+
+            return limited_step
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((FileStep, "do"), (Launchctl, "enable"), (Launchctl, "load"), (Launchctl, "unload")):
+                patch.setattr(owner, name, limited(getattr(owner, name)))
+            try:
+                call()
+            except Killed:
+                return True
+        return False
+
+    for steps in count():
+        run = Loaded()
+        run.loaded = False
+        here = tmp_path / str(steps)
+        mac = machine(run, here, here)
+
+        def carry_out(stop_timeout: float, mac: Machine = mac, here: Path = here) -> plan.InstallPlan:
+            values = {"state_dir": str(here / "s"), "stop_timeout": stop_timeout}
+            found = plan.plan(order("", embedded=True, values=values), mac)
+            install.install(found, mac, print)
+            return found
+
+        if installed:
+            carry_out(20.0)
+        killed = killed_after(steps, lambda carry_out=carry_out: carry_out(25.0))
+        if (here / "Library/LaunchDaemons" / f"{LABEL}.plist").exists():
+            assert (here / "s/current/metal-supervisor").exists(), "the job can start at the next boot of the Mac"
+        for stop_timeout in (25.0, 30.0):
+            found = carry_out(stop_timeout)
+            assert run.loaded and found.places.plist.read_bytes() == found.plist and found.due() == found.notes == ()
+            assert not (here / "s" / boot.HANDOVER_FILE).exists()
+        if not killed:
+            assert steps == (4 if installed else 7)
+            break
 
 
 def test_what_did_not_come_up_is_no_success_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from metal_supervisor.host import root_file
 from tests.support.sudo import Room
 
 SUDO = ("/usr/bin/sudo", "-n")
-TOOLS = "cat", "chmod", "chown", "find", "id", "mktemp", "mv", "rm", "sha256sum"
+TOOLS = "cat", "chmod", "chown", "find", "id", "mkdir", "mktemp", "mv", "rm", "sha256sum"
 RULE = sudoers("mac.user")
 MODE = 0o440
 USER = 1000
@@ -100,3 +100,10 @@ def test_a_sticky_directory_further_up_does_no_harm(place: tuple[Room, Path]) ->
     inside.mkdir(mode=0o755)
     (root / "tmp").chmod(0o1777)
     assert put(room, target="/tmp/of-root/ours")[0] == 0 and (inside / "ours").read_text() == RULE
+
+
+def test_a_missing_directory_is_made_for_all_to_read(place: tuple[Room, Path]) -> None:
+    room, root = place
+    target = root / "usr-local" / "bin" / "ours"
+    assert put(room, target="/usr-local/bin/ours")[0] == 0 and target.read_text() == RULE
+    assert [each.stat().st_mode & 0o7777 for each in (target.parent, target.parent.parent)] == [0o755, 0o755]

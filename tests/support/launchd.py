@@ -157,7 +157,7 @@ class Mac:
             self.asked.append(" ".join("$PLACE" if word == root_file.SCRIPT else word for word in argv))
         if words[0] == root_file.SHELL:
             return commands.run_here(words, 30.0, content)
-        tools = {"/usr/bin/install": _install, "/bin/rm": _remove, "/bin/launchctl": self._launchctl}
+        tools = {"/bin/rm": _remove, "/bin/launchctl": self._launchctl}
         return tools[words[0]](words[1:])
 
     def _launchctl(self, words: list[str]) -> Done:
@@ -205,12 +205,6 @@ class Mac:
             job.end()
         for job in self.jobs.values():
             assert job.gone.wait(60), job.path
-
-
-def _install(words: list[str]) -> Done:
-    assert words[0] == "-d", "files reach root on standard input"
-    Path(words[-1]).mkdir(mode=int(words[words.index("-m") + 1], 8), parents=True)
-    return FINE
 
 
 def _remove(words: list[str]) -> Done:
