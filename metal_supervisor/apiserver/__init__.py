@@ -26,7 +26,10 @@ chunks of lists, exact lists    any version that etcd still has     410 Expired 
 `limit=-1`, get with a version  no limit; waits, then 504           400; ignored
 `as=PartialObjectMetadata`      metadata alone                      whole objects
 watch from a future version     stays open without events           410 Expired
-`format` in a CRD               all of OpenAPI                      date-time, int32, int64
+`format` in a CRD               all of OpenAPI                      date-time
+other words of a CRD's schema   all                                 none of `nullable`, `not`, `oneOf`, `allOf`,
+                                                                    `anyOf`, `multipleOf`, `exclusiveMinimum`,
+                                                                    `exclusiveMaximum`, embedded resources
 `pattern` of a CRD              linear time, whatever the pattern   backtracks: `^(a+)+$` holds up all requests
 a CRD that becomes stricter     not for fields that stay            not where the metadata alone is edited
 a CRD with a new default        applied to what is read             applied by the next write

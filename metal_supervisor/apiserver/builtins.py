@@ -63,15 +63,13 @@ _SCHEMA: Json = schemas.fields(
     **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
     **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
     **{name: {"type": "integer"} for name in _COUNTS},
-    **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
-) | {"anyOf": [{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}]}
+    **{name: {"type": "number"} for name in ("minimum", "maximum")},
+)
 """Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
 _SCHEMA["properties"] |= {
     "properties": {"type": "object", "additionalProperties": _SCHEMA},
-    "additionalProperties": {"anyOf": [_SCHEMA, schemas.FLAG]},
+    "additionalProperties": {"properties": _SCHEMA["properties"]},
     "items": _SCHEMA,
-    "not": _SCHEMA,
-    **{name: {"type": "array", "items": _SCHEMA} for name in ("allOf", "anyOf", "oneOf")},
 }
 
 

@@ -86,7 +86,7 @@ def unsupported_value(field: str, value: Any, allowed: Sequence[Any]) -> Problem
 
 def wrong_type(field: str, value: Any, expected: str) -> Problem:
     """A field whose value has another type than the schema says."""
-    found = "float64" if expected in ("int32", "int64") else json_type(value)
+    found = json_type(value)
     detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
     return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
 
