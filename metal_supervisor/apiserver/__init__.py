@@ -9,6 +9,9 @@ in one SQLite file. `make run` uses it instead of a cluster, and our tests run a
 what                            the real server                     this one
 ==============================  ==================================  ============================================
 rules in CEL                    all                                 those in `cel.py`; others are not applied
+wrong types of built-in kinds   400 for what Go cannot decode, and  422, naming each field, as for custom kinds
+                                of a patch a 422 about the patch
+times of Leases and Events      exactly six digits, kept in UTC     any RFC 3339 time, kept as it is sent
 messages of errors              Go's words, type and struct names   the same status and reason, words of its own
 a fraction for an integer,      422                                 500
 applied

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Iterator
-from datetime import timezone
 
 from . import schemas, services
-from .codec import listed, parse_time, section, timestamp
+from .codec import listed, section, timestamp
 from .errors import Json, Problem, forbidden_value, invalid_value, unsupported_value
 from .metadata import dns_label_problems
 from .resources import Resource
 from .schema import validate
 
-_NEWLINES = {ord("\r"): None, ord("\n"): None}
-"""Base64 may be wrapped into lines."""
 _EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
 
 
@@ -110,38 +106,3 @@ def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
         yield invalid_value("spec.scope", spec["scope"], "field is immutable")
     if section(spec, "conversion").get("strategy") == "Webhook":
         yield unsupported_value("spec.conversion.strategy", "Webhook", ["None"])
-
-
-# ---- texts that are times or bytes -------------------------------------------------------------
-
-_BYTES = {"ConfigMap": "binaryData", "Secret": "data"}
-"""Fields of bytes by name, which JSON has as base64."""
-_TIMES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Lease": (("spec", "acquireTime"), ("spec", "renewTime")),
-    "Event": (("eventTime",), ("series", "lastObservedTime")),
-}
-"""Times with microseconds: exactly six digits, kept in UTC."""
-_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
-
-
-def undecodable(kind: str, obj: Json) -> str:
-    """Problem of the first text of an object that should be a time or bytes and is not; "" without one.
-
-    Normalizes the times, in place.
-    """
-    for *parents, name in _TIMES.get(kind, ()):
-        holder = section(obj, *parents)
-        text = holder.get(name)
-        if not isinstance(text, str):
-            continue
-        moment = parse_time(text)
-        if moment is None or not _MICRO_TIME.fullmatch(text):
-            return f'{name}: "{text}" must be a time with microseconds, such as 2026-01-31T12:00:00.000000Z'
-        holder[name] = moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    field = _BYTES.get(kind, "")
-    for name, value in section(obj, field).items():
-        try:
-            base64.b64decode(str(value).translate(_NEWLINES), validate=True)
-        except ValueError:
-            return f"{field}.{name}: illegal base64 data: encode it, or use stringData in a Secret"
-    return ""

@@ -7,6 +7,7 @@ validates it; the messages are those of a real server, because people search for
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -141,6 +142,11 @@ def _text_problems(schema: Json, value: str, path: str) -> Iterator[Problem]:
         yield errors.invalid_value(path, value, f"{path} in body should match '{pattern}'")
     if schema.get("format") == "date-time" and parse_time(value) is None:
         yield errors.invalid_value(path, value, f'{path} in body must be of type date-time: "{value}"')
+    if schema.get("format") == "byte":
+        try:
+            base64.b64decode("".join(value.split()), validate=True)
+        except ValueError:
+            yield errors.invalid_value(path, value, "illegal base64 data: encode it, or use stringData in a Secret")
 
 
 @lru_cache(maxsize=512)

@@ -131,19 +131,20 @@ ENDPOINT_SLICE = _kind(
 
 LEASE = _kind(
     spec=fields(
-        **plain("holderIdentity", "acquireTime", "renewTime", "preferredHolder", "strategy"),
+        **plain("holderIdentity", "preferredHolder", "strategy"),
+        **dict.fromkeys(("acquireTime", "renewTime"), TIME),
         leaseDurationSeconds={**WHOLE, "minimum": 1},
         leaseTransitions={**WHOLE, "minimum": 0},
     ),
 )
 
 EVENT_CORE = _kind(
-    **plain("reason", "message", "type", "eventTime", "action", "reportingComponent", "reportingInstance"),
+    **plain("reason", "message", "type", "action", "reportingComponent", "reportingInstance"),
     **dict.fromkeys(("involvedObject", "related"), REFERENCE),
-    **dict.fromkeys(("firstTimestamp", "lastTimestamp"), TIME),
+    **dict.fromkeys(("eventTime", "firstTimestamp", "lastTimestamp"), TIME),
     source=fields(**plain("component", "host")),
     count=WHOLE,
-    series=fields(count=WHOLE, lastObservedTime=TEXT),
+    series=fields(count=WHOLE, lastObservedTime=TIME),
 )
 EVENT_NAMES = {
     "involvedObject": "regarding",

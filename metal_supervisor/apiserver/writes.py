@@ -23,16 +23,6 @@ from .schemas import METADATA
 from .storage import ObjectStore
 
 
-class Undecodable(ApiError):
-    """400 for what is not an object of this kind."""
-
-    def __init__(self, resource: Resource, why: str) -> None:
-        kind = resource.kind
-        message = f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
-        super().__init__(400, "BadRequest", message)
-        self.why = why
-
-
 class Writer:
     """Performs writes. Every method takes the store's lock itself."""
 
@@ -88,11 +78,7 @@ class Writer:
                 scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
                 return self._write_scale(target, previous, scale, options)
             candidate = self._addressed(target, patched(target.resource, content_type, current, body))
-            try:
-                return self._write(target, previous, candidate, None, options)
-            except Undecodable as problem:
-                unfitting = Problem("patch", "FieldValueInvalid", f"Invalid value: {problem.why}")
-                raise errors.invalid("", "", "", [unfitting]) from None
+            return self._write(target, previous, candidate, None, options)
 
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
@@ -131,11 +117,7 @@ class Writer:
             if target.subresource:
                 # Of the metadata that is declared with a status, only the preconditions count.
                 merged["metadata"] = {**merged["metadata"], **declaration["metadata"]}
-            try:
-                return self._write(target, previous, merged, entries, options)
-            except Undecodable as problem:
-                # The declaration fits its schema, and is yet no object of this kind.
-                raise ApiError(500, "", problem.message) from None
+            return self._write(target, previous, merged, entries, options)
 
     def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
         """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
@@ -198,7 +180,7 @@ class Writer:
             _check_preconditions(target, before, sent)
         new = _isolated(target, before, wanted)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
-        unknown += _decoded(resource, new)
+        unknown += settle(resource.schema, new)
         # The unknown fields of a declaration have been refused already; those found here are the live object's.
         warnings = _warnings(resource, unknown, options) if entries is None else ()
         every = self._store.items(SERVICES) if resource.storage_key == SERVICES else []
@@ -306,23 +288,19 @@ def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Js
     return dict(clone(new))
 
 
-def _decoded(resource: Resource, new: Json) -> list[str]:
-    """Settle an object; return the paths of its unknown fields. A built-in kind with a wrong type is no object."""
-    unknown = settle(resource.schema, new)
-    if resource.custom:
-        return unknown
-    if complaint := mistyped(resource.schema, new) or builtins.undecodable(resource.kind, new):
-        raise Undecodable(resource, complaint)
-    return unknown
+def _undecodable(resource: Resource, why: str) -> ApiError:
+    return errors.bad_request(
+        f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
+    )
 
 
 def _readable_metadata(resource: Resource, raw: Any) -> Json:
     """The metadata of a body; 400 for what Go could not read."""
     own = {} if raw is None else raw
     if not isinstance(own, dict):
-        raise Undecodable(resource, "metadata must be an object")
+        raise _undecodable(resource, "metadata must be an object")
     if complaint := mistyped(METADATA, metadata.readable(own)[0]):
-        raise Undecodable(resource, complaint)
+        raise _undecodable(resource, complaint)
     return dict(own)
 
 
@@ -332,7 +310,7 @@ def _warnings(resource: Resource, unknown: list[str], options: WriteOptions) -> 
         return ()
     texts = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        raise Undecodable(resource, "strict decoding error: " + ", ".join(texts))
+        raise _undecodable(resource, "strict decoding error: " + ", ".join(texts))
     return tuple(texts)
 
 

@@ -63,7 +63,7 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
         ("POST", SERVICES, b"[]", 400),
         ("POST", SERVICES, b'{"metadata": []}', 400),
         ("POST", SERVICES, b'{"metadata": {"name": 1}}', 400),
-        ("POST", SERVICES, b'{"metadata": {"name": "s"}, "spec": []}', 400),
+        ("POST", SERVICES, b'{"metadata": {"name": "s"}, "spec": []}', 422),
         ("POST", SERVICES, b"[" * 100_000, 400),
         ("POST", SERVICES, b'{"a": NaN}', 400),
         ("POST", SERVICES, b'{"a": 1e999}', 400),

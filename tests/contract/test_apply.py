@@ -107,8 +107,8 @@ def test_a_declaration_of_a_built_in_kind_is_held_to_its_schema_too(space: Space
     assert refused.code == 500 and refused.message.endswith(": .spec.foo: field not declared in schema")
     refused = space.apply("services", service(ports=[{"port": 80}, {"port": 80}]), "one")
     assert refused.code == 500 and ".spec.ports" in refused.message and "uplicate" in refused.message
-    late = space.apply("leases", lease(renewTime="2026-01-01T00:00:00Z"), "one")
-    assert late.code == 500 and '"2026-01-01T00:00:00Z"' in late.message
+    late = space.apply("leases", lease(renewTime="late"), "one")
+    assert late.code in (422, 500) and '"late"' in late.message
 
 
 @pytest.mark.parametrize(
