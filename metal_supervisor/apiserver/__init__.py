@@ -38,7 +38,8 @@ a CRD that becomes stricter     not for fields that stay            not where th
 a CRD with a new default        applied to what is read             applied by the next write
 objects whose owner goes with   are collected                       stay, until the CRD is back
 its CRD
-EndpointSlices and Events       more than types is checked          only the types, and immutable `addressType`
+EndpointSlices, Events and      more than types is checked          only the types, immutable `addressType` and
+Services                                                            `clusterIP`
 data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
 strategic patches               all directives; new items come      those of kubectl, which orders all items; without
                                 first in a list                     that order new ones come last, `replace` is refused
@@ -54,7 +55,8 @@ apply while a CRD is deleted    creates what goes with the rest     405, as a PO
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
 reviews sent as protobuf        their `spec` is in the answer       without it
 Lease `strategy`                dropped (a feature gate)            kept
-Service ClusterIPs              chosen at random                    the first that is free
+Service ClusterIPs              chosen at random; any other is      the first that is free; any other is taken
+                                checked, and has IP families        as it is sent
 Services of other types         node ports are chosen, fields that  are stored as sent
                                 do not go together refused
 status of a Service             only load balancers have ingress    not checked

@@ -20,15 +20,11 @@ def empty(resource: Resource) -> Json:
     return {} if resource.custom else _EMPTY.get(resource.kind, {})
 
 
-def complete(resource: Resource, obj: Json, previous: Json | None, others: list[Json]) -> Iterable[Problem]:
-    """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems.
-
-    `others`: for a Service, the specs of all other ones.
-    """
+def complete(resource: Resource, obj: Json, previous: Json | None) -> Iterable[Problem]:
+    """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems."""
     match resource.kind:
         case "Service":
-            services.default_service(obj, previous)
-            return services.validate_service(obj, previous, others)
+            return services.complete_service(obj, previous)
         case "CustomResourceDefinition":
             _default_crd(obj, previous)
             return _crd(obj, previous)

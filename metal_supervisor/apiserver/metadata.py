@@ -61,19 +61,15 @@ DNS_LABEL_DETAIL = "a lowercase RFC 1123 label must consist of lower case letter
 QUALIFIED_DETAIL = "name part must consist of letters, digits, '-', '_' or '.'" + _ENDS
 
 
-def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> Iterator[Problem]:
-    """Problems of the name, labels, annotations, finalizers and owners of an object.
-
-    `named_elsewhere`: its kind has its own rules for the name, which are checked elsewhere.
-    """
+def validate(metadata: Json, *, before: Json) -> Iterator[Problem]:
+    """Problems of the name, labels, annotations, finalizers and owners of an object."""
     name = metadata.get("name") or ""
     if not name:
         yield required("metadata.name", "name or generateName is required")
-    elif not named_elsewhere:
-        if not SUBDOMAIN.fullmatch(name):
-            yield invalid_value("metadata.name", name, SUBDOMAIN_DETAIL)
-        if len(name) > 253:
-            yield invalid_value("metadata.name", name, "must be no more than 253 characters")
+    elif not SUBDOMAIN.fullmatch(name):
+        yield invalid_value("metadata.name", name, SUBDOMAIN_DETAIL)
+    elif len(name) > 253:
+        yield invalid_value("metadata.name", name, "must be no more than 253 characters")
     yield from label_problems("metadata.labels", section(metadata, "labels"))
     annotations, finalizers = section(metadata, "annotations"), listed(metadata.get("finalizers"))
     for key in annotations:

@@ -90,11 +90,11 @@ NAMESPACE = _kind(
 _PROTOCOL = choice("SCTP", "TCP", "UDP", default="TCP")
 _SERVICE_PORT = fields(
     **plain("name", "appProtocol"),
-    port=WHOLE,
+    port={**WHOLE, "minimum": 1, "maximum": 65535},
     targetPort={"x-kubernetes-int-or-string": True},
     protocol=_PROTOCOL,
     nodePort=WHOLE,
-)
+) | {"required": ["port"]}
 _SERVICE_SPEC = fields(
     **plain("clusterIP", "externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
     **dict.fromkeys(("clusterIPs", "ipFamilies", "externalIPs", "loadBalancerSourceRanges"), TEXTS),

@@ -183,9 +183,7 @@ class Writer:
         unknown += settle(resource.schema, new)
         # The unknown fields of a declaration have been refused already; those found here are the live object's.
         warnings = _warnings(resource, unknown, options) if entries is None else ()
-        every = self._store.items(SERVICES) if resource.storage_key == SERVICES else []
-        others = [section(each, "spec") for each in every if each["metadata"]["uid"] != new["metadata"]["uid"]]
-        self._complete_and_check(target, previous, new, others)
+        self._complete_and_check(target, previous, new)
         held = read_entries(before)
         if entries is None:
             base = read_entries(wanted) if sent.get("managedFields") else held
@@ -194,7 +192,7 @@ class Writer:
             entries = apply.track_update(resource.schema, seen, new, base, manager, resource.status)
         apply.write_entries(new, entries)
         if resource.storage_key == SERVICES:
-            services.allocate(new["spec"], others)
+            services.allocate(new["spec"], self._store.items(SERVICES))
         if resource.generation:
             _count_generation(resource, before, new)
         if before and apply.is_unchanged(before, new, held, entries):
@@ -203,11 +201,10 @@ class Writer:
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
 
-    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json, others: list[Json]) -> None:
+    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         stored = resource.stored_form(new)
-        before, is_service = section(previous or {}, "metadata"), resource.storage_key == SERVICES
-        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
+        problems = list(metadata.validate(new["metadata"], before=section(previous, "metadata")))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
         elif not resource.custom or previous is None or _content(previous) != _content(stored):
@@ -215,7 +212,7 @@ class Writer:
             problems += validate(resource.schema, new)
             problems += cel.problems(resource.schema, new, problems) if resource.custom else []
         if not problems and not resource.custom:
-            problems += builtins.complete(resource, stored, previous, others)
+            problems += builtins.complete(resource, stored, previous)
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
