@@ -49,6 +49,8 @@ preconditions of a collection   deletes the objects that meet them  deletes noth
 DELETE with options in a body   ignores those in the query          both count, the body's first
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
+from `kubectl apply` to          fields that are as applied before   a conflict, until `--force-conflicts`; the
+`--server-side`                 may change; its annotation follows  annotation stays as it is
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
 `kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
 `kubectl get crd`               when it was created                 its age

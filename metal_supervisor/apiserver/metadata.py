@@ -74,7 +74,7 @@ def validate(metadata: Json, *, before: Json) -> Iterator[Problem]:
     annotations, finalizers = section(metadata, "annotations"), listed(metadata.get("finalizers"))
     for key in annotations:
         yield from qualified_problems("metadata.annotations", key.lower())
-    if annotations_too_long(annotations):
+    if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > _MAX_ANNOTATIONS_BYTES:
         yield too_long("metadata.annotations", _MAX_ANNOTATIONS_BYTES)
     for finalizer in finalizers:
         yield from qualified_problems("metadata.finalizers", finalizer)
@@ -83,12 +83,6 @@ def validate(metadata: Json, *, before: Json) -> Iterator[Problem]:
         detail = "no new finalizers can be added if the object is being deleted, found "
         yield forbidden_value("metadata.finalizers", detail + ", ".join(added))
     yield from _owner_problems(listed(metadata.get("ownerReferences")))
-
-
-def annotations_too_long(annotations: Json) -> bool:
-    """True if all keys and values together are over the limit."""
-    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    return size_bytes > _MAX_ANNOTATIONS_BYTES
 
 
 def dns_label_problems(path: str, text: str) -> list[Problem]:

@@ -102,7 +102,6 @@ class Writer:
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = resource.view(previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
-            migrates = options.manager == apply.KUBECTL
             merged, entries = apply.apply(
                 resource.schema,
                 live,
@@ -110,10 +109,7 @@ class Writer:
                 manager,
                 force=options.force,
                 has_status=resource.status,
-                yielding=apply.still_as_applied(resource, live) if migrates else frozenset(),
             )
-            if migrates:
-                apply.follow_annotation(merged, body)
             if target.subresource:
                 # Of the metadata that is declared with a status, only the preconditions count.
                 merged["metadata"] = {**merged["metadata"], **declaration["metadata"]}
