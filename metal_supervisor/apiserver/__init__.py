@@ -25,8 +25,8 @@ warnings                        also for FQDN slices, finalizers    for unknown 
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background
 `orphanDependents`              an old form of a policy             400
-chunks of lists, exact lists    any version that etcd still has     410 Expired once the objects have changed
-`limit=-1`, get with a version  no limit; waits, then 504           400; ignored
+lists and gets by `limit`,      chunks, states of the past, and     everything as it is now
+`continue`, `resourceVersion`   504 for what is yet to come
 `as=PartialObjectMetadata`      metadata alone                      whole objects
 watch from a future version     stays open without events           410 Expired
 `format` in a CRD               all of OpenAPI                      date-time

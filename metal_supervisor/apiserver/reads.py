@@ -83,38 +83,11 @@ def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json
 
 
 def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], table: str) -> Json:
-    """A collection as it is now, whole or in chunks of `limit`; a chunk names the version and the last object so far.
-
-    Raises ApiError 410 for a version since which the collection has changed, and 504 for one not yet reached.
-    """
-    test, wanted, limit = selection(target.resource, query), number(query, "resourceVersion"), number(query, "limit")
-    token, exact = query.get("continue", ""), query.get("resourceVersionMatch") == "Exact"
-    seen, _, last = token.partition("/")
-    since = whole_number(seen) if token else wanted
-    if since is None or (token and not last):
-        raise errors.bad_request("continue key is not valid: invalid token")
+    """A collection as it is now, whole: `limit` is only a wish, and clients take the answer for the last chunk."""
+    test = selection(target.resource, query)
     with store.lock:
         version, objects = store.version, selected(store, target, test)
-        if wanted > version:
-            cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-            message = f"Timeout: Too large resource version: {wanted}, current: {version}"
-            future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
-            future.headers["Retry-After"] = "1"
-            raise future
-        if (token or exact) and store.changes_since(target.resource.storage_key, since):
-            raise errors.expired(f"the objects have changed since version {since}: list them from the beginning")
-    left = [obj for obj in objects if not token or _place(obj) > tuple(last.split("/"))]
-    shown = shown_list(target.resource, left[: limit or None], version, table)
-    if limit and len(left) > limit:
-        shown["metadata"] |= {
-            "continue": "/".join((str(version), *_place(left[limit - 1]))),
-            "remainingItemCount": len(left) - limit,
-        }
-    return shown
-
-
-def _place(obj: Json) -> tuple[str, str]:
-    return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+    return shown_list(target.resource, objects, version, table)
 
 
 # ---- selectors -----------------------------------------------------------------------------------
@@ -188,23 +161,15 @@ class Subscription:
 
     def __init__(self, watcher: Watcher, target: RequestTarget, query: Mapping[str, str], table: str) -> None:
         """Raises ApiError for bad parameters."""
-        asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
-        if asked and query.get("resourceVersionMatch") != "NotOlderThan":
-            detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
         timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
         self.target = target
         self.closed = False
         """Set it to end the watch, then wake the condition of its kind."""
         self._watcher, self._table = watcher, table
         self._test = selection(target.resource, query)
-        self._version = 0 if asked else number(query, "resourceVersion")
+        self._version = 0 if flag(query, "sendInitialEvents") else number(query, "resourceVersion")
         """The latest one that the client has seen; 0 before it has been sent the present state."""
-        self._initial = query.get("sendInitialEvents") != "false"
-        """Send the present state first, if there is no version to start from."""
-        self._bookmarks = bookmarks
-        # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
-        self._marked = asked or ("sendInitialEvents" not in query and bookmarks)
+        self._bookmarks = flag(query, "allowWatchBookmarks")
         self._header = True
         """Name the columns in the next line, if it is a table."""
         self._ends_s = time.monotonic() + timeout_s
@@ -241,10 +206,10 @@ class Subscription:
             return []
         store = self._watcher.store
         with store.lock:
-            found = selected(store, self.target, self._test) if self._initial else []
+            found = selected(store, self.target, self._test)
             self._version = store.version
         lines = [self._line("ADDED", obj) for obj in found]
-        return [*lines, self._bookmark(initial_end=True)] if self._marked else lines
+        return [*lines, self._bookmark(initial_end=True)] if self._bookmarks else lines
 
     def _changes(self, bookmark_due_s: float) -> tuple[list[StoredChange], bool]:
         """Wait for changes, an end or the time of a bookmark: (changes not yet sent, whether the watch is over)."""

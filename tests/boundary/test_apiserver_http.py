@@ -73,11 +73,6 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
         ("POST", SERVICES, b"a: [{b: .nan}]", 400),
         ("POST", SERVICES, b"a: 0x%s" % (b"f" * 9000), 400),
         ("POST", SERVICES, b"k8s\x00\xff\xff", 400),
-        ("GET", SERVICES + "?limit=x", None, 400),
-        ("GET", SERVICES + "?limit=%C2%B2", None, 400),
-        ("GET", SERVICES + "?limit=" + "9" * 5000, None, 400),
-        ("GET", SERVICES + "?continue=" + "W1tb" * 5000, None, 400),
-        ("GET", SERVICES + "?continue=eyJydiI6MSwiYWZ0ZXIiOiJhYiJ9", None, 400),  # {"rv":1,"after":"ab"}
         ("GET", "//[", None, 404),
         ("GET", SERVICES + "?watch=1&resourceVersion=x", None, 400),
         ("GET", SERVICES + "?watch=1&labelSelector=a%20b", None, 400),
@@ -270,7 +265,6 @@ def test_a_rebuilt_cluster_counts_from_the_beginning(client: Client) -> None:
     client.get("/api/v1/namespaces")
     assert int(client.version()) < before
     assert client.get(f"{ISVCS}/phi").body["metadata"]["labels"] == {"n": "19"}
-    assert client.get(ISVCS, resourceVersion=str(before)).code == 504
 
 
 def test_the_product_takes_no_orders_to_misbehave(tmp_path_factory: pytest.TempPathFactory) -> None:
