@@ -20,6 +20,9 @@ YAML or HTML as answer          YAML; 406                           JSON
 explain of built-in kinds       describes the fields                names them and their types
 OpenAPI v2                      with definitions, by which kubectl  empty; the server names a wrong item of a List,
                                 refuses a List with a wrong item    and the ones before it have been applied
+empty fields of built-in kinds  as Go has them: null, {}, or left   as they were sent
+                                out
+items of lists of those         without apiVersion and kind         with them
 `metadata.uid` and finalizers   some causes are listed twice        once
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs

@@ -12,13 +12,6 @@ from .metadata import dns_label_problems
 from .resources import Resource
 from .schema import validate
 
-_EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
-
-
-def empty(resource: Resource) -> Json:
-    """Fields that an object of a kind always has, so that creating one makes no manager their owner."""
-    return {} if resource.custom else _EMPTY.get(resource.kind, {})
-
 
 def complete(resource: Resource, obj: Json, previous: Json | None) -> Iterable[Problem]:
     """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems."""
@@ -29,7 +22,6 @@ def complete(resource: Resource, obj: Json, previous: Json | None) -> Iterable[P
             _default_crd(obj, previous)
             return _crd(obj, previous)
         case "EndpointSlice":
-            obj.setdefault("endpoints", [])
             if previous and previous.get("addressType") != obj["addressType"]:
                 return [invalid_value("addressType", obj["addressType"], "field is immutable")]
         case "Namespace":

@@ -208,7 +208,7 @@ class Kernel:
             last, gone = self.collector.delete(target, options)
             # The real server answers with the object itself for some kinds; of those we have Services.
             if not gone or target.resource.storage_key == SERVICES:
-                return Response(200, encode(target.resource.outgoing(last)))
+                return Response(200, encode(last))
             deleted = errors.about(target.resource.group, target.resource.plural, target.name)
             details = {**deleted, "uid": last["metadata"]["uid"]}
             status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -39,7 +39,7 @@ def table_of(accept: str, query: Mapping[str, str]) -> str:
 def as_shown(resource: Resource, obj: Json, table: str, *, header: bool = True) -> Json:
     """A single object as a client wants it."""
     if not table:
-        return resource.outgoing(obj)
+        return obj
     metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
     return tables.table(resource, [obj], metadata, include=table, header=header)
 
@@ -49,14 +49,8 @@ def shown_list(resource: Resource, objects: list[Json], version: int, table: str
     metadata: Json = {"resourceVersion": str(version)}
     if table:
         return tables.table(resource, objects, metadata, include=table, header=True)
-    items = [resource.outgoing(obj) for obj in objects]
-    if resource.custom:
-        metadata["continue"] = ""
-    else:
-        # The items of a typed list don't repeat its apiVersion and kind.
-        items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
     kind = resource.list_kind or f"{resource.kind}List"
-    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": items}
+    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": objects}
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:

@@ -91,25 +91,6 @@ class Resource:
         """The reverse of `view`."""
         return {**to_core_event(obj), "apiVersion": "v1"} if self.field_names else obj
 
-    def outgoing(self, obj: Json) -> Json:
-        """A view for an answer: fields that typed clients leave empty are null, absent or an empty object, by kind."""
-        if self.custom:
-            return obj
-        shown = dict(obj)
-        if self.kind == "EndpointSlice":
-            shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
-        elif self.is_event:
-            absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
-            absent |= {} if self.group else {"reportingComponent": "", "reportingInstance": ""}
-            shown = {**_renamed(absent, self.field_names), **obj}
-        elif self.kind == "Lease":
-            shown.setdefault("spec", {})
-        elif self.kind == "ConfigMap" and not obj.get("data"):
-            shown.pop("data", None)
-        elif self.kind == "Service" and not section(obj, "spec").get("ports"):
-            shown["spec"] = {name: value for name, value in section(obj, "spec").items() if name != "ports"}
-        return shown
-
 
 _CORE_NAMES = {new: old for old, new in schemas.EVENT_NAMES.items()}
 

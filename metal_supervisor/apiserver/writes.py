@@ -184,8 +184,7 @@ class Writer:
         if entries is None:
             base = read_entries(wanted) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
-            seen = before or builtins.empty(resource)
-            entries = apply.track_update(resource.schema, seen, new, base, manager, resource.status)
+            entries = apply.track_update(resource.schema, before or {}, new, base, manager, resource.status)
         apply.write_entries(new, entries)
         if resource.storage_key == SERVICES:
             services.allocate(new["spec"], self._store.items(SERVICES))
