@@ -27,7 +27,8 @@ items of lists of those         without apiVersion and kind         with them
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background
-`orphanDependents`              an old form of a policy             400
+deletion that orphans           dependents stay                     422; `orphanDependents`, its old form, 400
+several owners, one is gone     its reference is dropped            stays until the last one is gone
 lists and gets by `limit`,      chunks, states of the past, and     everything as it is now
 `continue`, `resourceVersion`   504 for what is yet to come
 `as=PartialObjectMetadata`      metadata alone                      whole objects

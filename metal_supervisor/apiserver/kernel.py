@@ -25,7 +25,8 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
 """A document of OpenAPI v2, in protobuf, without definitions: kubectl then leaves the check of a List to the server."""
-_POLICIES = ("Foreground", "Background", "Orphan")
+_POLICIES = ("", "Background", "Foreground")
+"""The owner goes at once in both, and its dependents in the background."""
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEWS: dict[str, Json] = {
     "SelfSubjectAccessReview": {"allowed": True},
@@ -332,11 +333,11 @@ def delete_options(request: Request, body: Json) -> DeleteOptions:
     if set(dry_run) - {"All"}:
         raise _refused(request, errors.unsupported_value("dryRun", dry_run, ["All"]))
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
-    if policy not in ("", *_POLICIES):
-        raise _refused(request, errors.unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
+    if policy not in _POLICIES:
+        raise _refused(request, errors.unsupported_value("propagationPolicy", policy, _POLICIES))
     if "orphanDependents" in {**request.query, **body}:
         raise errors.bad_request("orphanDependents is not supported: use propagationPolicy")
-    return DeleteOptions(policy, body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
+    return DeleteOptions(body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 
 def _refused(request: Request, problem: Problem) -> ApiError:

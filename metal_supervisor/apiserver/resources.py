@@ -318,8 +318,6 @@ class WriteOptions:
 class DeleteOptions:
     """Options of a deletion."""
 
-    policy: str = ""
-    """`Orphan` keeps dependents, `Background` and `Foreground` delete them later; empty leaves the finalizers alone."""
     preconditions: Json = field(default_factory=dict)
     """`uid` and `resourceVersion` that the object must have, where given."""
     dry_run: bool = False

@@ -41,30 +41,12 @@ def test_dependents_go_with_their_owner(widgets: Client) -> None:
         assert [watch.next()[0], watch.next()[0]] == ["ADDED", "DELETED"]
 
 
-def test_dependents_stay_when_orphaned(widgets: Client) -> None:
-    uid = widgets.post(WIDGETS, widget()).body["metadata"]["uid"]
-    widgets.post(CONFIG_MAPS, owned("c", uid))
-    with widgets.watch(WIDGETS, resourceVersion=widgets.version()) as watch:
-        widgets.delete(f"{WIDGETS}/w", {"propagationPolicy": "Orphan"})
-        assert [watch.next()[0], watch.next()[0]] == ["MODIFIED", "DELETED"]
-        assert "ownerReferences" not in widgets.get(f"{CONFIG_MAPS}/c").body["metadata"]
-
-
-def test_a_later_policy_replaces_an_earlier_one(widgets: Client) -> None:
-    both = ["orphan", "example.test/hold"]
-    for name, policy, left in (("a", None, both), ("b", {"propagationPolicy": "Background"}, both[1:])):
-        held = widget(name)
-        held["metadata"]["finalizers"] = both
-        widgets.post(WIDGETS, held)
-        assert widgets.delete(f"{WIDGETS}/{name}", policy).body["metadata"]["finalizers"] == left
-
-
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
         ({"dryRun": ["all"]}, 422, "dryRun"),
         ({"dryRun": "All"}, 400, "dryRun"),
-        ({"propagationPolicy": "orphan"}, 422, "propagationPolicy"),
+        ({"propagationPolicy": "Orphan"}, 422, "propagationPolicy"),
         ({"orphanDependents": True}, 400, "orphanDependents"),
         ({"preconditions": "1"}, 400, "preconditions"),
         ({"preconditions": {"resourceVersion": "1"}}, 409, "ResourceVersion"),
@@ -111,17 +93,6 @@ def test_a_namespace_takes_its_content_along(client: Client) -> None:
         while watch.next()[0] != "DELETED":
             pass
     assert client.delete("/api/v1/namespaces/default").code == 403
-
-
-@pytest.mark.parametrize("policy", ["Foreground", "Orphan"])
-def test_a_namespace_goes_with_any_policy(client: Client, policy: str) -> None:
-    client.post("/api/v1/namespaces", {"metadata": {"name": "llm"}})
-    client.post("/api/v1/namespaces/llm/configmaps", config_map("c"))
-    with client.watch("/api/v1/namespaces", resourceVersion=client.version()) as watch:
-        assert client.delete("/api/v1/namespaces/llm", {"propagationPolicy": policy}).code == 200
-        while watch.next()[0] != "DELETED":
-            pass
-    assert client.get("/api/v1/configmaps", fieldSelector="metadata.namespace=llm").body["items"] == []
 
 
 def test_an_expired_event_that_is_held_is_marked_once(api: ApiServer, client: Client) -> None:
