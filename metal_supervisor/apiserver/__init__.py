@@ -49,7 +49,8 @@ strategic patches               all directives; new items come      those of kub
                                 first in a list                     that order new ones come last, `replace` is refused
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says
                                 there is null to `copy` and `test`
-preconditions of a collection   deletes the objects that meet them  deletes nothing if one does not meet them
+DELETE of a collection          deletes its objects                 405
+a deleted Service               is the answer                       a Status is the answer, as for other kinds
 DELETE with options in a body   ignores those in the query          both count, the body's first
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`

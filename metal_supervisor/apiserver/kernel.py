@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
@@ -14,8 +14,8 @@ from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
 from .errors import ApiError, Json, Problem
 from .patch import APPLY
-from .reads import Watcher, as_shown, flag, list_objects, selected, selection, shown_list, table_of
-from .resources import DEFINITIONS, SERVICES, DeleteOptions, Registry, RequestTarget, WriteOptions
+from .reads import Watcher, as_shown, flag, list_objects, table_of
+from .resources import DEFINITIONS, DeleteOptions, Registry, RequestTarget, WriteOptions
 from .schema import mistyped, settle
 from .schemas import DELETE_OPTIONS
 from .storage import ObjectStore
@@ -188,7 +188,7 @@ class Kernel:
             obj = resource.view(target.stored(self.store))
             body = scale_of(resource, obj) if target.subresource == "scale" else as_shown(resource, obj, table)
             return Response(200, encode(body))
-        if verb in ("delete", "deletecollection"):
+        if verb == "delete":
             return self._delete(request, target)
         return self._write(request, target, table)
 
@@ -205,25 +205,13 @@ class Kernel:
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
         options = delete_options(request, _object(request) if request.body.strip() else {})
-        if target.name:
-            last, gone = self.collector.delete(target, options)
-            # The real server answers with the object itself for some kinds; of those we have Services.
-            if not gone or target.resource.storage_key == SERVICES:
-                return Response(200, encode(last))
-            deleted = errors.about(target.resource.group, target.resource.plural, target.name)
-            details = {**deleted, "uid": last["metadata"]["uid"]}
-            status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-            return Response(200, encode(status))
-        with self.store.lock:
-            chosen = selected(self.store, target, selection(target.resource, request.query))
-            # All are tried first: none is deleted if one does not meet the preconditions.
-            for each in (replace(options, dry_run=True), options):
-                for obj in chosen:
-                    own = obj["metadata"]
-                    one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
-                    self.collector.delete(one, each)
-            version = self.store.version
-        return Response(200, encode(shown_list(target.resource, chosen, version)))
+        last, gone = self.collector.delete(target, options)
+        if not gone:
+            return Response(200, encode(last))
+        deleted = errors.about(target.resource.group, target.resource.plural, target.name)
+        details = {**deleted, "uid": last["metadata"]["uid"]}
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+        return Response(200, encode(status))
 
 
 def _object(request: Request) -> Json:
@@ -279,14 +267,10 @@ def verb_of(request: Request, target: RequestTarget) -> str:
     if request.method in ("GET", "HEAD"):
         watching = request.query.get("watch") in ("true", "1", "True")
         verb = "get" if target.name else "watch" if watching else "list"
-    elif request.method == "DELETE":
-        verb = "delete" if target.name else "deletecollection"
     else:
-        verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, "")
-    misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch")
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "")
+    misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch", "delete")
     nowhere = verb == "create" and target.resource.namespaced and not target.namespace
-    if misplaced and target.resource.custom and not target.name:
-        raise errors.bad_request("name must be provided")
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
         message = "the server does not allow this method on the requested resource"
         raise ApiError(405, "MethodNotAllowed", message, details={})

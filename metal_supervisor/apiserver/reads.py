@@ -44,15 +44,6 @@ def as_shown(resource: Resource, obj: Json, table: str, *, header: bool = True) 
     return tables.table(resource, [obj], metadata, include=table, header=header)
 
 
-def shown_list(resource: Resource, objects: list[Json], version: int, table: str = "") -> Json:
-    """A list of objects as a client wants it."""
-    metadata: Json = {"resourceVersion": str(version)}
-    if table:
-        return tables.table(resource, objects, metadata, include=table, header=True)
-    kind = resource.list_kind or f"{resource.kind}List"
-    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": objects}
-
-
 def flag(query: Mapping[str, str], name: str) -> bool:
     """A boolean query parameter; 400 for anything but a boolean."""
     text = query.get(name, "")
@@ -78,10 +69,15 @@ def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json
 
 def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], table: str) -> Json:
     """A collection as it is now, whole: `limit` is only a wish, and clients take the answer for the last chunk."""
-    test = selection(target.resource, query)
+    resource = target.resource
+    test = selection(resource, query)
     with store.lock:
-        version, objects = store.version, selected(store, target, test)
-    return shown_list(target.resource, objects, version, table)
+        metadata: Json = {"resourceVersion": str(store.version)}
+        objects = selected(store, target, test)
+    if table:
+        return tables.table(resource, objects, metadata, include=table, header=True)
+    kind = resource.list_kind or f"{resource.kind}List"
+    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": objects}
 
 
 # ---- selectors -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from .codec import listed, section
 from .errors import Json, no_such_path, not_found
 from .storage import Name, ObjectStore
 
-ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+ALL_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
 NAMESPACES = "/namespaces"
 SERVICES = "/services"
 EVENTS = "/events"
@@ -123,7 +123,6 @@ BUILT_IN = (
         short_names=("ns",),
         status=True,
         selectable=("status.phase",),
-        verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
     ),
     Resource(
         "",

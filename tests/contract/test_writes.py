@@ -345,11 +345,6 @@ def test_a_deletion_may_have_preconditions(space: Space, plural: str, kind: str,
     assert space.delete(plural, "d").outline == (404, "NotFound")
 
 
-def test_a_deleted_service_is_the_answer(space: Space) -> None:
-    space.post("services", service())
-    assert space.delete("services", "s").body["kind"] == "Service"
-
-
 def test_finalizers_hold_an_object_and_cannot_be_added_then(space: Space) -> None:
     space.post("widgets", widget() | {"metadata": {"name": "w", "finalizers": ["example.test/x"]}})
     assert space.delete("widgets", "w").body["metadata"]["deletionTimestamp"]
@@ -373,9 +368,6 @@ def test_wrong_verbs_and_paths(space: Space) -> None:
     for method, path, body in (("PUT", leases, lease()), ("PATCH", leases, {}), ("POST", f"{leases}/x", lease())):
         refused = space.api.request(method, path, body, kind=MERGE if method == "PATCH" else "application/json")
         assert refused.outline == (405, "MethodNotAllowed") and refused.body["details"] == {}
-    for method in ("PUT", "PATCH"):
-        refused = space.api.request(method, widgets, widget(), kind=MERGE if method == "PATCH" else "application/json")
-        assert (*refused.outline, refused.message) == (400, "BadRequest", "name must be provided")
     assert space.api.request("DELETE", "/api/v1/namespaces").outline == (405, "MethodNotAllowed")
     assert space.api.request("GET", f"{leases}/x/status").outline == (404, "NotFound")
     for path in ("/apis/example.test/v2/widgets", "/apis/nope/v1", "/api/v1/nope", "/nope"):
