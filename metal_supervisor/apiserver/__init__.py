@@ -60,7 +60,7 @@ apply while a CRD is deleted    creates what goes with the rest     405, as a PO
 `kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
 `kubectl get crd`               when it was created                 its age
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
-reviews sent as protobuf        their `spec` is in the answer       without it
+`kubectl auth can-i`            answers                             415: reviews are understood only as JSON
 Lease `strategy`                dropped (a feature gate)            kept
 Service ClusterIPs              chosen at random; any other is      the first that is free; any other is taken
                                 checked, and has IP families        as it is sent

@@ -112,6 +112,16 @@ def partial_metadata(obj: Json) -> Json:
 EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)
 REGARDING_FIELDS = tuple(f"regarding.{name}" for name in schemas.REFERENCE_FIELDS)
 
+ACCESS_REVIEW = Resource(
+    "authorization.k8s.io",
+    "v1",
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    schemas.ANYTHING,
+    namespaced=False,
+    verbs=("create",),
+)
+
 BUILT_IN = (
     Resource(
         "",
@@ -172,24 +182,7 @@ BUILT_IN = (
         status=True,
         generation=True,
     ),
-    Resource(
-        "authorization.k8s.io",
-        "v1",
-        "selfsubjectaccessreviews",
-        "SelfSubjectAccessReview",
-        schemas.REVIEW,
-        namespaced=False,
-        verbs=("create",),
-    ),
-    Resource(
-        "authorization.k8s.io",
-        "v1",
-        "selfsubjectrulesreviews",
-        "SelfSubjectRulesReview",
-        schemas.REVIEW,
-        namespaced=False,
-        verbs=("create",),
-    ),
+    ACCESS_REVIEW,
 )
 
 

@@ -198,7 +198,6 @@ CRD = _kind(
     status=fields(acceptedNames=ANYTHING, conditions=CONDITIONS, storedVersions=TEXTS),
 ) | {"required": ["spec"]}
 
-REVIEW = _kind(spec=ANYTHING, status=ANYTHING)
 DELETE_OPTIONS = fields(
     **plain("propagationPolicy"),
     dryRun=TEXTS,
