@@ -23,6 +23,10 @@ OpenAPI v2                      with definitions, by which kubectl  empty; the s
 empty fields of built-in kinds  as Go has them: null, {}, or left   as they were sent
                                 out
 items of lists of those         without apiVersion and kind         with them
+PUT of a missing object         creates some built-in kinds         404
+PUT without a version           refused for some kinds              replaces whatever version there is
+POST of a name that is taken    checks the object first             409 at once
+bodies without a kind           400 for custom kinds                taken for the kind of the path
 `metadata.uid` and finalizers   some causes are listed twice        once
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs

@@ -39,33 +39,17 @@ class Writer:
             name = candidate["metadata"]["name"]
             target = replace(target, name=name)
             self._check_creatable(resource, target.namespace, name)
-            taken = name and self._store.get(*target.place)
-            if candidate["metadata"].get("resourceVersion"):
-                raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
-            # Problems of an object come before the conflict over a name that is taken.
-            trial = replace(options, dry_run=True) if taken else options
-            outcome = self._write(target, None, candidate, None, trial)
-            if taken:
+            if name and self._store.get(*target.place):
                 raise errors.already_exists(resource.group, resource.plural, name)
-            return outcome
+            return self._write(target, None, candidate, None, options)
 
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
-        """PUT of an object, its status or its scale; for some kinds it creates a missing object."""
-        resource = target.resource
+        """PUT of an object, its status or its scale."""
         with self._store.lock:
-            makes = resource.kind in ("Event", "Lease", "Service") and not (resource.custom or target.subresource)
-            previous = self._store.get(*target.place) if makes else target.stored(self._store)
-            if previous and target.subresource == "scale":
+            previous = target.stored(self._store)
+            if target.subresource == "scale":
                 return self._write_scale(target, previous, body, options)
-            candidate = self._addressed(target, body)
-            sent, uid = candidate["metadata"], section(previous, "metadata").get("uid", "")
-            if sent.get("uid") not in (None, "", uid):
-                why = f"Precondition failed: UID in precondition: {sent['uid']}, UID in object meta: {uid}"
-                raise errors.conflict(resource.group, resource.plural, target.name, why)
-            if previous is None:
-                sent.pop("resourceVersion", None)  # of an object that is gone
-                return self.create(replace(target, name=""), candidate, options)
-            return self._write(target, previous, candidate, None, options)
+            return self._write(target, previous, self._addressed(target, body), None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
         """PATCH in any of the four formats."""
@@ -87,7 +71,6 @@ class Writer:
             raise errors.invalid_options("PatchOptions", problem)
         if not isinstance(body, dict) or target.subresource == "scale":
             raise errors.bad_request("an apply patch is an object, and not meant for scale")
-        _check_kind(resource, body)
         declaration = self._addressed(target, body, target.name if self._store.get(*target.place) else "")
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
@@ -148,9 +131,7 @@ class Writer:
             raise errors.bad_request(message)
         name = own.get("name", known) or ""
         if target.name and name != target.name:
-            message = f"the name of the object ({name}) does not match the name on the URL ({target.name})"
-            missing = f"the name of the object ({target.name} based on URL) was undeterminable: name must be provided"
-            raise errors.bad_request(message if name else missing)
+            raise errors.bad_request(f"metadata.name must be {target.name}, as in the URL (is {errors.shown(name)})")
         if not name and own.get("generateName"):
             name = own["generateName"][:248] + "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
         own["name"] = name
@@ -232,41 +213,23 @@ class Writer:
 
 
 def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
-    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another, or of no version."""
+    """Raise ApiError 409 if the object has changed since the client saw it, or is another one."""
     resource, current = target.resource, before["metadata"]
-    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
-    if conditional and not sent.get("resourceVersion"):
-        problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
-        raise errors.invalid(resource.group, resource.plural, target.name, [problem])
-    if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
-        why = "the object has been modified; please apply your changes to the latest version and try again"
-        raise errors.conflict(resource.group, resource.plural, target.name, why)
-    if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
-        problem = errors.invalid_value("metadata.uid", sent["uid"], "field is immutable")
-        raise errors.invalid(resource.group, resource.kind, target.name, [problem])
+    for name in ("resourceVersion", "uid"):
+        if sent.get(name) not in (None, "", current[name]):
+            why = "the object has been modified; please apply your changes to the latest version and try again"
+            raise errors.conflict(resource.group, resource.plural, target.name, why)
 
 
 def _content(obj: Json) -> Json:
     return {name: part for name, part in obj.items() if name not in ("apiVersion", "metadata")}
 
 
-def _check_kind(resource: Resource, declaration: Json) -> None:
-    """400 when a declaration says that it is something else, or does not say what it is."""
-    version, kind = str(declaration.get("apiVersion") or ""), str(declaration.get("kind") or "")
-    if (version, kind) != (resource.group_version, resource.kind):
-        raise errors.bad_request(f"invalid object type: {version}, Kind={kind}")
-
-
 def _check_type(resource: Resource, body: Json) -> None:
-    """400 or 422 when a body says that it is something else; one of a custom kind must say what it is."""
-    version, kind = body.get("apiVersion"), body.get("kind")
-    unsaid = () if resource.custom else (None, "")
-    if version not in (resource.group_version, *unsaid) or kind not in (resource.kind, *unsaid):
-        if resource.custom and version == resource.group_version and kind:
-            problem = errors.invalid_value("kind", kind, f"must be {resource.kind}")
-            raise errors.invalid(resource.group, str(kind), section(body, "metadata").get("name", ""), [problem])
-        wanted = f"{resource.kind} of version {resource.group_version} is expected"
-        raise errors.bad_request(f'no kind "{kind or ""}" is registered for version "{version or ""}": a {wanted}')
+    """Raise ApiError 400 when a body names another kind or version than its path."""
+    for field, wanted in (("apiVersion", resource.group_version), ("kind", resource.kind)):
+        if body.get(field) not in (None, "", wanted):
+            raise errors.bad_request(f"{field} must be {wanted} at this path (is {errors.shown(body[field])})")
 
 
 def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
