@@ -27,7 +27,8 @@ PUT of a missing object         creates some built-in kinds         404
 PUT without a version           refused for some kinds              replaces whatever version there is
 POST of a name that is taken    checks the object first             409 at once
 bodies without a kind           400 for custom kinds                taken for the kind of the path
-`metadata.uid` and finalizers   some causes are listed twice        once
+metadata                        annotations are bounded, and a      within the size of a request; like any other
+                                deletion takes no new finalizers    write
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background

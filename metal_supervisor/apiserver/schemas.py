@@ -49,16 +49,17 @@ TIME: Json = {"type": "string", "format": "date-time"}
 _LONG: Json = {"type": "integer", "format": "int64"}
 _WHOLE_MAP: Json = {"x-kubernetes-map-type": "atomic"}
 """Of an object that is owned whole."""
-_OWNER = fields(**plain("apiVersion", "kind", "name", "uid"), controller=FLAG, blockOwnerDeletion=FLAG)
+_OWNER_NAMES = ("apiVersion", "kind", "name", "uid")
+_NONEMPTY: Json = {**TEXT, "minLength": 1}
+_OWNER = fields(**dict.fromkeys(_OWNER_NAMES, _NONEMPTY), controller=FLAG, blockOwnerDeletion=FLAG)
+_OWNER |= {"required": list(_OWNER_NAMES)}
 METADATA = fields(
     **plain("name", "generateName", "namespace", "uid", "resourceVersion", "selfLink"),
     **dict.fromkeys(("labels", "annotations"), MAPPING),
     **dict.fromkeys(("creationTimestamp", "deletionTimestamp"), TIME),
     **dict.fromkeys(("generation", "deletionGracePeriodSeconds"), _LONG),
     finalizers={**TEXTS, "x-kubernetes-list-type": "set", "x-kubernetes-patch-strategy": "merge"},
-    ownerReferences=items(
-        _OWNER | _WHOLE_MAP | {"required": ["apiVersion", "kind", "name", "uid"]}, "uid", merge_key="uid"
-    ),
+    ownerReferences=items(_OWNER | _WHOLE_MAP, "uid", merge_key="uid"),
     managedFields=items(ANYTHING),
 )
 _ROOT = {**plain("apiVersion", "kind"), "metadata": METADATA}

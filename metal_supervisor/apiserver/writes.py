@@ -18,7 +18,7 @@ from .deletes import Collector
 from .errors import ApiError, Json, Problem
 from .patch import APPLY, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
-from .schema import child_schema, mistyped, settle, validate
+from .schema import child_schema, settle, validate
 from .schemas import METADATA
 from .storage import ObjectStore
 
@@ -180,7 +180,7 @@ class Writer:
     def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         stored = resource.stored_form(new)
-        problems = list(metadata.validate(new["metadata"], before=section(previous, "metadata")))
+        problems = list(metadata.validate(new["metadata"]))
         if resource.custom and target.subresource == "status":
             problems += _status_problems(resource, new)
         elif not resource.custom or previous is None or _content(previous) != _content(stored):
@@ -250,12 +250,10 @@ def _undecodable(resource: Resource, why: str) -> ApiError:
 
 
 def _readable_metadata(resource: Resource, raw: Any) -> Json:
-    """The metadata of a body; 400 for what Go could not read."""
+    """The metadata of a body. Raises ApiError 422 if it does not fit the schema."""
     own = {} if raw is None else raw
-    if not isinstance(own, dict):
-        raise _undecodable(resource, "metadata must be an object")
-    if complaint := mistyped(METADATA, metadata.readable(own)[0]):
-        raise _undecodable(resource, complaint)
+    if problems := validate(METADATA, metadata.readable(own)[0] if isinstance(own, dict) else own, "metadata"):
+        raise errors.invalid(resource.group, resource.kind, dig(own, "name") or "", problems)
     return dict(own)
 
 
