@@ -47,9 +47,12 @@ a CRD that becomes stricter     not for fields that stay            not where th
 a CRD with a new default        applied to what is read             applied by the next write
 objects whose owner goes with   are collected                       stay, until the CRD is back
 its CRD
-EndpointSlices, Events and      more than types is checked          only the types, immutable `addressType` and
-Services                                                            `clusterIP`
-data of ConfigMaps, Secrets     names and size are checked          any, within the size of a request
+EndpointSlices, Events and      more than types is checked          only the types, and immutable `clusterIP`
+Services
+ConfigMaps and Secrets          names and size of data are checked  any, within the size of a request; `immutable`
+                                                                    and the type of a Secret bind nothing
+status of a CRD                 names, versions and conditions      only the condition Established
+preferred version of a group    the most stable one                 the one that is stored
 strategic patches               all directives; new items come      those of kubectl, which orders all items; without
                                 first in a list                     that order new ones come last, `replace` is refused
 JSON patches                    `-1` is the last item; what is not  422, as RFC 6902 says

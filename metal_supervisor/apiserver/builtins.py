@@ -6,8 +6,8 @@ import base64
 from collections.abc import Iterable, Iterator
 
 from . import schemas, services
-from .codec import listed, section, timestamp
-from .errors import Json, Problem, forbidden_value, invalid_value, unsupported_value
+from .codec import section, timestamp
+from .errors import Json, Problem, invalid_value
 from .metadata import dns_label_problems
 from .resources import Resource
 from .schema import validate
@@ -21,21 +21,13 @@ def complete(resource: Resource, obj: Json, previous: Json | None) -> Iterable[P
         case "CustomResourceDefinition":
             _default_crd(obj, previous)
             return _crd(obj, previous)
-        case "EndpointSlice":
-            if previous and previous.get("addressType") != obj["addressType"]:
-                return [invalid_value("addressType", obj["addressType"], "field is immutable")]
         case "Namespace":
             obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
             return dns_label_problems("metadata.name", obj["metadata"]["name"])
-        case "ConfigMap" | "Secret":
+        case "Secret":
             if plain := obj.pop("stringData", None):
                 encoded = {name: base64.b64encode(text.encode()).decode() for name, text in plain.items()}
                 obj["data"] = {**section(obj, "data"), **encoded}
-            if previous and previous.get("type") != obj.get("type"):
-                return [invalid_value("type", obj.get("type"), "field is immutable")]
-            if previous and previous.get("immutable"):
-                changed = [name for name in ("immutable", "data", "binaryData") if obj.get(name) != previous.get(name)]
-                return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
     return []
 
 
@@ -59,21 +51,11 @@ _SCHEMA["properties"] |= {
 
 def _default_crd(crd: Json, previous: Json | None) -> None:
     """Derived names and the status, in place."""
-    spec, names = crd["spec"], crd["spec"]["names"]
+    names = crd["spec"]["names"]
     names.setdefault("singular", names["kind"].lower())
     names.setdefault("listKind", f"{names['kind']}List")
-    old = section(previous or {}, "status")
-    stored = [version["name"] for version in spec["versions"] if version["storage"]]
-    kept = [name for name in listed(old.get("storedVersions")) if name not in stored]
-    conditions = listed(old.get("conditions")) or [
-        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-    ]
-    crd["status"] = {"acceptedNames": dict(names), "conditions": conditions, "storedVersions": kept + stored}
-
-
-def _condition(kind: str, reason: str, message: str) -> Json:
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": timestamp()}
+    established = {"type": "Established", "status": "True", "lastTransitionTime": timestamp()}
+    crd["status"] = section(previous, "status") or {"conditions": [established]}
 
 
 def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
@@ -92,5 +74,3 @@ def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
             yield from validate(_SCHEMA, schema, where)
     if previous and previous["spec"]["scope"] != spec["scope"]:
         yield invalid_value("spec.scope", spec["scope"], "field is immutable")
-    if section(spec, "conversion").get("strategy") == "Webhook":
-        yield unsupported_value("spec.conversion.strategy", "Webhook", ["None"])

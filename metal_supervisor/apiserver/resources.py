@@ -6,7 +6,6 @@ groups of Events. Between a stored object and the one that a client sees, only t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,7 +20,6 @@ SERVICES = "/services"
 EVENTS = "/events"
 DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
 """Names under which objects of these kinds are stored."""
-_VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,15 +208,6 @@ def _of_version(spec: Json, version: Json) -> Resource:
     )
 
 
-def version_rank(version: str) -> tuple[int, int, int, str]:
-    """Sort key, best first: v2, v1, v1beta1, v1alpha1, then anything else."""
-    match = _VERSION.fullmatch(version)
-    if not match:
-        return (1, 0, 0, version)
-    maturity = {None: 0, "beta": 1, "alpha": 2}[match[2]]
-    return (0, maturity, -int(match[1]) * 1000 - int(match[3] or 0), version)
-
-
 class Registry:
     """The resources that exist now. Replaced as a whole on change, so readers need no lock."""
 
@@ -249,7 +238,7 @@ class Registry:
 
     def versions(self, group: str) -> list[str]:
         """Versions of a group, preferred one first; empty when the group does not exist."""
-        return sorted({r.version for r in self.all() if r.group == group}, key=version_rank)
+        return list(dict.fromkeys(r.version for r in self.all() if r.group == group))
 
     def groups(self) -> list[str]:
         """Named groups, in the order of installation."""
@@ -259,7 +248,8 @@ class Registry:
         """Replace the resources that a CRD defines by those of its present versions, by none if it is `gone`."""
         group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
         kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
-        for version in () if gone else crd["spec"]["versions"]:
+        # The version that is stored is the preferred one.
+        for version in () if gone else sorted(crd["spec"]["versions"], key=lambda version: not version["storage"]):
             if version["served"]:
                 kept.setdefault((group, version["name"], plural), _of_version(crd["spec"], version))
         self._by_address = kept

@@ -191,12 +191,12 @@ _CRD_SPEC = fields(
     names=_NAMES,
     scope=choice("Cluster", "Namespaced"),
     versions=items(_VERSION),
-    conversion=fields(strategy=choice("None", "Webhook"), webhook=ANYTHING) | {"default": {"strategy": "None"}},
+    conversion=fields(strategy=choice("None"), webhook=ANYTHING),
     preserveUnknownFields=FLAG,
 ) | {"required": ["group", "names", "scope", "versions"]}
 CRD = _kind(
     spec=_CRD_SPEC,
-    status=fields(acceptedNames=ANYTHING, conditions=CONDITIONS, storedVersions=TEXTS),
+    status=fields(conditions=CONDITIONS),
 ) | {"required": ["spec"]}
 
 DELETE_OPTIONS = fields(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.api import MERGE, Space
-from tests.contract.things import config_map, endpoint_slice, event, lease, service
+from tests.contract.things import endpoint_slice, event, lease, service
 
 TIME = "2026-01-01T00:00:00.000000Z"
 
@@ -58,17 +58,6 @@ def test_services_that_make_no_sense(space: Space, spec: dict[str, object], caus
     assert refused.outline == (422, "Invalid") and refused.causes == causes
 
 
-def test_what_is_immutable_stays_so(space: Space) -> None:
-    space.post("configmaps", {**config_map("c", a="1"), "immutable": True})
-    for change in ({"immutable": False}, {"immutable": None}):
-        assert space.patch("configmaps", "c", change).causes == {"immutable": "FieldValueForbidden"}
-    assert space.patch("configmaps", "c", {"data": {"a": "2"}}).causes == {"data": "FieldValueForbidden"}
-    assert space.patch("configmaps", "c", {"metadata": {"labels": {"a": "b"}}}).code == 200
-    space.post("secrets", {"metadata": {"name": "s"}, "stringData": {"a": "1"}})
-    assert space.patch("secrets", "s", {"type": "example.test/t"}).causes == {"type": "FieldValueInvalid"}
-    assert space.patch("secrets", "s", {"stringData": {"a": "2"}}).code == 200
-
-
 def test_a_headless_service_needs_no_ports(space: Space) -> None:
     made = space.post("services", service(clusterIP="None", ports=[])).body["spec"]
     assert made["clusterIP"] == "None" and made["clusterIPs"] == ["None"] and not made.get("ports")
@@ -94,12 +83,6 @@ def test_slices_have_defaults(space: Space) -> None:
 def test_slices_that_make_no_sense(space: Space, more: dict[str, object], causes: dict[str, str]) -> None:
     refused = space.post("endpointslices", endpoint_slice(**more))  # type: ignore[arg-type]
     assert refused.outline == (422, "Invalid") and refused.causes == causes
-
-
-def test_the_kind_of_the_addresses_is_for_life(space: Space) -> None:
-    space.post("endpointslices", endpoint_slice())
-    refused = space.put("endpointslices", "e", endpoint_slice("2001:db8::1", "IPv6"))
-    assert refused.outline == (422, "Invalid") and refused.causes == {"addressType": "FieldValueInvalid"}
 
 
 # ---- Leases ------------------------------------------------------------------------------------
