@@ -16,7 +16,7 @@ messages of errors              Go's words, type and struct names   the same sta
 a fraction for an integer,      422                                 500
 applied
 paths that mean nothing         404 as plain text                   404 as a Status
-YAML or HTML as answer          YAML; 406                           JSON
+YAML as body or answer          YAML                                415 or 400; JSON
 explain of built-in kinds       describes the fields                names them and their types
 OpenAPI v2                      with definitions, by which kubectl  empty; the server names a wrong item of a List,
                                 refuses a List with a wrong item    and the ones before it have been applied

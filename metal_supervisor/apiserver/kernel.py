@@ -208,8 +208,8 @@ class Kernel:
 def _object(request: Request) -> Json:
     if request.content_type == protobuf.MEDIA_TYPE:
         return protobuf.decode(request.body)
-    if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
-        raise errors.unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
+    if request.content_type not in ("", _JSON, "*/*"):
+        raise errors.unknown_format([_JSON, protobuf.MEDIA_TYPE])
     value: Json = decode_body(request.body)
     if not isinstance(value, dict):
         raise errors.bad_request("the object provided is unrecognized: an object is expected")

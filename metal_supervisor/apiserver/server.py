@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(413, "RequestEntityTooLarge", message)
         body = self.rfile.read(size_bytes) if size_bytes else b""
         if len(body) < size_bytes:
-            # A cut request may mean something else: YAML may end anywhere, and a DELETE works without its options.
+            # A cut request may mean something else: a DELETE works without its options.
             self.close_connection = True
             message = f"the request body ended after {len(body)} of {size_bytes} bytes: send the request again"
             raise ApiError(400, "BadRequest", message)
