@@ -23,11 +23,6 @@ _TOKEN = re.compile(
     r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
     r"|&&|\|\||==|!=|<=|>=|[!<>()\[\],.]"
 )
-_BLOCKING = ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
-_UNCHECKED = (
-    "Invalid value: null: some validation rules were not checked because the object was invalid; "
-    "correct the existing errors to complete validation"
-)
 _SPELLINGS = {"&&": "and", "||": "or", "!": "~", "true": "True", "false": "False", "null": "None", "in": "in"}
 _PREFIX = "cel_"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -49,25 +44,14 @@ class Failed(Exception):
     """A rule that cannot be evaluated for a value."""
 
 
-def problems(schema: Json, value: Any, found: list[Problem]) -> list[Problem]:
-    """Problems by rules. `found`: those by the schema itself, which is validated first."""
-    if any(problem.reason.removeprefix("FieldValue") in _BLOCKING for problem in found):
-        return [Problem("<nil>", "FieldValueInvalid", _UNCHECKED)] if _has_rules(schema) else []
-    return list(_broken(schema, value, ""))
-
-
-def _has_rules(schema: Any) -> bool:
-    inside = schema.values() if isinstance(schema, dict) else ()
-    return bool(inside and schema.get("x-kubernetes-validations")) or any(_has_rules(inner) for inner in inside)
-
-
-def _broken(schema: Json, value: Any, path: str) -> Iterator[Problem]:
+def problems(schema: Json, value: Any, path: str = "") -> Iterator[Problem]:
+    """Problems of a value that the schema itself has no objection to, by rules."""
     if value is None:
         return
     for rule in listed(schema.get("x-kubernetes-validations")):
         yield from _judged(rule, value, path)
     for inner, item, place in children(schema, value, path):
-        yield from _broken(inner, item, place)
+        yield from problems(inner, item, place)
 
 
 def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from . import apply, builtins, cel, errors, metadata, services
 from .apply import Entries, Manager, read_entries
 from .codec import clone, dig, section
 from .deletes import Collector
-from .errors import ApiError, Json, Problem
+from .errors import ApiError, Json
 from .patch import APPLY, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
 from .schema import child_schema, settle, validate
@@ -181,12 +181,14 @@ class Writer:
         resource = target.resource
         stored = resource.stored_form(new)
         problems = list(metadata.validate(new["metadata"]))
-        if resource.custom and target.subresource == "status":
-            problems += _status_problems(resource, new)
-        elif not resource.custom or previous is None or _content(previous) != _content(stored):
-            # A definition that has become stricter is not for an object whose labels alone are edited.
-            problems += validate(resource.schema, new)
-            problems += cel.problems(resource.schema, new, problems) if resource.custom else []
+        schema: Json = resource.schema
+        value: Any = new
+        path = "status" if target.subresource == "status" else ""
+        if path:
+            schema, value = child_schema(schema, path) or {}, new.get(path)
+        # A definition that has become stricter is not for an object whose labels alone are edited.
+        if value is not None and (previous is None or _content(previous) != _content(stored)):
+            problems += validate(schema, value, path) or cel.problems(schema, value, path)
         if not problems and not resource.custom:
             problems += builtins.complete(resource, stored, previous)
         if problems:
@@ -275,14 +277,6 @@ def _count_generation(resource: Resource, before: Json | None, new: Json) -> Non
     ignored = {"metadata", "apiVersion", "kind"} | ({"status"} if resource.status else set())
     changed = any(before.get(name) != new.get(name) for name in (before.keys() | new.keys()) - ignored)
     new["metadata"]["generation"] = before["metadata"].get("generation", 1) + changed
-
-
-def _status_problems(resource: Resource, new: Json) -> list[Problem]:
-    """Problems of the status alone, for a write of the status; the fields they name begin at it."""
-    schema = child_schema(resource.schema, "status") or {}
-    found = validate(schema, new["status"]) if "status" in new else []
-    found += cel.problems(schema, new.get("status"), found)
-    return [replace(problem, field=f"status.{problem.field}" if problem.field else "status") for problem in found]
 
 
 # ---- scale -------------------------------------------------------------------------------------
