@@ -32,7 +32,9 @@ metadata                        annotations are bounded, and a      within the s
 warnings                        also for FQDN slices, finalizers    for unknown fields
                                 without a domain, externalIPs
 deletion in the foreground      the owner waits for its dependents  as in the background
-deletion that orphans           dependents stay                     422; `orphanDependents`, its old form, 400
+wrong parameters of requests    422                                 400; `force` and the length of `fieldManager`
+                                                                    are not checked
+deletion that orphans           dependents stay                     400; `orphanDependents`, its old form, 400
 several owners, one is gone     its reference is dropped            stays until the last one is gone
 lists and gets by `limit`,      chunks, states of the past, and     everything as it is now
 `continue`, `resourceVersion`   504 for what is yet to come

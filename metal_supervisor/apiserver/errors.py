@@ -173,11 +173,6 @@ def expired(message: str) -> ApiError:
     return ApiError(410, "Expired", message)
 
 
-def invalid_options(kind: str, problem: Problem) -> ApiError:
-    """A parameter of the request that makes no sense; `kind` is e.g. `PatchOptions`."""
-    return invalid("meta.k8s.io", kind, "", [problem])
-
-
 def unknown_format(kinds: Sequence[str]) -> ApiError:
     """A body in a format that is not supported."""
     message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(kinds)

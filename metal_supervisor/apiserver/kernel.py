@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from . import discovery, errors, protobuf
 from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
-from .errors import ApiError, Json, Problem
+from .errors import ApiError, Json
 from .patch import APPLY
 from .reads import Watcher, as_shown, flag, list_objects, table_of
 from .resources import ACCESS_REVIEW, DEFINITIONS, DeleteOptions, Registry, RequestTarget, WriteOptions
@@ -271,50 +272,43 @@ def verb_of(request: Request, target: RequestTarget) -> str:
 def write_options(request: Request) -> WriteOptions:
     """The options in the query of a write; the manager of its fields may be the first word of the User-Agent.
 
-    Raises ApiError 422 for a wrong value, and for force if the request is no apply.
+    Raises ApiError 400 for a wrong value.
     """
     manager = request.query.get("fieldManager", "")
-    if len(manager) > 128:
-        raise _refused(request, errors.too_long("fieldManager", 128))
     if not manager and request.content_type != APPLY:
         manager = request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
     dry_run = _is_dry_run(request)
     validation = request.query.get("fieldValidation") or "Warn"
     if validation not in ("Strict", "Warn", "Ignore"):
-        known = ["", "Ignore", "Strict", "Warn"]
-        raise _refused(request, errors.unsupported_value("fieldValidation", validation, known))
-    forced = flag(request.query, "force")
-    if forced and request.method == "PATCH" and request.content_type != APPLY:
-        raise _refused(request, errors.forbidden_value("force", "may not be specified for non-apply patch"))
-    return WriteOptions(manager, dry_run, validation, forced)
+        raise _unsupported("fieldValidation", validation, ("Strict", "Warn", "Ignore"))
+    return WriteOptions(manager, dry_run, validation, flag(request.query, "force"))
 
 
 def _is_dry_run(request: Request) -> bool:
     value = request.query.get("dryRun", "")
     if value not in ("", "All"):
-        raise _refused(request, errors.unsupported_value("dryRun", [value], ["All"]))
+        raise _unsupported("dryRun", value, ("All",))
     return value == "All"
 
 
 def delete_options(request: Request, body: Json) -> DeleteOptions:
     """The options in the body of a DELETE ({} without one), or in its query where the body has none.
 
-    Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
+    Raises ApiError 400 for a wrong type or value: what cannot be read must not delete.
     """
     settle(DELETE_OPTIONS, body)
     if complaint := mistyped(DELETE_OPTIONS, body):
         raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:
-        raise _refused(request, errors.unsupported_value("dryRun", dry_run, ["All"]))
+        raise _unsupported("dryRun", dry_run, ("All",))
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
     if policy not in _POLICIES:
-        raise _refused(request, errors.unsupported_value("propagationPolicy", policy, _POLICIES))
+        raise _unsupported("propagationPolicy", policy, _POLICIES)
     if "orphanDependents" in {**request.query, **body}:
         raise errors.bad_request("orphanDependents is not supported: use propagationPolicy")
     return DeleteOptions(body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 
-def _refused(request: Request, problem: Problem) -> ApiError:
-    kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions", "DELETE": "DeleteOptions"}
-    return errors.invalid_options(kinds.get(request.method, "ListOptions"), problem)
+def _unsupported(name: str, value: Any, allowed: tuple[str, ...]) -> ApiError:
+    return errors.bad_request(str(errors.unsupported_value(name, value, allowed)))

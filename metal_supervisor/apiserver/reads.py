@@ -113,16 +113,13 @@ def _label_test(term: str) -> Test:
 def _field_test(resource: Resource, term: str) -> Test:
     equality = _EQUALITY_TERM.fullmatch(term)
     if not equality:
-        raise errors.bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
+        raise errors.bad_request(f"fieldSelector: {errors.shown(term)} must be a comparison, such as metadata.name=a")
     name, wanted, negated = equality[1], equality[3].strip(), equality[2] == "!="
     known = {"metadata.name", *resource.selectable}
     if resource.namespaced:
         known.add("metadata.namespace")
     if name not in known:
-        if resource.custom or resource.selectable:
-            raise errors.bad_request(f"field label not supported: {name}")
-        only = '"metadata.name", "metadata.namespace"'
-        raise errors.bad_request(f'"{name}" is not a known field selector: only {only}')
+        raise errors.bad_request(f"field label not supported: {name}")
     path = ["source", "component"] if name == "source" and resource.is_event else name.split(".")
 
     def test(obj: Json) -> bool:

@@ -16,7 +16,7 @@ from .apply import Entries, Manager, read_entries
 from .codec import clone, dig, section
 from .deletes import Collector
 from .errors import ApiError, Json
-from .patch import APPLY, patched
+from .patch import APPLY, merge_patch, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
 from .schema import child_schema, settle, validate
 from .schemas import METADATA
@@ -67,8 +67,7 @@ class Writer:
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
         if not options.manager:
-            problem = errors.required("fieldManager", "is required for apply patch")
-            raise errors.invalid_options("PatchOptions", problem)
+            raise errors.bad_request("fieldManager is required for an apply patch")
         if not isinstance(body, dict) or target.subresource == "scale":
             raise errors.bad_request("an apply patch is an object, and not meant for scale")
         declaration = self._addressed(target, body, target.name if self._store.get(*target.place) else "")
@@ -283,55 +282,30 @@ def _count_generation(resource: Resource, before: Json | None, new: Json) -> Non
 
 
 def scale_of(resource: Resource, obj: Json) -> Json:
-    """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
+    """An object as `autoscaling/v1` Scale."""
     own = obj["metadata"]
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    status: Json = {"replicas": _count(resource, obj, "statusReplicasPath")}
+    status: Json = {"replicas": dig(obj, *_place(resource, "statusReplicasPath")) or 0}
     if selector := _place(resource, "labelSelectorPath"):
         status["selector"] = dig(obj, *selector) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: own[name] for name in names if name in own},
-        "spec": {"replicas": _count(resource, obj, "specReplicasPath")},
+        "spec": {"replicas": dig(obj, *_place(resource, "specReplicasPath")) or 0},
         "status": status,
     }
 
 
 def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
-    """An object with the replica count of a Scale. 422 when the count makes no sense, or has no place in the object."""
-    replicas = section(scale, "spec").get("replicas", 0)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-        problem = errors.invalid_value("spec.replicas", replicas, "should be a non-negative integer")
-        raise errors.invalid("autoscaling", "Scale", obj["metadata"]["name"], [problem])
-    # The answer to the write has this count too, and must not fail once the object is stored.
-    _count(resource, obj, "statusReplicasPath")
-    changed: Json = clone(obj)
-    node: Any = changed
-    *parents, last = place = _place(resource, "specReplicasPath")
-    for name in parents:
-        node = node.setdefault(name, {}) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        raise _unscalable(resource, obj, place, replicas, "is not within an object")
-    node[last] = replicas
-    if wanted := section(scale, "metadata").get("resourceVersion"):
-        changed["metadata"]["resourceVersion"] = wanted
-    return changed
+    """An object with the replica count of a Scale, and its version as a precondition if it has one."""
+    patch: Any = section(scale, "spec").get("replicas", 0)
+    for name in reversed(_place(resource, "specReplicasPath")):
+        patch = {name: patch}
+    version = section(scale, "metadata").get("resourceVersion")
+    return dict(merge_patch(obj, {**patch, "metadata": {"resourceVersion": version}}))
 
 
 def _place(resource: Resource, path: str) -> list[str]:
     """The names that lead to what a path in the definition of the scale is about; none if there is no such path."""
     return [name for name in (resource.scale or {}).get(path, "").split(".") if name]
-
-
-def _count(resource: Resource, obj: Json, path: str) -> int:
-    place = _place(resource, path)
-    value = dig(obj, *place) or 0
-    if isinstance(value, int):
-        return int(value)
-    raise _unscalable(resource, obj, place, value, "must be a whole number")
-
-
-def _unscalable(resource: Resource, obj: Json, place: list[str], value: Any, why: str) -> ApiError:
-    problem = errors.invalid_value(".".join(place), value, why)
-    return errors.invalid(resource.group, resource.kind, obj["metadata"]["name"], [problem])

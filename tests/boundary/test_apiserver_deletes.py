@@ -44,9 +44,9 @@ def test_dependents_go_with_their_owner(widgets: Client) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        ({"dryRun": ["all"]}, 422, "dryRun"),
+        ({"dryRun": ["all"]}, 400, "dryRun"),
         ({"dryRun": "All"}, 400, "dryRun"),
-        ({"propagationPolicy": "Orphan"}, 422, "propagationPolicy"),
+        ({"propagationPolicy": "Orphan"}, 400, "propagationPolicy"),
         ({"orphanDependents": True}, 400, "orphanDependents"),
         ({"preconditions": "1"}, 400, "preconditions"),
         ({"preconditions": {"resourceVersion": "1"}}, 409, "ResourceVersion"),

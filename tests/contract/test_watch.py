@@ -60,7 +60,7 @@ def test_field_selectors(space: Space) -> None:
     assert names(space.get("leases", fieldSelector="metadata.name=a").body) == ["a"]
     assert names(space.get("leases", fieldSelector=f"metadata.name!=a,metadata.namespace={space.name}").body) == ["b"]
     refused = space.get("leases", fieldSelector="spec.x=1")
-    assert refused.outline == (400, "BadRequest") and '"spec.x" is not a known field selector' in refused.message
+    assert refused.outline == (400, "BadRequest") and "spec.x" in refused.message
     refused = space.get("widgets", fieldSelector="spec.size=1")
     assert refused.outline == (400, "BadRequest") and refused.message.endswith("field label not supported: spec.size")
     for query in ({"labelSelector": "a b"}, {"labelSelector": "a in b"}, {"fieldSelector": "x"}):

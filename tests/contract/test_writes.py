@@ -22,8 +22,7 @@ def test_unknown_fields_are_refused_warned_about_or_dropped(space: Space) -> Non
     ignored = space.post("widgets", widget("x", foo=1), fieldValidation="Ignore")
     assert ignored.code == 201 and "warning" not in ignored.headers
     odd = space.post("widgets", widget("y"), fieldValidation="Odd")
-    assert odd.outline == (422, "Invalid") and odd.causes == {"fieldValidation": "FieldValueNotSupported"}
-    assert odd.body["details"]["kind"] == "CreateOptions"
+    assert odd.code in (400, 422) and "fieldValidation: Unsupported value" in odd.message
 
 
 @pytest.mark.parametrize(
@@ -202,6 +201,9 @@ def test_a_version_in_a_scale_is_a_precondition(space: Space) -> None:
     assert space.patch("inferenceservices", "phi", stale, sub="scale").outline == (409, "Conflict")
     current = space.get("inferenceservices", "phi")
     assert current.body["spec"]["replicas"] == 2
+    for count in ("two", -1):
+        wrong = space.patch("inferenceservices", "phi", {"spec": {"replicas": count}}, sub="scale")
+        assert wrong.code in (400, 422), wrong
     stale["metadata"]["resourceVersion"] = current.version
     assert space.patch("inferenceservices", "phi", stale, sub="scale").body["spec"]["replicas"] == 3
 
@@ -285,7 +287,8 @@ def test_a_dry_run_answers_and_stores_nothing(space: Space) -> None:
     assert shown.code == 201 and shown.body["spec"]["colour"] == "red"
     assert "resourceVersion" not in shown.body["metadata"]
     assert space.get("widgets", "w").code == 404
-    assert space.post("widgets", widget(), dryRun="Some").causes == {"dryRun": "FieldValueNotSupported"}
+    odd = space.post("widgets", widget(), dryRun="Some")
+    assert odd.code in (400, 422) and "dryRun: Unsupported value" in odd.message
     space.post("widgets", widget())
     assert space.delete("widgets", "w", dryRun="All").code == 200
     assert space.get("widgets", "w").code == 200
@@ -304,9 +307,8 @@ def test_a_deletion_may_have_preconditions(space: Space, plural: str, kind: str,
     )
     stale = space.delete(plural, "d", {"preconditions": {"resourceVersion": "1"}})
     assert stale.outline == (409, "Conflict") and "the ResourceVersion in the precondition (1)" in stale.message
-    assert space.delete(plural, "d", {"propagationPolicy": "Odd"}).causes == {
-        "propagationPolicy": "FieldValueNotSupported"
-    }
+    odd = space.delete(plural, "d", {"propagationPolicy": "Odd"})
+    assert odd.code in (400, 422) and "propagationPolicy: Unsupported value" in odd.message
     gone = space.delete(plural, "d", {"preconditions": {"uid": uid}})
     assert gone.code == 200 and gone.body["kind"] == "Status" and gone.body["details"]["uid"] == uid
     assert space.delete(plural, "d").outline == (404, "NotFound")
