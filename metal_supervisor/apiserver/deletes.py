@@ -12,8 +12,8 @@ import threading
 import time
 
 from .codec import clone, listed, timestamp
-from .errors import ApiError, Json, conflict, forbidden
-from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget, Resource
+from .errors import ApiError, Json, forbidden
+from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget
 from .storage import Name, ObjectStore
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Collector:
         resource = target.resource
         with self._store.lock:
             stored = target.stored(self._store)
-            _check_preconditions(resource, stored, options.preconditions)
+            target.check_unchanged(stored, options.preconditions)
             if resource.storage_key == NAMESPACES and target.name in PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
@@ -155,12 +155,3 @@ class Collector:
             self._store.put(kind, name, freed)
         else:
             self.remove(kind, name)
-
-
-def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
-    own = stored["metadata"]
-    for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-        if wanted.get(field) not in (None, own[field]):
-            given = f"the {label} in the precondition ({wanted[field]})"
-            why = f"{given} does not match the {label} in record ({own[field]}): the object has changed since"
-            raise conflict(resource.group, resource.kind, own["name"], why)

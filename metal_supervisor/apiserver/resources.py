@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from . import schemas
 from .codec import listed, section
-from .errors import Json, no_such_path, not_found
+from .errors import Json, conflict, no_such_path, not_found
 from .storage import Name, ObjectStore
 
 ALL_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
@@ -282,6 +282,13 @@ class RequestTarget:
         if found is None:
             raise not_found(self.resource.group, self.resource.plural, self.name)
         return found
+
+    def check_unchanged(self, current: Json, wanted: Json) -> None:
+        """Raise ApiError 409 if `wanted`, preconditions or metadata, has another version or uid than the object."""
+        for name in ("resourceVersion", "uid"):
+            if wanted.get(name) not in (None, "", current["metadata"][name]):
+                why = "the object has been modified; please apply your changes to the latest version and try again"
+                raise conflict(self.resource.group, self.resource.plural, self.name, why)
 
 
 @dataclass(frozen=True)

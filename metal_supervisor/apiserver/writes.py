@@ -153,7 +153,7 @@ class Writer:
         before = resource.view(previous) if previous else None
         sent = wanted["metadata"]
         if before:
-            _check_preconditions(target, before, sent)
+            target.check_unchanged(before, sent)
         new = _isolated(target, before, wanted)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
         unknown += settle(resource.schema, new)
@@ -211,15 +211,6 @@ class Writer:
 
 
 # ---- single steps --------------------------------------------------------------------------------
-
-
-def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
-    """Raise ApiError 409 if the object has changed since the client saw it, or is another one."""
-    resource, current = target.resource, before["metadata"]
-    for name in ("resourceVersion", "uid"):
-        if sent.get(name) not in (None, "", current[name]):
-            why = "the object has been modified; please apply your changes to the latest version and try again"
-            raise errors.conflict(resource.group, resource.plural, target.name, why)
 
 
 def _content(obj: Json) -> Json:

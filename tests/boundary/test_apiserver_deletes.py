@@ -49,7 +49,7 @@ def test_dependents_go_with_their_owner(widgets: Client) -> None:
         ({"propagationPolicy": "Orphan"}, 400, "propagationPolicy"),
         ({"orphanDependents": True}, 400, "orphanDependents"),
         ({"preconditions": "1"}, 400, "preconditions"),
-        ({"preconditions": {"resourceVersion": "1"}}, 409, "ResourceVersion"),
+        ({"preconditions": {"resourceVersion": "1"}}, 409, "has been modified"),
     ],
 )
 def test_what_cannot_be_read_deletes_nothing(client: Client, options: dict[str, Any], code: int, named: str) -> None:
