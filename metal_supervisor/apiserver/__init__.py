@@ -68,6 +68,9 @@ from `kubectl apply` to          fields that are as applied before   a conflict,
 `--server-side`                 may change; its annotation follows  annotation stays as it is
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
 `kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
+`jsonPath` of columns           all                                 fields, `[*]` and `[?(@.field=="text")]`
+order of items in an apply      both orders are kept where they go  live items keep theirs, new ones come last
+                                together
 `kubectl get crd`               when it was created                 its age
 `kubectl get svc`               `<pending>`, or an external name    only external addresses
 `kubectl auth can-i`            answers                             415: reviews are understood only as JSON
