@@ -91,11 +91,6 @@ def wrong_type(field: str, value: Any, expected: str) -> Problem:
     return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
 
 
-def forbidden_value(field: str, detail: str) -> Problem:
-    """A field that may not be set, or not be changed."""
-    return Problem(field, "FieldValueForbidden", f"Forbidden: {detail}")
-
-
 def duplicate_value(field: str, value: Any) -> Problem:
     """A list item that repeats another one."""
     return Problem(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
@@ -162,10 +157,10 @@ def bad_request(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
-def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
+def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
     """A request that is understood and refused."""
-    details = about(group, plural, name) | ({"causes": causes} if causes else {})
-    return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)
+    message = f'{qualified(plural, group)} "{name}" is forbidden: {why}'
+    return ApiError(403, "Forbidden", message, details=about(group, plural, name))
 
 
 def expired(message: str) -> ApiError:

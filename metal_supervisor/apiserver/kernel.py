@@ -137,13 +137,11 @@ class Kernel:
 
     def _document(self, request: Request) -> Response:
         """What clients ask about the API itself."""
-        if request.method not in ("GET", "HEAD"):
+        if request.method != "GET":
             raise errors.no_such_path()
         match request.path.strip("/").split("/"):
-            case [""]:
-                body: Json = {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
             case ["version"]:
-                body = discovery.VERSION
+                body: Json = discovery.VERSION
             case ["api"]:
                 body = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis"]:
@@ -256,7 +254,7 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
 
 def verb_of(request: Request, target: RequestTarget) -> str:
     """The Kubernetes verb of a request. Raises ApiError 405 when the resource does not have it."""
-    if request.method in ("GET", "HEAD"):
+    if request.method == "GET":
         watching = request.query.get("watch") in ("true", "1", "True")
         verb = "get" if target.name else "watch" if watching else "list"
     else:

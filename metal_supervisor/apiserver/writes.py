@@ -107,8 +107,9 @@ class Writer:
             if crd is None or (crd["spec"]["scope"] == "Namespaced") != resource.namespaced:
                 raise errors.no_such_path()
             if crd["metadata"].get("deletionTimestamp"):
-                why = "create not allowed while custom resource definition is terminating"
-                raise ApiError(405, "MethodNotAllowed", why, details={"group": resource.group, "kind": resource.plural})
+                raise ApiError(
+                    405, "MethodNotAllowed", "create not allowed while custom resource definition is terminating"
+                )
         if not resource.namespaced:
             return
         found = self._store.get(NAMESPACES, ("", namespace))
@@ -116,9 +117,7 @@ class Writer:
             raise errors.not_found("", "namespaces", namespace)
         if found["metadata"].get("deletionTimestamp"):
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
-            message = f"namespace {namespace} is being terminated"
-            cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
-            raise errors.forbidden(resource.group, resource.plural, name, why, [cause])
+            raise errors.forbidden(resource.group, resource.plural, name, why)
 
     def _addressed(self, target: RequestTarget, body: Json, known: str = "") -> Json:
         """A body with its namespace and name, which have to fit its path. `known`: name of a body that has none."""
@@ -235,12 +234,6 @@ def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Js
     return dict(clone(new))
 
 
-def _undecodable(resource: Resource, why: str) -> ApiError:
-    return errors.bad_request(
-        f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
-    )
-
-
 def _readable_metadata(resource: Resource, raw: Any) -> Json:
     """The metadata of a body. Raises ApiError 422 if it does not fit the schema."""
     own = {} if raw is None else raw
@@ -255,7 +248,8 @@ def _warnings(resource: Resource, unknown: list[str], options: WriteOptions) -> 
         return ()
     texts = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        raise _undecodable(resource, "strict decoding error: " + ", ".join(texts))
+        kind, why = resource.kind, "strict decoding error: " + ", ".join(texts)
+        raise errors.bad_request(f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}')
     return tuple(texts)
 
 
