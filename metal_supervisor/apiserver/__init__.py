@@ -64,9 +64,11 @@ a deleted Service               is the answer                       a Status is 
 DELETE with options in a body   ignores those in the query          both count, the body's first
 POST to `…/<plural>/<name>`     creates, for custom kinds           405
 what holds a deleted namespace  `spec.finalizers`                   `metadata.finalizers`
-from `kubectl apply` to          fields that are as applied before   a conflict, until `--force-conflicts`; the
+from `kubectl apply` to         fields that are as applied before   a conflict, until `--force-conflicts`; the
 `--server-side`                 may change; its annotation follows  annotation stays as it is
 apply while a CRD is deleted    creates what goes with the rest     405, as a POST
+field selectors                 more fields of built-in kinds, and  name and namespace; of Events also what they
+                                `selectableFields` of a CRD         are about, reason, reporter and type
 `kubectl get -o wide`           more columns of built-in kinds      those of `kubectl get`
 `jsonPath` of columns           all                                 fields, `[*]` and `[?(@.field=="text")]`
 order of items in an apply      both orders are kept where they go  live items keep theirs, new ones come last

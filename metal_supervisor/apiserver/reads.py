@@ -120,10 +120,9 @@ def _field_test(resource: Resource, term: str) -> Test:
         known.add("metadata.namespace")
     if name not in known:
         raise errors.bad_request(f"field label not supported: {name}")
-    path = ["source", "component"] if name == "source" and resource.is_event else name.split(".")
 
     def test(obj: Json) -> bool:
-        value = dig(obj, *path)
+        value = dig(obj, *name.split("."))
         text = value if isinstance(value, str) else "" if value is None else encode(value).decode()
         return (wanted == text) is not negated
 

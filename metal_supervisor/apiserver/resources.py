@@ -130,7 +130,6 @@ BUILT_IN = (
         namespaced=False,
         short_names=("ns",),
         status=True,
-        selectable=("status.phase",),
     ),
     Resource(
         "",
@@ -141,7 +140,6 @@ BUILT_IN = (
         short_names=("svc",),
         categories=("all",),
         status=True,
-        selectable=("spec.clusterIP", "spec.type"),
     ),
     Resource(
         "",
@@ -151,10 +149,10 @@ BUILT_IN = (
         schemas.EVENT_CORE,
         short_names=("ev",),
         storage=EVENTS,
-        selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "source", "type"),
+        selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "type"),
     ),
     Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",)),
-    Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",)),
+    Resource("", "v1", "secrets", "Secret", schemas.SECRET),
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE, generation=True),
     Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(
@@ -202,9 +200,6 @@ def _of_version(spec: Json, version: Json) -> Resource:
         columns=tuple(listed(version.get("additionalPrinterColumns"))),
         custom=True,
         generation=True,
-        selectable=tuple(
-            str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
-        ),
     )
 
 
