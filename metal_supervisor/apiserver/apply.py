@@ -8,7 +8,6 @@ compare-and-swap, on which the claims of several Macs rest.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,14 +15,10 @@ from . import fields
 from .codec import clone, dig, listed, section, timestamp
 from .errors import ApiError, Json
 from .fields import PRESENT, Path, leaves, show
-from .metadata import annotations_too_long, readable
-from .resources import Resource
+from .metadata import readable
 from .schema import settle, validate
 from .schemas import METADATA
 
-CLIENT_SIDE_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
-KUBECTL = "kubectl"
-"""The manager as which `kubectl apply --server-side` comes."""
 _MISSING: Any = object()
 _MISFITS = ("FieldValueTypeInvalid", "FieldValueDuplicate")
 """Problems with which no field of a declaration can be owned."""
@@ -108,12 +103,10 @@ def apply(
     *,
     force: bool,
     has_status: bool,
-    yielding: frozenset[Path] = frozenset(),
 ) -> tuple[Json, Entries]:
     """Merge a manager's declaration into `live`; return the result and the new ownership.
 
-    Raises ApiError 409 with one cause per contested field, unless all those are `yielding`: free to take, whichever
-    manager owns them. The declaration fits the schema (`check_declaration`).
+    Raises ApiError 409 with one cause per contested field. The declaration fits the schema (`check_declaration`).
     """
     entries = read_entries(live)
     previous = entries.pop(manager.identity, None)
@@ -121,7 +114,7 @@ def apply(
     scoped = {name: value for name, value in applied.items() if not has_status or (name == "status") is of_status}
     declared = leaves(schema, scoped)
     changed = _changed(leaves(schema, live), declared)
-    contested = [(entry, path) for entry in entries.values() for path in sorted(changed & entry.paths - yielding)]
+    contested = [(entry, path) for entry in entries.values() for path in sorted(changed & entry.paths)]
     if contested and not force:
         raise _conflict(contested)
     entries = {identity: replace(entry, paths=entry.paths - changed) for identity, entry in entries.items()}
@@ -224,40 +217,3 @@ def check_declaration(schema: Json, declaration: Json) -> None:
     problems += [f".{problem}" for problem in found if problem.reason in _MISFITS]
     if problems:
         raise ApiError(500, "", "failed to create typed patch object: " + ", ".join(problems))
-
-
-# ---- from client-side to server-side apply ------------------------------------------------------
-
-# `kubectl apply` keeps the applied configuration in an annotation, and owns it as `kubectl-client-side-apply`. When the
-# same user switches to `--server-side`, they may change fields that still have the annotation's values; and the
-# annotation is updated to what is applied, so that there is a way back.
-
-
-def still_as_applied(resource: Resource, live: Json) -> frozenset[Path]:
-    """The fields whose value is the one in the annotation; none if that isn't readable."""
-    schema = resource.schema
-    try:
-        applied: Any = json.loads(section(live, "metadata", "annotations").get(CLIENT_SIDE_ANNOTATION) or "")
-        if not isinstance(applied, dict) or applied.get("apiVersion") != resource.group_version:
-            return frozenset()
-        check_declaration(schema, applied)
-    except (ValueError, TypeError, RecursionError, ApiError):
-        return frozenset()
-    present = leaves(schema, live)
-    told = leaves(schema, applied)
-    return frozenset(path for path in told if path in present and not _differs(present[path], told[path]))
-
-
-def follow_annotation(merged: Json, declaration: Json) -> None:
-    """Update the annotation, if there is one, to a declaration."""
-    # What was merged may be part of the stored object, which must not change.
-    annotations = dict(section(merged, "metadata", "annotations"))
-    if CLIENT_SIDE_ANNOTATION not in annotations:
-        return
-    applied = clone(declaration)
-    section(applied, "metadata", "annotations").pop(CLIENT_SIDE_ANNOTATION, None)
-    text = json.dumps(applied, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    annotations[CLIENT_SIDE_ANNOTATION] = text + "\n"
-    if annotations_too_long(annotations):
-        del annotations[CLIENT_SIDE_ANNOTATION]
-    merged["metadata"] = {**merged["metadata"], "annotations": annotations}

@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Iterator
-from datetime import timezone
 
 from . import schemas, services
-from .codec import listed, parse_time, section, timestamp
-from .errors import Json, Problem, forbidden_value, invalid_value, unsupported_value
+from .codec import section, timestamp
+from .errors import Json, Problem, invalid_value
 from .metadata import dns_label_problems
 from .resources import Resource
 from .schema import validate
 
-_NEWLINES = {ord("\r"): None, ord("\n"): None}
-"""Base64 may be wrapped into lines."""
-_EMPTY: dict[str, Json] = {"Service": {"spec": {}, "status": {"loadBalancer": {}}}, "Lease": {"spec": {}}}
 
-
-def empty(resource: Resource) -> Json:
-    """Fields that an object of a kind always has, so that creating one makes no manager their owner."""
-    return {} if resource.custom else _EMPTY.get(resource.kind, {})
-
-
-def complete(resource: Resource, obj: Json, previous: Json | None, others: list[Json]) -> Iterable[Problem]:
-    """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems.
-
-    `others`: for a Service, the specs of all other ones.
-    """
+def complete(resource: Resource, obj: Json, previous: Json | None) -> Iterable[Problem]:
+    """Fill in the defaults of an object of a built-in kind, in its stored form and in place; return its problems."""
     match resource.kind:
         case "Service":
-            services.default_service(obj, previous)
-            return services.validate_service(obj, previous, others)
+            return services.complete_service(obj, previous)
         case "CustomResourceDefinition":
             _default_crd(obj, previous)
             return _crd(obj, previous)
-        case "EndpointSlice":
-            obj.setdefault("endpoints", [])
-            if previous and previous.get("addressType") != obj["addressType"]:
-                return [invalid_value("addressType", obj["addressType"], "field is immutable")]
         case "Namespace":
             obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
             return dns_label_problems("metadata.name", obj["metadata"]["name"])
-        case "ConfigMap" | "Secret":
+        case "Secret":
             if plain := obj.pop("stringData", None):
                 encoded = {name: base64.b64encode(text.encode()).decode() for name, text in plain.items()}
                 obj["data"] = {**section(obj, "data"), **encoded}
-            if previous and previous.get("type") != obj.get("type"):
-                return [invalid_value("type", obj.get("type"), "field is immutable")]
-            if previous and previous.get("immutable"):
-                changed = [name for name in ("immutable", "data", "binaryData") if obj.get(name) != previous.get(name)]
-                return [forbidden_value(name, "field is immutable when `immutable` is set") for name in changed]
     return []
 
 
@@ -63,35 +39,23 @@ _SCHEMA: Json = schemas.fields(
     **schemas.plain("pattern", "format", "description", "x-kubernetes-list-type", "x-kubernetes-map-type"),
     **{name: {"type": "array"} for name in ("required", "enum", "x-kubernetes-list-map-keys")},
     **{name: {"type": "integer"} for name in _COUNTS},
-    **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
-) | {"anyOf": [{"required": ["items"]}, {"properties": {"type": {"not": {"enum": ["array"]}}}}]}
+    **{name: {"type": "number"} for name in ("minimum", "maximum")},
+)
 """Schema of schemas, as far as our own walkers rely on it: known types, and keywords of the right form."""
 _SCHEMA["properties"] |= {
     "properties": {"type": "object", "additionalProperties": _SCHEMA},
-    "additionalProperties": {"anyOf": [_SCHEMA, schemas.FLAG]},
+    "additionalProperties": {"properties": _SCHEMA["properties"]},
     "items": _SCHEMA,
-    "not": _SCHEMA,
-    **{name: {"type": "array", "items": _SCHEMA} for name in ("allOf", "anyOf", "oneOf")},
 }
 
 
 def _default_crd(crd: Json, previous: Json | None) -> None:
     """Derived names and the status, in place."""
-    spec, names = crd["spec"], crd["spec"]["names"]
+    names = crd["spec"]["names"]
     names.setdefault("singular", names["kind"].lower())
     names.setdefault("listKind", f"{names['kind']}List")
-    old = section(previous or {}, "status")
-    stored = [version["name"] for version in spec["versions"] if version["storage"]]
-    kept = [name for name in listed(old.get("storedVersions")) if name not in stored]
-    conditions = listed(old.get("conditions")) or [
-        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-    ]
-    crd["status"] = {"acceptedNames": dict(names), "conditions": conditions, "storedVersions": kept + stored}
-
-
-def _condition(kind: str, reason: str, message: str) -> Json:
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": timestamp()}
+    established = {"type": "Established", "status": "True", "lastTransitionTime": timestamp()}
+    crd["status"] = section(previous, "status") or {"conditions": [established]}
 
 
 def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
@@ -110,40 +74,3 @@ def _crd(crd: Json, previous: Json | None) -> Iterator[Problem]:
             yield from validate(_SCHEMA, schema, where)
     if previous and previous["spec"]["scope"] != spec["scope"]:
         yield invalid_value("spec.scope", spec["scope"], "field is immutable")
-    if section(spec, "conversion").get("strategy") == "Webhook":
-        yield unsupported_value("spec.conversion.strategy", "Webhook", ["None"])
-
-
-# ---- texts that are times or bytes -------------------------------------------------------------
-
-_BYTES = {"ConfigMap": "binaryData", "Secret": "data"}
-"""Fields of bytes by name, which JSON has as base64."""
-_TIMES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Lease": (("spec", "acquireTime"), ("spec", "renewTime")),
-    "Event": (("eventTime",), ("series", "lastObservedTime")),
-}
-"""Times with microseconds: exactly six digits, kept in UTC."""
-_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
-
-
-def undecodable(kind: str, obj: Json) -> str:
-    """Problem of the first text of an object that should be a time or bytes and is not; "" without one.
-
-    Normalizes the times, in place.
-    """
-    for *parents, name in _TIMES.get(kind, ()):
-        holder = section(obj, *parents)
-        text = holder.get(name)
-        if not isinstance(text, str):
-            continue
-        moment = parse_time(text)
-        if moment is None or not _MICRO_TIME.fullmatch(text):
-            return f'{name}: "{text}" must be a time with microseconds, such as 2026-01-31T12:00:00.000000Z'
-        holder[name] = moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    field = _BYTES.get(kind, "")
-    for name, value in section(obj, field).items():
-        try:
-            base64.b64decode(str(value).translate(_NEWLINES), validate=True)
-        except ValueError:
-            return f"{field}.{name}: illegal base64 data: encode it, or use stringData in a Secret"
-    return ""

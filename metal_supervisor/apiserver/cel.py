@@ -1,9 +1,9 @@
-"""Evaluation of the rules that CRDs write in CEL (`x-kubernetes-validations`), for the usual subset of CEL.
+"""Evaluation of the rules that CRDs write in CEL (`x-kubernetes-validations`), for the subset of CEL that ours use.
 
-LLMKube's definitions have a dozen of them, and a real cluster refuses an object that breaks one. The subset is what
-those need and a little more: comparisons, logic, `in`, `has`, `size`, conversions, and a few methods of strings. A rule
-that needs more (macros such as `all`, indexes, arithmetic, `?:`, `oldSelf`, extension libraries) is not applied: a rule
-left out is enforced later by the real cluster, while a misread one would wrongly refuse objects here.
+LLMKube's definitions and ours have two dozen rules, and a real cluster refuses an object that breaks one. They use
+comparisons, logic, `in`, `has`, `size`, `double` and `matches`. A rule that needs more (macros such as `all`, indexes,
+arithmetic, `?:`, `oldSelf`, extension libraries) is not applied: a real cluster enforces it later, while a misread rule
+would wrongly refuse objects here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
@@ -22,11 +22,6 @@ from .schema import children
 _TOKEN = re.compile(
     r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<name>[A-Za-z_]\w*)"
     r"|&&|\|\||==|!=|<=|>=|[!<>()\[\],.]"
-)
-_BLOCKING = ("NotSupported", "Required", "TooLong", "TooMany", "TypeInvalid")
-_UNCHECKED = (
-    "Invalid value: null: some validation rules were not checked because the object was invalid; "
-    "correct the existing errors to complete validation"
 )
 _SPELLINGS = {"&&": "and", "||": "or", "!": "~", "true": "True", "false": "False", "null": "None", "in": "in"}
 _PREFIX = "cel_"
@@ -39,12 +34,6 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: ge,
     ast.In: lambda a, b: a in b,
 }
-_METHODS: dict[str, Callable[[str, str], bool]] = {
-    "cel_startsWith": str.startswith,
-    "cel_endsWith": str.endswith,
-    "cel_contains": str.__contains__,
-    "cel_matches": lambda text, pattern: re.search(pattern, text) is not None,
-}
 
 
 class Unsupported(Exception):
@@ -55,41 +44,29 @@ class Failed(Exception):
     """A rule that cannot be evaluated for a value."""
 
 
-def problems(schema: Json, value: Any, found: list[Problem]) -> list[Problem]:
-    """Problems by rules. `found`: those by the schema itself, which is validated first."""
-    if any(problem.reason.removeprefix("FieldValue") in _BLOCKING for problem in found):
-        return [Problem("<nil>", "FieldValueInvalid", _UNCHECKED)] if _has_rules(schema) else []
-    return list(_broken(schema, value, ""))
-
-
-def _has_rules(schema: Any) -> bool:
-    inside = schema.values() if isinstance(schema, dict) else ()
-    return bool(inside and schema.get("x-kubernetes-validations")) or any(_has_rules(inner) for inner in inside)
-
-
-def _broken(schema: Json, value: Any, path: str) -> Iterator[Problem]:
+def problems(schema: Json, value: Any, path: str = "") -> Iterator[Problem]:
+    """Problems of a value that the schema itself has no objection to, by rules."""
     if value is None:
         return
     for rule in listed(schema.get("x-kubernetes-validations")):
         yield from _judged(rule, value, path)
     for inner, item, place in children(schema, value, path):
-        yield from _broken(inner, item, place)
+        yield from problems(inner, item, place)
 
 
 def _judged(rule: Json, value: Any, path: str) -> Iterator[Problem]:
     text = str(rule.get("rule", ""))
     message = str(rule.get("message") or f"failed rule: {text}")
-    field = path + str(rule.get("fieldPath") or "")
     try:
         if evaluate(text, value):
             return
         where = "" if isinstance(value, (dict, list)) else f"{shown(value)}: "
-        yield Problem(field, str(rule.get("reason") or "FieldValueInvalid"), f"Invalid value: {where}{message}")
+        yield Problem(path, "FieldValueInvalid", f"Invalid value: {where}{message}")
     except Unsupported:
         return
     except Failed as problem:
         kind = json_type(value)
-        yield Problem(field, "FieldValueInvalid", f'Invalid value: "{kind}": {problem} evaluating rule: {message}')
+        yield Problem(path, "FieldValueInvalid", f'Invalid value: "{kind}": {problem} evaluating rule: {message}')
 
 
 def evaluate(rule: str, value: Any) -> bool:
@@ -148,10 +125,10 @@ def _value(tree: ast.expr, this: Any) -> Any:
             return _present(argument, this)
         case ast.Call(func=ast.Attribute(value=argument, attr="cel_size"), args=[], keywords=[]):
             return len(_value(argument, this))
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](_value(argument, this))
-        case ast.Call(func=ast.Attribute(value=text, attr=name), args=[argument], keywords=[]) if name in _METHODS:
-            return _METHODS[name](_value(text, this), _value(argument, this))
+        case ast.Call(func=ast.Name(id="cel_double"), args=[argument], keywords=[]):
+            return _double(_value(argument, this))
+        case ast.Call(func=ast.Attribute(value=text, attr="cel_matches"), args=[pattern], keywords=[]):
+            return re.search(_value(pattern, this), _value(text, this)) is not None
     raise Unsupported(type(tree).__name__)
 
 
@@ -183,16 +160,8 @@ def _field(name: str, whole: Any) -> Any:
         raise Failed(f"no such key: {name}") from None
 
 
-def _converted(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+def _double(value: Any) -> float:
     try:
-        return convert(value)
+        return float(value)
     except (TypeError, ValueError):
-        raise Failed(f"type conversion error from '{json_type(value)}' to '{name}'") from None
-
-
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "cel_double": partial(_converted, "double", float),
-    "cel_int": partial(_converted, "int", int),
-    "cel_string": partial(_converted, "string", str),
-    "cel_size": len,
-}
+        raise Failed(f"type conversion error from '{json_type(value)}' to 'double'") from None

@@ -1,9 +1,8 @@
 """Encoding and decoding of bodies, and helpers for plain JSON values.
 
-Bodies are JSON or YAML. JSON can spell halves of characters, which cannot be encoded: they become U+FFFD, as on a
-real server. YAML has three traps: timestamps become dates, aliases can expand without end, and the pure-Python parser
-is slow on a large CRD; all three are handled here, and the rest is read as the JSON that it stands for. Both can spell
-numbers that are infinite once read, and that no client could read back: they are refused.
+Bodies are JSON, which kubectl makes of YAML itself. JSON can spell halves of characters, which cannot be encoded: they
+become U+FFFD, as on a real server. It can spell numbers that are infinite once read, and that no client could read
+back: they are refused.
 """
 
 from __future__ import annotations
@@ -23,17 +22,8 @@ MAX_BODY_BYTES = 3 * 1024 * 1024
 """Largest request body, as on a real server."""
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """Where a body may spell half of a character."""
-_SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_SAFE_LOADER):  # type: ignore[misc]
-    """YAML as Kubernetes reads it: a timestamp stays the text that it is."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in _SAFE_LOADER.yaml_implicit_resolvers.items()
-}
+_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser in Python is slow on a large CRD."""
 
 
 def encode(value: Any) -> bytes:
@@ -42,43 +32,20 @@ def encode(value: Any) -> bytes:
 
 
 def decode_body(body: bytes) -> Any:
-    """JSON, else YAML; 400 when it is neither."""
+    """The value of a JSON body. Raises ApiError 400 for anything else."""
     try:
-        return _json(body)
+        value = json.loads(body, parse_constant=_number, parse_float=_number, parse_int=_number)
     except (ValueError, RecursionError) as problem:
-        if body.lstrip()[:1] in (b"{", b"["):
-            message = f"the object provided is unrecognized (must be of type JSON or YAML): {problem}"
-            raise bad_request(message) from None
-    try:
-        document = yaml.load(body, _Loader)
-        if _expanded_size(document, {}) > MAX_BODY_BYTES:  # a few aliases can become gigabytes
-            raise ValueError("the document is too large once its aliases are expanded")
-        return _json(json.dumps(document, allow_nan=False).encode())
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as problem:
-        first_line = str(problem).splitlines()[0]
-        raise bad_request(f"error decoding YAML: {first_line}") from None
-
-
-def _json(body: bytes) -> Any:
-    value = json.loads(body, parse_constant=_number, parse_float=_number, parse_int=_number)
+        raise bad_request(f"the body of the request must be JSON: {problem}") from None
     if not _HALVES.search(body):
         return value
     text = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(text.decode("utf-16", "replace"))
 
 
-def _expanded_size(value: Any, known: dict[int, int]) -> int:
-    """Characters and values of a document, each counted as often as aliases name it. `known`: sizes by identity."""
-    if id(value) not in known:
-        parts = [*value, *value.values()] if isinstance(value, dict) else listed(value)
-        own = len(value) if isinstance(value, str) else 1
-        known[id(value)] = own + sum(_expanded_size(part, known) for part in parts)
-    return known[id(value)]
-
-
 def load_yaml_file(path: Path) -> list[Json]:
     """All objects of a YAML file with `---` between them."""
-    documents = list(yaml.load_all(path.read_bytes(), _Loader))
+    documents = list(yaml.load_all(path.read_bytes(), _LOADER))
     return [document for document in documents if isinstance(document, dict)]
 
 

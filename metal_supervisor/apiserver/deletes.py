@@ -12,15 +12,13 @@ import threading
 import time
 
 from .codec import clone, listed, timestamp
-from .errors import ApiError, Json, conflict, forbidden
-from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget, Resource
+from .errors import ApiError, Json, forbidden
+from .resources import DEFINITIONS, EVENTS, NAMESPACES, DeleteOptions, Registry, RequestTarget
 from .storage import Name, ObjectStore
 
 log = logging.getLogger(__name__)
 
 EVENT_LIFETIME_S = 3600.0
-_ORPHAN = "orphan"
-"""Finalizer that holds an object until its dependents have lost their references to it."""
 _CONTENTS = {DEFINITIONS: "customresourcecleanup.apiextensions.k8s.io", NAMESPACES: "kubernetes"}
 """Finalizers that hold objects of these kinds until what is in them is gone."""
 PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public")
@@ -59,36 +57,28 @@ class Collector:
         resource = target.resource
         with self._store.lock:
             stored = target.stored(self._store)
-            _check_preconditions(resource, stored, options.preconditions)
+            target.check_unchanged(stored, options.preconditions)
             if resource.storage_key == NAMESPACES and target.name in PERMANENT_NAMESPACES:
                 raise forbidden("", "namespaces", target.name, "this namespace may not be deleted")
             if options.dry_run:
                 return resource.view(stored), True
-            last, gone = self._begin(*target.place, options.policy)
+            last, gone = self._begin(*target.place)
             return resource.view(last), gone
 
-    def _begin(self, kind: str, name: Name, policy: str = "") -> tuple[Json, bool]:
-        """Removes an object, or marks it as being deleted. (last state, gone?)
-
-        A policy replaces an earlier one; without one, the finalizers that the object has say it.
-        """
+    def _begin(self, kind: str, name: Name) -> tuple[Json, bool]:
+        """Removes an object, or marks it as being deleted. (last state, gone?)"""
         stored = self._store.get(kind, name)
         assert stored is not None
-        before = listed(stored["metadata"].get("finalizers"))
-        added = [_ORPHAN] if policy == "Orphan" else []
-        if kind in _CONTENTS:
-            added = [_CONTENTS[kind]]
-        finalizers = [finalizer for finalizer in before if not policy or finalizer != _ORPHAN]
-        finalizers += [finalizer for finalizer in added if finalizer not in finalizers]
+        if stored["metadata"].get("deletionTimestamp"):
+            return stored, False
+        finalizers = list(listed(stored["metadata"].get("finalizers")))
+        if kind in _CONTENTS and _CONTENTS[kind] not in finalizers:
+            finalizers.append(_CONTENTS[kind])
         if not finalizers:
             return self.remove(kind, name), True
-        if stored["metadata"].get("deletionTimestamp") and finalizers == before:
-            return stored, False
         marked = clone(stored)
         own = marked["metadata"]
-        own.setdefault("deletionTimestamp", timestamp())
-        own.setdefault("deletionGracePeriodSeconds", 0)
-        own["finalizers"] = finalizers
+        own |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 0, "finalizers": finalizers}
         if kind == NAMESPACES:
             marked.setdefault("status", {})["phase"] = "Terminating"
         elif "generation" in own:
@@ -104,15 +94,6 @@ class Collector:
         if kind == DEFINITIONS:
             self._registry.install(removed, gone=True)
         return removed
-
-    def _release(self, kind: str, name: Name, finalizer: str) -> None:
-        """Takes one finalizer off an object that is being deleted, and removes it if nothing else holds it."""
-        freed = clone(self._store.get(kind, name))
-        freed["metadata"]["finalizers"].remove(finalizer)
-        if freed["metadata"]["finalizers"]:
-            self._store.put(kind, name, freed)
-        else:
-            self.remove(kind, name)
 
     # ---- in the background ------------------------------------------------------------------------
 
@@ -145,29 +126,11 @@ class Collector:
         own = obj["metadata"]
         deleted, owners = bool(own.get("deletionTimestamp")), listed(own.get("ownerReferences"))
         expired = kind == EVENTS and now_s - self._store.written_s(kind, name) > EVENT_LIFETIME_S
-        staying = [owner for owner in owners if self._exists(name[0], owner)]
-        finalizers = listed(own.get("finalizers"))
-        if not deleted and (expired or (owners and not staying)):
+        orphaned = owners and not any(self._exists(name[0], owner) for owner in owners)
+        if not deleted and (expired or orphaned):
             self._begin(kind, name)
-        elif not deleted and len(staying) < len(owners):
-            self._keep_owners(kind, name, obj, staying)
-        elif deleted and _ORPHAN in finalizers:
-            for inner_kind, inner_name, inner in self._store.everything():
-                references = listed(inner["metadata"].get("ownerReferences"))
-                others = [owner for owner in references if owner.get("uid") != own["uid"]]
-                if others != references:
-                    self._keep_owners(inner_kind, inner_name, inner, others)
-            self._release(kind, name, _ORPHAN)
-        elif deleted and _CONTENTS.get(kind) in finalizers:
+        elif deleted and _CONTENTS.get(kind) in listed(own.get("finalizers")):
             self._finish_contents(kind, name, obj)
-
-    def _keep_owners(self, kind: str, name: Name, obj: Json, owners: list[Json]) -> None:
-        """Leave an object these of its owners."""
-        freed = clone(obj)
-        freed["metadata"]["ownerReferences"] = owners
-        if not owners:
-            del freed["metadata"]["ownerReferences"]
-        self._store.put(kind, name, freed)
 
     def _exists(self, namespace: str, reference: Json) -> bool:
         """True unless the owner that a reference names is gone; an owner of an unknown kind is taken to exist."""
@@ -178,20 +141,17 @@ class Collector:
         return found is not None and found["metadata"]["uid"] == reference["uid"]
 
     def _finish_contents(self, kind: str, name: Name, obj: Json) -> None:
-        """Delete what a namespace or a CRD has in it, and take off its finalizer once nothing is left."""
+        """Delete what a namespace or a CRD has in it, and release the object itself once nothing is left."""
         plural = f"{obj['spec']['group']}/{obj['spec']['names']['plural']}" if kind == DEFINITIONS else ""
         left = False
         for inner_kind, inner_name, inner in self._store.everything():
             if inner_kind == plural or (not plural and inner_name[0] == name[1]):
                 left = inner["metadata"].get("deletionTimestamp") or not self._begin(inner_kind, inner_name)[1] or left
-        if not left:
-            self._release(kind, name, _CONTENTS[kind])
-
-
-def _check_preconditions(resource: Resource, stored: Json, wanted: Json) -> None:
-    own = stored["metadata"]
-    for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-        if wanted.get(field) not in (None, own[field]):
-            given = f"the {label} in the precondition ({wanted[field]})"
-            why = f"{given} does not match the {label} in record ({own[field]}): the object has changed since"
-            raise conflict(resource.group, resource.kind, own["name"], why)
+        if left:
+            return
+        freed = clone(obj)
+        freed["metadata"]["finalizers"].remove(_CONTENTS[kind])
+        if freed["metadata"]["finalizers"]:
+            self._store.put(kind, name, freed)
+        else:
+            self.remove(kind, name)

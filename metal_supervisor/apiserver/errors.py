@@ -86,14 +86,9 @@ def unsupported_value(field: str, value: Any, allowed: Sequence[Any]) -> Problem
 
 def wrong_type(field: str, value: Any, expected: str) -> Problem:
     """A field whose value has another type than the schema says."""
-    found = "float64" if expected in ("int32", "int64") else json_type(value)
+    found = json_type(value)
     detail = f'{field or "object"} in body must be of type {expected}: "{found}"'
     return Problem(field, "FieldValueTypeInvalid", f'Invalid value: "{found}": {detail}')
-
-
-def forbidden_value(field: str, detail: str) -> Problem:
-    """A field that may not be set, or not be changed."""
-    return Problem(field, "FieldValueForbidden", f"Forbidden: {detail}")
 
 
 def duplicate_value(field: str, value: Any) -> Problem:
@@ -162,20 +157,15 @@ def bad_request(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
-def forbidden(group: str, plural: str, name: str, why: str, causes: list[Json] | None = None) -> ApiError:
+def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
     """A request that is understood and refused."""
-    details = about(group, plural, name) | ({"causes": causes} if causes else {})
-    return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details=details)
+    message = f'{qualified(plural, group)} "{name}" is forbidden: {why}'
+    return ApiError(403, "Forbidden", message, details=about(group, plural, name))
 
 
 def expired(message: str) -> ApiError:
     """A resourceVersion or continue token from before the remembered history."""
     return ApiError(410, "Expired", message)
-
-
-def invalid_options(kind: str, problem: Problem) -> ApiError:
-    """A parameter of the request that makes no sense; `kind` is e.g. `PatchOptions`."""
-    return invalid("meta.k8s.io", kind, "", [problem])
 
 
 def unknown_format(kinds: Sequence[str]) -> ApiError:

@@ -92,26 +92,11 @@ def merge(schema: Json, live: Any, applied: Any) -> Any:
 
 
 def _merge_list(schema: Json, live: list[Any], applied: list[Any]) -> list[Any]:
-    """Both lists in one, each in its own order; where the orders conflict, that of the applied one wins."""
+    """Both lists in one: live items in their order, then new ones."""
     items = schema.get("items") or {}
     old = {item_key(schema, item): item for item in live}
     new = {item_key(schema, item): item for item in applied}
-    left, right = list(old), list(new)
-    order: list[str] = []
-    while left and right:
-        if left[0] not in new:
-            order.append(left.pop(0))
-        elif left[0] == right[0] or right[0] not in old:
-            order.append(right.pop(0))
-            if order[-1] == left[0]:
-                left.pop(0)
-        else:
-            left.pop(0)
-    order += [key for key in left if key not in new] + right
-    return [
-        clone(new[key]) if key not in old else merge(items, old[key], new[key]) if key in new else old[key]
-        for key in order
-    ]
+    return [merge(items, old.get(key), new[key]) if key in new else old[key] for key in old | new]
 
 
 def with_containers(*paths: Collection[Path]) -> set[Path]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from . import discovery, errors, protobuf
 from .codec import decode_body, encode, load_yaml_file, section
 from .deletes import PERMANENT_NAMESPACES, Collector
-from .errors import ApiError, Json, Problem
+from .errors import ApiError, Json
 from .patch import APPLY
-from .reads import Watcher, as_shown, flag, list_objects, selected, selection, shown_list, table_of
-from .resources import DEFINITIONS, SERVICES, DeleteOptions, Registry, RequestTarget, WriteOptions
+from .reads import Watcher, as_shown, flag, list_objects, table_of
+from .resources import ACCESS_REVIEW, DEFINITIONS, DeleteOptions, Registry, RequestTarget, WriteOptions
 from .schema import mistyped, settle
 from .schemas import DELETE_OPTIONS
 from .storage import ObjectStore
@@ -25,17 +26,9 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _JSON = "application/json"
 _OPENAPI_V2 = b"\n\x032.0"
 """A document of OpenAPI v2, in protobuf, without definitions: kubectl then leaves the check of a List to the server."""
-_POLICIES = ("Foreground", "Background", "Orphan")
+_POLICIES = ("", "Background", "Foreground")
+"""The owner goes at once in both, and its dependents in the background."""
 _HEALTH = ("/healthz", "/livez", "/readyz")
-_REVIEWS: dict[str, Json] = {
-    "SelfSubjectAccessReview": {"allowed": True},
-    "SelfSubjectRulesReview": {
-        "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
-        "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
-        "incomplete": False,
-    },
-}
-"""Status of these kinds. There is no authorisation here: a client that knows the prefix may do everything."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +137,11 @@ class Kernel:
 
     def _document(self, request: Request) -> Response:
         """What clients ask about the API itself."""
-        if request.method not in ("GET", "HEAD"):
+        if request.method != "GET":
             raise errors.no_such_path()
         match request.path.strip("/").split("/"):
-            case [""]:
-                body: Json = {"paths": ["/api", "/apis", *_HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
             case ["version"]:
-                body = discovery.VERSION
+                body: Json = discovery.VERSION
             case ["api"]:
                 body = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis"]:
@@ -179,15 +170,15 @@ class Kernel:
         if verb == "watch":
             subscription = self.watcher.open(target, request.query, table)
             return Stream(subscription.run, partial(self.watcher.close, subscription))
-        if resource.kind in _REVIEWS and not resource.custom:
-            return Response(201, encode({**_object(request), "status": _REVIEWS[resource.kind]}))
+        if resource is ACCESS_REVIEW:  # a client that knows the prefix may do everything
+            return Response(201, encode({**_object(request), "status": {"allowed": True}}))
         if verb == "list":
             return Response(200, encode(list_objects(self.store, target, request.query, table)))
         if verb == "get":
             obj = resource.view(target.stored(self.store))
             body = scale_of(resource, obj) if target.subresource == "scale" else as_shown(resource, obj, table)
             return Response(200, encode(body))
-        if verb in ("delete", "deletecollection"):
+        if verb == "delete":
             return self._delete(request, target)
         return self._write(request, target, table)
 
@@ -204,32 +195,20 @@ class Kernel:
 
     def _delete(self, request: Request, target: RequestTarget) -> Response:
         options = delete_options(request, _object(request) if request.body.strip() else {})
-        if target.name:
-            last, gone = self.collector.delete(target, options)
-            # The real server answers with the object itself for some kinds; of those we have Services.
-            if not gone or target.resource.storage_key == SERVICES:
-                return Response(200, encode(target.resource.outgoing(last)))
-            deleted = errors.about(target.resource.group, target.resource.plural, target.name)
-            details = {**deleted, "uid": last["metadata"]["uid"]}
-            status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-            return Response(200, encode(status))
-        with self.store.lock:
-            chosen = selected(self.store, target, selection(target.resource, request.query))
-            # All are tried first: none is deleted if one does not meet the preconditions.
-            for each in (replace(options, dry_run=True), options):
-                for obj in chosen:
-                    own = obj["metadata"]
-                    one = RequestTarget(target.resource, own.get("namespace", ""), own["name"])
-                    self.collector.delete(one, each)
-            version = self.store.version
-        return Response(200, encode(shown_list(target.resource, chosen, version)))
+        last, gone = self.collector.delete(target, options)
+        if not gone:
+            return Response(200, encode(last))
+        deleted = errors.about(target.resource.group, target.resource.plural, target.name)
+        details = {**deleted, "uid": last["metadata"]["uid"]}
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+        return Response(200, encode(status))
 
 
 def _object(request: Request) -> Json:
     if request.content_type == protobuf.MEDIA_TYPE:
         return protobuf.decode(request.body)
-    if request.content_type not in ("", _JSON, "application/yaml", "*/*"):
-        raise errors.unknown_format([_JSON, "application/yaml", protobuf.MEDIA_TYPE])
+    if request.content_type not in ("", _JSON, "*/*"):
+        raise errors.unknown_format([_JSON, protobuf.MEDIA_TYPE])
     value: Json = decode_body(request.body)
     if not isinstance(value, dict):
         raise errors.bad_request("the object provided is unrecognized: an object is expected")
@@ -275,17 +254,13 @@ def resource_target(registry: Registry, path: str) -> RequestTarget | None:
 
 def verb_of(request: Request, target: RequestTarget) -> str:
     """The Kubernetes verb of a request. Raises ApiError 405 when the resource does not have it."""
-    if request.method in ("GET", "HEAD"):
+    if request.method == "GET":
         watching = request.query.get("watch") in ("true", "1", "True")
         verb = "get" if target.name else "watch" if watching else "list"
-    elif request.method == "DELETE":
-        verb = "delete" if target.name else "deletecollection"
     else:
-        verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, "")
-    misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch")
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "")
+    misplaced = (verb == "create") == bool(target.name) and verb in ("create", "update", "patch", "delete")
     nowhere = verb == "create" and target.resource.namespaced and not target.namespace
-    if misplaced and target.resource.custom and not target.name:
-        raise errors.bad_request("name must be provided")
     if misplaced or nowhere or (verb not in target.resource.verbs) or (target.subresource and verb == "delete"):
         message = "the server does not allow this method on the requested resource"
         raise ApiError(405, "MethodNotAllowed", message, details={})
@@ -295,50 +270,43 @@ def verb_of(request: Request, target: RequestTarget) -> str:
 def write_options(request: Request) -> WriteOptions:
     """The options in the query of a write; the manager of its fields may be the first word of the User-Agent.
 
-    Raises ApiError 422 for a wrong value, and for force if the request is no apply.
+    Raises ApiError 400 for a wrong value.
     """
     manager = request.query.get("fieldManager", "")
-    if len(manager) > 128:
-        raise _refused(request, errors.too_long("fieldManager", 128))
     if not manager and request.content_type != APPLY:
         manager = request.headers.get("user-agent", "").partition("/")[0][:128] or "unknown"
     dry_run = _is_dry_run(request)
     validation = request.query.get("fieldValidation") or "Warn"
     if validation not in ("Strict", "Warn", "Ignore"):
-        known = ["", "Ignore", "Strict", "Warn"]
-        raise _refused(request, errors.unsupported_value("fieldValidation", validation, known))
-    forced = flag(request.query, "force")
-    if forced and request.method == "PATCH" and request.content_type != APPLY:
-        raise _refused(request, errors.forbidden_value("force", "may not be specified for non-apply patch"))
-    return WriteOptions(manager, dry_run, validation, forced)
+        raise _unsupported("fieldValidation", validation, ("Strict", "Warn", "Ignore"))
+    return WriteOptions(manager, dry_run, validation, flag(request.query, "force"))
 
 
 def _is_dry_run(request: Request) -> bool:
     value = request.query.get("dryRun", "")
     if value not in ("", "All"):
-        raise _refused(request, errors.unsupported_value("dryRun", [value], ["All"]))
+        raise _unsupported("dryRun", value, ("All",))
     return value == "All"
 
 
 def delete_options(request: Request, body: Json) -> DeleteOptions:
     """The options in the body of a DELETE ({} without one), or in its query where the body has none.
 
-    Raises ApiError 400 for a wrong type and 422 for a wrong value: what cannot be read must not delete.
+    Raises ApiError 400 for a wrong type or value: what cannot be read must not delete.
     """
     settle(DELETE_OPTIONS, body)
     if complaint := mistyped(DELETE_OPTIONS, body):
         raise errors.bad_request(complaint)
     dry_run = body.get("dryRun") or []
     if set(dry_run) - {"All"}:
-        raise _refused(request, errors.unsupported_value("dryRun", dry_run, ["All"]))
+        raise _unsupported("dryRun", dry_run, ("All",))
     policy = body.get("propagationPolicy") or request.query.get("propagationPolicy") or ""
-    if policy not in ("", *_POLICIES):
-        raise _refused(request, errors.unsupported_value("propagationPolicy", policy, [*_POLICIES, "nil"]))
+    if policy not in _POLICIES:
+        raise _unsupported("propagationPolicy", policy, _POLICIES)
     if "orphanDependents" in {**request.query, **body}:
         raise errors.bad_request("orphanDependents is not supported: use propagationPolicy")
-    return DeleteOptions(policy, body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
+    return DeleteOptions(body.get("preconditions") or {}, _is_dry_run(request) or bool(dry_run))
 
 
-def _refused(request: Request, problem: Problem) -> ApiError:
-    kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions", "DELETE": "DeleteOptions"}
-    return errors.invalid_options(kinds.get(request.method, "ListOptions"), problem)
+def _unsupported(name: str, value: Any, allowed: tuple[str, ...]) -> ApiError:
+    return errors.bad_request(str(errors.unsupported_value(name, value, allowed)))

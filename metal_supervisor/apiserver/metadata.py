@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 from .codec import clone, listed, section, timestamp
-from .errors import Json, Problem, forbidden_value, invalid_value, required, too_long
+from .errors import Json, Problem, invalid_value, required
 from .schema import settle
 from .schemas import METADATA
 
@@ -53,7 +53,6 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 DNS_LABEL = re.compile(_LABEL)
 QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_MAX_ANNOTATIONS_BYTES = 256 * 1024
 _ENDS = ", and must start and end with an alphanumeric character"
 SUBDOMAIN_DETAIL = "a lowercase RFC 1123 subdomain must consist of lower case letters, digits, '-' or '.'" + _ENDS
 LABEL_VALUE_DETAIL = "a valid label must be an empty string or consist of letters, digits, '-', '_' or '.'" + _ENDS
@@ -61,38 +60,20 @@ DNS_LABEL_DETAIL = "a lowercase RFC 1123 label must consist of lower case letter
 QUALIFIED_DETAIL = "name part must consist of letters, digits, '-', '_' or '.'" + _ENDS
 
 
-def validate(metadata: Json, *, before: Json, named_elsewhere: bool = False) -> Iterator[Problem]:
-    """Problems of the name, labels, annotations, finalizers and owners of an object.
-
-    `named_elsewhere`: its kind has its own rules for the name, which are checked elsewhere.
-    """
+def validate(metadata: Json) -> Iterator[Problem]:
+    """Problems of the name, labels, annotations and finalizers of an object."""
     name = metadata.get("name") or ""
     if not name:
         yield required("metadata.name", "name or generateName is required")
-    elif not named_elsewhere:
-        if not SUBDOMAIN.fullmatch(name):
-            yield invalid_value("metadata.name", name, SUBDOMAIN_DETAIL)
-        if len(name) > 253:
-            yield invalid_value("metadata.name", name, "must be no more than 253 characters")
+    elif not SUBDOMAIN.fullmatch(name):
+        yield invalid_value("metadata.name", name, SUBDOMAIN_DETAIL)
+    elif len(name) > 253:
+        yield invalid_value("metadata.name", name, "must be no more than 253 characters")
     yield from label_problems("metadata.labels", section(metadata, "labels"))
-    annotations, finalizers = section(metadata, "annotations"), listed(metadata.get("finalizers"))
-    for key in annotations:
+    for key in section(metadata, "annotations"):
         yield from qualified_problems("metadata.annotations", key.lower())
-    if annotations_too_long(annotations):
-        yield too_long("metadata.annotations", _MAX_ANNOTATIONS_BYTES)
-    for finalizer in finalizers:
+    for finalizer in listed(metadata.get("finalizers")):
         yield from qualified_problems("metadata.finalizers", finalizer)
-    added = [name for name in finalizers if name not in listed(before.get("finalizers"))]
-    if added and before.get("deletionTimestamp"):
-        detail = "no new finalizers can be added if the object is being deleted, found "
-        yield forbidden_value("metadata.finalizers", detail + ", ".join(added))
-    yield from _owner_problems(listed(metadata.get("ownerReferences")))
-
-
-def annotations_too_long(annotations: Json) -> bool:
-    """True if all keys and values together are over the limit."""
-    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    return size_bytes > _MAX_ANNOTATIONS_BYTES
 
 
 def dns_label_problems(path: str, text: str) -> list[Problem]:
@@ -120,13 +101,3 @@ def qualified_problems(path: str, text: str) -> list[Problem]:
     if len(name) > 63:
         return [invalid_value(path, text, "name part must be no more than 63 characters")]
     return [] if QUALIFIED.fullmatch(name) else [invalid_value(path, text, QUALIFIED_DETAIL)]
-
-
-def _owner_problems(owners: list[Json]) -> Iterator[Problem]:
-    for owner in owners:
-        for name in ("apiVersion", "kind", "name", "uid"):
-            if not owner.get(name):
-                what = "version must not be empty" if name == "apiVersion" else "must not be empty"
-                yield invalid_value(f"metadata.ownerReferences.{name}", owner.get(name, ""), what)
-    if sum(bool(owner.get("controller")) for owner in owners) > 1:
-        yield invalid_value("metadata.ownerReferences", owners, "Only one reference can have Controller set to true")

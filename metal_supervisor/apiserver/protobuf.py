@@ -1,8 +1,8 @@
 """Decoder of the few protobuf bodies that kubectl insists on sending.
 
-`kubectl create namespace`, `create configmap|secret|service` and `auth can-i` send protobuf whatever
-the server prefers. Those kinds are read here: their schemas have the types of the fields, and a table has their
-numbers. Answers are JSON, which the same clients accept.
+`kubectl create namespace` and `create configmap|secret|service` send protobuf whatever the server prefers. Those kinds
+are read here: their schemas have the types of the fields, and a table has their numbers. Answers are JSON, which the
+same clients accept.
 """
 
 from __future__ import annotations
@@ -24,52 +24,14 @@ _BYTES = 2
 Numbers: TypeAlias = "dict[int, str | tuple[str, Numbers]]"
 """Names of the fields of a message by their numbers; with the numbers of its own where a field is a message."""
 
-_OWNER: Numbers = {1: "kind", 3: "name", 4: "uid", 5: "apiVersion", 6: "controller", 7: "blockOwnerDeletion"}
-_METADATA: Numbers = {
-    1: "name",
-    2: "generateName",
-    3: "namespace",
-    5: "uid",
-    6: "resourceVersion",
-    11: "labels",
-    12: "annotations",
-    13: ("ownerReferences", _OWNER),
-    14: "finalizers",
-}
-_PORT: Numbers = {1: "name", 2: "protocol", 3: "port", 4: "targetPort", 5: "nodePort", 6: "appProtocol"}
-_SERVICE: Numbers = {
-    1: ("ports", _PORT),
-    2: "selector",
-    3: "clusterIP",
-    4: "type",
-    5: "externalIPs",
-    7: "sessionAffinity",
-    8: "loadBalancerIP",
-    10: "externalName",
-    11: "externalTrafficPolicy",
-    17: "ipFamilyPolicy",
-    18: "clusterIPs",
-    19: "ipFamilies",
-    22: "internalTrafficPolicy",
-}
-_OBJECT: Numbers = {1: ("metadata", _METADATA)}
-_DELETE: Numbers = {
-    1: "gracePeriodSeconds",
-    2: ("preconditions", {1: "uid", 2: "resourceVersion"}),
-    3: "orphanDependents",
-    4: "propagationPolicy",
-    5: "dryRun",
-}
-_REVIEWS = "authorization.k8s.io/v1"
+_PORT: Numbers = {1: "name", 2: "protocol", 3: "port", 4: "targetPort", 5: "nodePort"}
+_SERVICE: Numbers = {1: ("ports", _PORT), 2: "selector", 3: "clusterIP", 4: "type", 10: "externalName"}
+_OBJECT: Numbers = {1: ("metadata", {1: "name", 3: "namespace", 11: "labels", 12: "annotations"})}
 _KINDS: dict[tuple[str, str], tuple[Json, Numbers]] = {
-    ("v1", "Namespace"): (schemas.NAMESPACE, {**_OBJECT, 2: ("spec", {1: "finalizers"})}),
+    ("v1", "Namespace"): (schemas.NAMESPACE, _OBJECT),
     ("v1", "ConfigMap"): (schemas.CONFIG_MAP, {**_OBJECT, 2: "data", 3: "binaryData", 4: "immutable"}),
-    ("v1", "Secret"): (schemas.SECRET, {**_OBJECT, 2: "data", 3: "type", 4: "stringData", 5: "immutable"}),
+    ("v1", "Secret"): (schemas.SECRET, {**_OBJECT, 2: "data", 3: "type", 5: "immutable"}),
     ("v1", "Service"): (schemas.SERVICE, {**_OBJECT, 2: ("spec", _SERVICE)}),
-    ("v1", "DeleteOptions"): (schemas.DELETE_OPTIONS, _DELETE),
-    # The answer to a question of rights is always the same, so what it asks is not read.
-    (_REVIEWS, "SelfSubjectAccessReview"): (schemas.REVIEW, {}),
-    (_REVIEWS, "SelfSubjectRulesReview"): (schemas.REVIEW, {}),
 }
 
 

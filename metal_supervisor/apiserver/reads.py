@@ -39,24 +39,9 @@ def table_of(accept: str, query: Mapping[str, str]) -> str:
 def as_shown(resource: Resource, obj: Json, table: str, *, header: bool = True) -> Json:
     """A single object as a client wants it."""
     if not table:
-        return resource.outgoing(obj)
+        return obj
     metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
     return tables.table(resource, [obj], metadata, include=table, header=header)
-
-
-def shown_list(resource: Resource, objects: list[Json], version: int, table: str = "") -> Json:
-    """A list of objects as a client wants it."""
-    metadata: Json = {"resourceVersion": str(version)}
-    if table:
-        return tables.table(resource, objects, metadata, include=table, header=True)
-    items = [resource.outgoing(obj) for obj in objects]
-    if resource.custom:
-        metadata["continue"] = ""
-    else:
-        # The items of a typed list don't repeat its apiVersion and kind.
-        items = [{name: item[name] for name in item if name not in ("apiVersion", "kind")} for item in items]
-    kind = resource.list_kind or f"{resource.kind}List"
-    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": items}
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
@@ -83,38 +68,16 @@ def selected(store: ObjectStore, target: RequestTarget, test: Test) -> list[Json
 
 
 def list_objects(store: ObjectStore, target: RequestTarget, query: Mapping[str, str], table: str) -> Json:
-    """A collection as it is now, whole or in chunks of `limit`; a chunk names the version and the last object so far.
-
-    Raises ApiError 410 for a version since which the collection has changed, and 504 for one not yet reached.
-    """
-    test, wanted, limit = selection(target.resource, query), number(query, "resourceVersion"), number(query, "limit")
-    token, exact = query.get("continue", ""), query.get("resourceVersionMatch") == "Exact"
-    seen, _, last = token.partition("/")
-    since = whole_number(seen) if token else wanted
-    if since is None or (token and not last):
-        raise errors.bad_request("continue key is not valid: invalid token")
+    """A collection as it is now, whole: `limit` is only a wish, and clients take the answer for the last chunk."""
+    resource = target.resource
+    test = selection(resource, query)
     with store.lock:
-        version, objects = store.version, selected(store, target, test)
-        if wanted > version:
-            cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-            message = f"Timeout: Too large resource version: {wanted}, current: {version}"
-            future = ApiError(504, "Timeout", message, details={"causes": [cause], "retryAfterSeconds": 1})
-            future.headers["Retry-After"] = "1"
-            raise future
-        if (token or exact) and store.changes_since(target.resource.storage_key, since):
-            raise errors.expired(f"the objects have changed since version {since}: list them from the beginning")
-    left = [obj for obj in objects if not token or _place(obj) > tuple(last.split("/"))]
-    shown = shown_list(target.resource, left[: limit or None], version, table)
-    if limit and len(left) > limit:
-        shown["metadata"] |= {
-            "continue": "/".join((str(version), *_place(left[limit - 1]))),
-            "remainingItemCount": len(left) - limit,
-        }
-    return shown
-
-
-def _place(obj: Json) -> tuple[str, str]:
-    return (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+        metadata: Json = {"resourceVersion": str(store.version)}
+        objects = selected(store, target, test)
+    if table:
+        return tables.table(resource, objects, metadata, include=table, header=True)
+    kind = resource.list_kind or f"{resource.kind}List"
+    return {"kind": kind, "apiVersion": resource.group_version, "metadata": metadata, "items": objects}
 
 
 # ---- selectors -----------------------------------------------------------------------------------
@@ -150,20 +113,16 @@ def _label_test(term: str) -> Test:
 def _field_test(resource: Resource, term: str) -> Test:
     equality = _EQUALITY_TERM.fullmatch(term)
     if not equality:
-        raise errors.bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
+        raise errors.bad_request(f"fieldSelector: {errors.shown(term)} must be a comparison, such as metadata.name=a")
     name, wanted, negated = equality[1], equality[3].strip(), equality[2] == "!="
     known = {"metadata.name", *resource.selectable}
     if resource.namespaced:
         known.add("metadata.namespace")
     if name not in known:
-        if resource.custom or resource.selectable:
-            raise errors.bad_request(f"field label not supported: {name}")
-        only = '"metadata.name", "metadata.namespace"'
-        raise errors.bad_request(f'"{name}" is not a known field selector: only {only}')
-    path = ["source", "component"] if name == "source" and resource.is_event else name.split(".")
+        raise errors.bad_request(f"field label not supported: {name}")
 
     def test(obj: Json) -> bool:
-        value = dig(obj, *path)
+        value = dig(obj, *name.split("."))
         text = value if isinstance(value, str) else "" if value is None else encode(value).decode()
         return (wanted == text) is not negated
 
@@ -188,23 +147,15 @@ class Subscription:
 
     def __init__(self, watcher: Watcher, target: RequestTarget, query: Mapping[str, str], table: str) -> None:
         """Raises ApiError for bad parameters."""
-        asked, bookmarks = flag(query, "sendInitialEvents"), flag(query, "allowWatchBookmarks")
-        if asked and query.get("resourceVersionMatch") != "NotOlderThan":
-            detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise errors.invalid_options("ListOptions", errors.forbidden_value("resourceVersionMatch", detail))
         timeout_s = min(number(query, "timeoutSeconds") or _DEFAULT_TIMEOUT_S, _LONGEST_TIMEOUT_S)
         self.target = target
         self.closed = False
         """Set it to end the watch, then wake the condition of its kind."""
         self._watcher, self._table = watcher, table
         self._test = selection(target.resource, query)
-        self._version = 0 if asked else number(query, "resourceVersion")
+        self._version = 0 if flag(query, "sendInitialEvents") else number(query, "resourceVersion")
         """The latest one that the client has seen; 0 before it has been sent the present state."""
-        self._initial = query.get("sendInitialEvents") != "false"
-        """Send the present state first, if there is no version to start from."""
-        self._bookmarks = bookmarks
-        # A client that gets the present state and accepts bookmarks gets one at the end of it, even unasked.
-        self._marked = asked or ("sendInitialEvents" not in query and bookmarks)
+        self._bookmarks = flag(query, "allowWatchBookmarks")
         self._header = True
         """Name the columns in the next line, if it is a table."""
         self._ends_s = time.monotonic() + timeout_s
@@ -241,10 +192,10 @@ class Subscription:
             return []
         store = self._watcher.store
         with store.lock:
-            found = selected(store, self.target, self._test) if self._initial else []
+            found = selected(store, self.target, self._test)
             self._version = store.version
         lines = [self._line("ADDED", obj) for obj in found]
-        return [*lines, self._bookmark(initial_end=True)] if self._marked else lines
+        return [*lines, self._bookmark(initial_end=True)] if self._bookmarks else lines
 
     def _changes(self, bookmark_due_s: float) -> tuple[list[StoredChange], bool]:
         """Wait for changes, an end or the time of a bookmark: (changes not yet sent, whether the watch is over)."""

@@ -6,22 +6,20 @@ groups of Events. Between a stored object and the one that a client sees, only t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import schemas
 from .codec import listed, section
-from .errors import Json, no_such_path, not_found
+from .errors import Json, conflict, no_such_path, not_found
 from .storage import Name, ObjectStore
 
-ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+ALL_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
 NAMESPACES = "/namespaces"
 SERVICES = "/services"
 EVENTS = "/events"
 DEFINITIONS = "apiextensions.k8s.io/customresourcedefinitions"
 """Names under which objects of these kinds are stored."""
-_VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,25 +89,6 @@ class Resource:
         """The reverse of `view`."""
         return {**to_core_event(obj), "apiVersion": "v1"} if self.field_names else obj
 
-    def outgoing(self, obj: Json) -> Json:
-        """A view for an answer: fields that typed clients leave empty are null, absent or an empty object, by kind."""
-        if self.custom:
-            return obj
-        shown = dict(obj)
-        if self.kind == "EndpointSlice":
-            shown |= {name: obj.get(name) or None for name in ("endpoints", "ports")}
-        elif self.is_event:
-            absent: Json = {"source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": None}
-            absent |= {} if self.group else {"reportingComponent": "", "reportingInstance": ""}
-            shown = {**_renamed(absent, self.field_names), **obj}
-        elif self.kind == "Lease":
-            shown.setdefault("spec", {})
-        elif self.kind == "ConfigMap" and not obj.get("data"):
-            shown.pop("data", None)
-        elif self.kind == "Service" and not section(obj, "spec").get("ports"):
-            shown["spec"] = {name: value for name, value in section(obj, "spec").items() if name != "ports"}
-        return shown
-
 
 _CORE_NAMES = {new: old for old, new in schemas.EVENT_NAMES.items()}
 
@@ -131,6 +110,16 @@ def partial_metadata(obj: Json) -> Json:
 EVENT_FIELDS = tuple(f"involvedObject.{name}" for name in schemas.REFERENCE_FIELDS)
 REGARDING_FIELDS = tuple(f"regarding.{name}" for name in schemas.REFERENCE_FIELDS)
 
+ACCESS_REVIEW = Resource(
+    "authorization.k8s.io",
+    "v1",
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    schemas.ANYTHING,
+    namespaced=False,
+    verbs=("create",),
+)
+
 BUILT_IN = (
     Resource(
         "",
@@ -141,8 +130,6 @@ BUILT_IN = (
         namespaced=False,
         short_names=("ns",),
         status=True,
-        selectable=("status.phase",),
-        verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
     ),
     Resource(
         "",
@@ -153,7 +140,6 @@ BUILT_IN = (
         short_names=("svc",),
         categories=("all",),
         status=True,
-        selectable=("spec.clusterIP", "spec.type"),
     ),
     Resource(
         "",
@@ -163,10 +149,10 @@ BUILT_IN = (
         schemas.EVENT_CORE,
         short_names=("ev",),
         storage=EVENTS,
-        selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "source", "type"),
+        selectable=(*EVENT_FIELDS, "reason", "reportingComponent", "type"),
     ),
     Resource("", "v1", "configmaps", "ConfigMap", schemas.CONFIG_MAP, short_names=("cm",)),
-    Resource("", "v1", "secrets", "Secret", schemas.SECRET, selectable=("type",)),
+    Resource("", "v1", "secrets", "Secret", schemas.SECRET),
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", schemas.ENDPOINT_SLICE, generation=True),
     Resource("coordination.k8s.io", "v1", "leases", "Lease", schemas.LEASE),
     Resource(
@@ -192,24 +178,7 @@ BUILT_IN = (
         status=True,
         generation=True,
     ),
-    Resource(
-        "authorization.k8s.io",
-        "v1",
-        "selfsubjectaccessreviews",
-        "SelfSubjectAccessReview",
-        schemas.REVIEW,
-        namespaced=False,
-        verbs=("create",),
-    ),
-    Resource(
-        "authorization.k8s.io",
-        "v1",
-        "selfsubjectrulesreviews",
-        "SelfSubjectRulesReview",
-        schemas.REVIEW,
-        namespaced=False,
-        verbs=("create",),
-    ),
+    ACCESS_REVIEW,
 )
 
 
@@ -231,19 +200,7 @@ def _of_version(spec: Json, version: Json) -> Resource:
         columns=tuple(listed(version.get("additionalPrinterColumns"))),
         custom=True,
         generation=True,
-        selectable=tuple(
-            str(entry.get("jsonPath", "")).lstrip(".") for entry in listed(version.get("selectableFields"))
-        ),
     )
-
-
-def version_rank(version: str) -> tuple[int, int, int, str]:
-    """Sort key, best first: v2, v1, v1beta1, v1alpha1, then anything else."""
-    match = _VERSION.fullmatch(version)
-    if not match:
-        return (1, 0, 0, version)
-    maturity = {None: 0, "beta": 1, "alpha": 2}[match[2]]
-    return (0, maturity, -int(match[1]) * 1000 - int(match[3] or 0), version)
 
 
 class Registry:
@@ -276,7 +233,7 @@ class Registry:
 
     def versions(self, group: str) -> list[str]:
         """Versions of a group, preferred one first; empty when the group does not exist."""
-        return sorted({r.version for r in self.all() if r.group == group}, key=version_rank)
+        return list(dict.fromkeys(r.version for r in self.all() if r.group == group))
 
     def groups(self) -> list[str]:
         """Named groups, in the order of installation."""
@@ -286,7 +243,8 @@ class Registry:
         """Replace the resources that a CRD defines by those of its present versions, by none if it is `gone`."""
         group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
         kept = {a: r for a, r in self._by_address.items() if not (r.custom and (r.group, r.plural) == (group, plural))}
-        for version in () if gone else crd["spec"]["versions"]:
+        # The version that is stored is the preferred one.
+        for version in () if gone else sorted(crd["spec"]["versions"], key=lambda version: not version["storage"]):
             if version["served"]:
                 kept.setdefault((group, version["name"], plural), _of_version(crd["spec"], version))
         self._by_address = kept
@@ -320,6 +278,13 @@ class RequestTarget:
             raise not_found(self.resource.group, self.resource.plural, self.name)
         return found
 
+    def check_unchanged(self, current: Json, wanted: Json) -> None:
+        """Raise ApiError 409 if `wanted`, preconditions or metadata, has another version or uid than the object."""
+        for name in ("resourceVersion", "uid"):
+            if wanted.get(name) not in (None, "", current["metadata"][name]):
+                why = "the object has been modified; please apply your changes to the latest version and try again"
+                raise conflict(self.resource.group, self.resource.plural, self.name, why)
+
 
 @dataclass(frozen=True)
 class WriteOptions:
@@ -337,8 +302,6 @@ class WriteOptions:
 class DeleteOptions:
     """Options of a deletion."""
 
-    policy: str = ""
-    """`Orphan` keeps dependents, `Background` and `Foreground` delete them later; empty leaves the finalizers alone."""
     preconditions: Json = field(default_factory=dict)
     """`uid` and `resourceVersion` that the object must have, where given."""
     dry_run: bool = False

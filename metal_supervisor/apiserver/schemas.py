@@ -49,16 +49,17 @@ TIME: Json = {"type": "string", "format": "date-time"}
 _LONG: Json = {"type": "integer", "format": "int64"}
 _WHOLE_MAP: Json = {"x-kubernetes-map-type": "atomic"}
 """Of an object that is owned whole."""
-_OWNER = fields(**plain("apiVersion", "kind", "name", "uid"), controller=FLAG, blockOwnerDeletion=FLAG)
+_OWNER_NAMES = ("apiVersion", "kind", "name", "uid")
+_NONEMPTY: Json = {**TEXT, "minLength": 1}
+_OWNER = fields(**dict.fromkeys(_OWNER_NAMES, _NONEMPTY), controller=FLAG, blockOwnerDeletion=FLAG)
+_OWNER |= {"required": list(_OWNER_NAMES)}
 METADATA = fields(
     **plain("name", "generateName", "namespace", "uid", "resourceVersion", "selfLink"),
     **dict.fromkeys(("labels", "annotations"), MAPPING),
     **dict.fromkeys(("creationTimestamp", "deletionTimestamp"), TIME),
     **dict.fromkeys(("generation", "deletionGracePeriodSeconds"), _LONG),
     finalizers={**TEXTS, "x-kubernetes-list-type": "set", "x-kubernetes-patch-strategy": "merge"},
-    ownerReferences=items(
-        _OWNER | _WHOLE_MAP | {"required": ["apiVersion", "kind", "name", "uid"]}, "uid", merge_key="uid"
-    ),
+    ownerReferences=items(_OWNER | _WHOLE_MAP, "uid", merge_key="uid"),
     managedFields=items(ANYTHING),
 )
 _ROOT = {**plain("apiVersion", "kind"), "metadata": METADATA}
@@ -90,11 +91,11 @@ NAMESPACE = _kind(
 _PROTOCOL = choice("SCTP", "TCP", "UDP", default="TCP")
 _SERVICE_PORT = fields(
     **plain("name", "appProtocol"),
-    port=WHOLE,
+    port={**WHOLE, "minimum": 1, "maximum": 65535},
     targetPort={"x-kubernetes-int-or-string": True},
     protocol=_PROTOCOL,
     nodePort=WHOLE,
-)
+) | {"required": ["port"]}
 _SERVICE_SPEC = fields(
     **plain("clusterIP", "externalName", "loadBalancerIP", "loadBalancerClass", "trafficDistribution"),
     **dict.fromkeys(("clusterIPs", "ipFamilies", "externalIPs", "loadBalancerSourceRanges"), TEXTS),
@@ -131,19 +132,20 @@ ENDPOINT_SLICE = _kind(
 
 LEASE = _kind(
     spec=fields(
-        **plain("holderIdentity", "acquireTime", "renewTime", "preferredHolder", "strategy"),
+        **plain("holderIdentity", "preferredHolder", "strategy"),
+        **dict.fromkeys(("acquireTime", "renewTime"), TIME),
         leaseDurationSeconds={**WHOLE, "minimum": 1},
         leaseTransitions={**WHOLE, "minimum": 0},
     ),
 )
 
 EVENT_CORE = _kind(
-    **plain("reason", "message", "type", "eventTime", "action", "reportingComponent", "reportingInstance"),
+    **plain("reason", "message", "type", "action", "reportingComponent", "reportingInstance"),
     **dict.fromkeys(("involvedObject", "related"), REFERENCE),
-    **dict.fromkeys(("firstTimestamp", "lastTimestamp"), TIME),
+    **dict.fromkeys(("eventTime", "firstTimestamp", "lastTimestamp"), TIME),
     source=fields(**plain("component", "host")),
     count=WHOLE,
-    series=fields(count=WHOLE, lastObservedTime=TEXT),
+    series=fields(count=WHOLE, lastObservedTime=TIME),
 )
 EVENT_NAMES = {
     "involvedObject": "regarding",
@@ -189,15 +191,14 @@ _CRD_SPEC = fields(
     names=_NAMES,
     scope=choice("Cluster", "Namespaced"),
     versions=items(_VERSION),
-    conversion=fields(strategy=choice("None", "Webhook"), webhook=ANYTHING) | {"default": {"strategy": "None"}},
+    conversion=fields(strategy=choice("None"), webhook=ANYTHING),
     preserveUnknownFields=FLAG,
 ) | {"required": ["group", "names", "scope", "versions"]}
 CRD = _kind(
     spec=_CRD_SPEC,
-    status=fields(acceptedNames=ANYTHING, conditions=CONDITIONS, storedVersions=TEXTS),
+    status=fields(conditions=CONDITIONS),
 ) | {"required": ["spec"]}
 
-REVIEW = _kind(spec=ANYTHING, status=ANYTHING)
 DELETE_OPTIONS = fields(
     **plain("propagationPolicy"),
     dryRun=TEXTS,

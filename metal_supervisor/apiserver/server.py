@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._discard(65536)
         super().finish()
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
     def _answer(self) -> Response | Stream:
         url = self._below_prefix()
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(413, "RequestEntityTooLarge", message)
         body = self.rfile.read(size_bytes) if size_bytes else b""
         if len(body) < size_bytes:
-            # A cut request may mean something else: YAML may end anywhere, and a DELETE works without its options.
+            # A cut request may mean something else: a DELETE works without its options.
             self.close_connection = True
             message = f"the request body ended after {len(body)} of {size_bytes} bytes: send the request again"
             raise ApiError(400, "BadRequest", message)
@@ -139,8 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, answer: Response) -> None:
         headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), **answer.headers}
-        body = b"" if self.command == "HEAD" else answer.body
-        self.wfile.write(self._head(answer.code, headers, answer.warnings) + body)
+        self.wfile.write(self._head(answer.code, headers, answer.warnings) + answer.body)
 
     def _head(self, code: int, headers: dict[str, str], warnings: tuple[str, ...] = ()) -> bytes:
         lines = [f"HTTP/1.1 {code} {responses.get(code, '')}", f"Date: {self.date_time_string()}"]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
-from .codec import encode, listed, now, parse_time, section, whole_number
+from .codec import encode, listed, now, parse_time, section
 from .errors import Json
 from .resources import Resource, partial_metadata, to_core_event
 
 _FILTER = re.compile(r"""\?\(\s*@\.([\w.\-\\/]+)\s*==\s*["']([^"']*)["']\s*\)""")
-_TOKEN = re.compile(r"""\.?\[(\?\(.*?\)|'[^']*'|"[^"]*"|\d+|\*)\]|\.((?:\\.|[^.\[\\])+)""")
+_TOKEN = re.compile(r"\[(\?\(.*?\)|\*)\]|\.([^.\[]+)")
 
 
 Column: TypeAlias = "tuple[Json, Callable[[Json], Any]]"
@@ -92,21 +92,18 @@ def find(obj: Any, json_path: str) -> list[Any]:
     """Everything a printer column's path finds, e.g. `.status.conditions[?(@.type=="Ready")].status`."""
     found = [obj]
     for bracket, name in _TOKEN.findall(json_path if json_path.startswith((".", "[")) else "." + json_path):
-        found = [inner for outer in found for inner in _step(outer, bracket, name.replace("\\", ""))]
+        found = [inner for outer in found for inner in _step(outer, bracket, name)]
     return found
 
 
 def _step(value: Any, bracket: str, name: str) -> list[Any]:
     """The values that one step of a path leads to."""
     members = list(value.values()) if isinstance(value, dict) else listed(value)
-    if "*" in (bracket, name):
+    if bracket == "*":
         return members
     if condition := _FILTER.fullmatch(bracket):
         return [member for member in members if find(member, "." + condition[1]) == [condition[2]]]
-    if (index := whole_number(bracket)) is not None:
-        return listed(value)[index : index + 1]
-    field = name or bracket.strip("'\"")
-    return [value[field]] if isinstance(value, dict) and field in value else []
+    return [value[name]] if isinstance(value, dict) and name in value else []
 
 
 def _declared_cell(declared: Json, obj: Json) -> Any:

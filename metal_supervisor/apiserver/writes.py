@@ -15,22 +15,12 @@ from . import apply, builtins, cel, errors, metadata, services
 from .apply import Entries, Manager, read_entries
 from .codec import clone, dig, section
 from .deletes import Collector
-from .errors import ApiError, Json, Problem
-from .patch import APPLY, patched
+from .errors import ApiError, Json
+from .patch import APPLY, merge_patch, patched
 from .resources import DEFINITIONS, NAMESPACES, SERVICES, Outcome, Registry, RequestTarget, Resource, WriteOptions
-from .schema import child_schema, mistyped, settle, validate
+from .schema import child_schema, settle, validate
 from .schemas import METADATA
 from .storage import ObjectStore
-
-
-class Undecodable(ApiError):
-    """400 for what is not an object of this kind."""
-
-    def __init__(self, resource: Resource, why: str) -> None:
-        kind = resource.kind
-        message = f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
-        super().__init__(400, "BadRequest", message)
-        self.why = why
 
 
 class Writer:
@@ -49,33 +39,17 @@ class Writer:
             name = candidate["metadata"]["name"]
             target = replace(target, name=name)
             self._check_creatable(resource, target.namespace, name)
-            taken = name and self._store.get(*target.place)
-            if candidate["metadata"].get("resourceVersion"):
-                raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
-            # Problems of an object come before the conflict over a name that is taken.
-            trial = replace(options, dry_run=True) if taken else options
-            outcome = self._write(target, None, candidate, None, trial)
-            if taken:
+            if name and self._store.get(*target.place):
                 raise errors.already_exists(resource.group, resource.plural, name)
-            return outcome
+            return self._write(target, None, candidate, None, options)
 
     def update(self, target: RequestTarget, body: Json, options: WriteOptions) -> Outcome:
-        """PUT of an object, its status or its scale; for some kinds it creates a missing object."""
-        resource = target.resource
+        """PUT of an object, its status or its scale."""
         with self._store.lock:
-            makes = resource.kind in ("Event", "Lease", "Service") and not (resource.custom or target.subresource)
-            previous = self._store.get(*target.place) if makes else target.stored(self._store)
-            if previous and target.subresource == "scale":
+            previous = target.stored(self._store)
+            if target.subresource == "scale":
                 return self._write_scale(target, previous, body, options)
-            candidate = self._addressed(target, body)
-            sent, uid = candidate["metadata"], section(previous, "metadata").get("uid", "")
-            if sent.get("uid") not in (None, "", uid):
-                why = f"Precondition failed: UID in precondition: {sent['uid']}, UID in object meta: {uid}"
-                raise errors.conflict(resource.group, resource.plural, target.name, why)
-            if previous is None:
-                sent.pop("resourceVersion", None)  # of an object that is gone
-                return self.create(replace(target, name=""), candidate, options)
-            return self._write(target, previous, candidate, None, options)
+            return self._write(target, previous, self._addressed(target, body), None, options)
 
     def patch(self, target: RequestTarget, content_type: str, body: Any, options: WriteOptions) -> Outcome:
         """PATCH in any of the four formats."""
@@ -88,20 +62,14 @@ class Writer:
                 scale = patched(target.resource, content_type, scale_of(target.resource, current), body)
                 return self._write_scale(target, previous, scale, options)
             candidate = self._addressed(target, patched(target.resource, content_type, current, body))
-            try:
-                return self._write(target, previous, candidate, None, options)
-            except Undecodable as problem:
-                unfitting = Problem("patch", "FieldValueInvalid", f"Invalid value: {problem.why}")
-                raise errors.invalid("", "", "", [unfitting]) from None
+            return self._write(target, previous, candidate, None, options)
 
     def _apply(self, target: RequestTarget, body: Any, options: WriteOptions) -> Outcome:
         resource = target.resource
         if not options.manager:
-            problem = errors.required("fieldManager", "is required for apply patch")
-            raise errors.invalid_options("PatchOptions", problem)
+            raise errors.bad_request("fieldManager is required for an apply patch")
         if not isinstance(body, dict) or target.subresource == "scale":
             raise errors.bad_request("an apply patch is an object, and not meant for scale")
-        _check_kind(resource, body)
         declaration = self._addressed(target, body, target.name if self._store.get(*target.place) else "")
         if declaration["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
@@ -116,7 +84,6 @@ class Writer:
             kind = {"apiVersion": resource.group_version, "kind": resource.kind}
             live = resource.view(previous) if previous else {**kind, "metadata": {"name": target.name}}
             manager = Manager(options.manager, "Apply", target.subresource, resource.group_version)
-            migrates = options.manager == apply.KUBECTL
             merged, entries = apply.apply(
                 resource.schema,
                 live,
@@ -124,18 +91,11 @@ class Writer:
                 manager,
                 force=options.force,
                 has_status=resource.status,
-                yielding=apply.still_as_applied(resource, live) if migrates else frozenset(),
             )
-            if migrates:
-                apply.follow_annotation(merged, body)
             if target.subresource:
                 # Of the metadata that is declared with a status, only the preconditions count.
                 merged["metadata"] = {**merged["metadata"], **declaration["metadata"]}
-            try:
-                return self._write(target, previous, merged, entries, options)
-            except Undecodable as problem:
-                # The declaration fits its schema, and is yet no object of this kind.
-                raise ApiError(500, "", problem.message) from None
+            return self._write(target, previous, merged, entries, options)
 
     def _check_creatable(self, resource: Resource, namespace: str, name: str) -> None:
         """Raise ApiError if the definition or the namespace of a new object is gone, or is being deleted.
@@ -147,8 +107,9 @@ class Writer:
             if crd is None or (crd["spec"]["scope"] == "Namespaced") != resource.namespaced:
                 raise errors.no_such_path()
             if crd["metadata"].get("deletionTimestamp"):
-                why = "create not allowed while custom resource definition is terminating"
-                raise ApiError(405, "MethodNotAllowed", why, details={"group": resource.group, "kind": resource.plural})
+                raise ApiError(
+                    405, "MethodNotAllowed", "create not allowed while custom resource definition is terminating"
+                )
         if not resource.namespaced:
             return
         found = self._store.get(NAMESPACES, ("", namespace))
@@ -156,9 +117,7 @@ class Writer:
             raise errors.not_found("", "namespaces", namespace)
         if found["metadata"].get("deletionTimestamp"):
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
-            message = f"namespace {namespace} is being terminated"
-            cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
-            raise errors.forbidden(resource.group, resource.plural, name, why, [cause])
+            raise errors.forbidden(resource.group, resource.plural, name, why)
 
     def _addressed(self, target: RequestTarget, body: Json, known: str = "") -> Json:
         """A body with its namespace and name, which have to fit its path. `known`: name of a body that has none."""
@@ -170,9 +129,7 @@ class Writer:
             raise errors.bad_request(message)
         name = own.get("name", known) or ""
         if target.name and name != target.name:
-            message = f"the name of the object ({name}) does not match the name on the URL ({target.name})"
-            missing = f"the name of the object ({target.name} based on URL) was undeterminable: name must be provided"
-            raise errors.bad_request(message if name else missing)
+            raise errors.bad_request(f"metadata.name must be {target.name}, as in the URL (is {errors.shown(name)})")
         if not name and own.get("generateName"):
             name = own["generateName"][:248] + "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
         own["name"] = name
@@ -195,24 +152,21 @@ class Writer:
         before = resource.view(previous) if previous else None
         sent = wanted["metadata"]
         if before:
-            _check_preconditions(target, before, sent)
+            target.check_unchanged(before, sent)
         new = _isolated(target, before, wanted)
         new["metadata"], unknown = metadata.settled(before, sent, subresource=target.subresource)
-        unknown += _decoded(resource, new)
+        unknown += settle(resource.schema, new)
         # The unknown fields of a declaration have been refused already; those found here are the live object's.
         warnings = _warnings(resource, unknown, options) if entries is None else ()
-        every = self._store.items(SERVICES) if resource.storage_key == SERVICES else []
-        others = [section(each, "spec") for each in every if each["metadata"]["uid"] != new["metadata"]["uid"]]
-        self._complete_and_check(target, previous, new, others)
+        self._complete_and_check(target, previous, new)
         held = read_entries(before)
         if entries is None:
             base = read_entries(wanted) if sent.get("managedFields") else held
             manager = Manager(options.manager, "Update", target.subresource, resource.group_version)
-            seen = before or builtins.empty(resource)
-            entries = apply.track_update(resource.schema, seen, new, base, manager, resource.status)
+            entries = apply.track_update(resource.schema, before or {}, new, base, manager, resource.status)
         apply.write_entries(new, entries)
         if resource.storage_key == SERVICES:
-            services.allocate(new["spec"], others)
+            services.allocate(new["spec"], self._store.items(SERVICES))
         if resource.generation:
             _count_generation(resource, before, new)
         if before and apply.is_unchanged(before, new, held, entries):
@@ -221,19 +175,20 @@ class Writer:
             return Outcome(new, before is None, warnings)
         return Outcome(self._commit(target, before, new), before is None, warnings)
 
-    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json, others: list[Json]) -> None:
+    def _complete_and_check(self, target: RequestTarget, previous: Json | None, new: Json) -> None:
         resource = target.resource
         stored = resource.stored_form(new)
-        before, is_service = section(previous or {}, "metadata"), resource.storage_key == SERVICES
-        problems = list(metadata.validate(new["metadata"], before=before, named_elsewhere=is_service))
-        if resource.custom and target.subresource == "status":
-            problems += _status_problems(resource, new)
-        elif not resource.custom or previous is None or _content(previous) != _content(stored):
-            # A definition that has become stricter is not for an object whose labels alone are edited.
-            problems += validate(resource.schema, new)
-            problems += cel.problems(resource.schema, new, problems) if resource.custom else []
+        problems = list(metadata.validate(new["metadata"]))
+        schema: Json = resource.schema
+        value: Any = new
+        path = "status" if target.subresource == "status" else ""
+        if path:
+            schema, value = child_schema(schema, path) or {}, new.get(path)
+        # A definition that has become stricter is not for an object whose labels alone are edited.
+        if value is not None and (previous is None or _content(previous) != _content(stored)):
+            problems += validate(schema, value, path) or cel.problems(schema, value, path)
         if not problems and not resource.custom:
-            problems += builtins.complete(resource, stored, previous, others)
+            problems += builtins.complete(resource, stored, previous)
         if problems:
             # Events are judged in their old form, whichever they came in.
             group = "" if resource.is_event else resource.group
@@ -257,42 +212,15 @@ class Writer:
 # ---- single steps --------------------------------------------------------------------------------
 
 
-def _check_preconditions(target: RequestTarget, before: Json, sent: Json) -> None:
-    """Raise ApiError 409 if the object has changed since the client saw it, 422 if it is another, or of no version."""
-    resource, current = target.resource, before["metadata"]
-    conditional = resource.custom or resource.group in ("coordination.k8s.io", "apiextensions.k8s.io")
-    if conditional and not sent.get("resourceVersion"):
-        problem = errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
-        raise errors.invalid(resource.group, resource.plural, target.name, [problem])
-    if sent.get("resourceVersion") not in (None, "", current["resourceVersion"]):
-        why = "the object has been modified; please apply your changes to the latest version and try again"
-        raise errors.conflict(resource.group, resource.plural, target.name, why)
-    if sent.get("uid") not in (None, "", current["uid"]) and not target.subresource:
-        problem = errors.invalid_value("metadata.uid", sent["uid"], "field is immutable")
-        raise errors.invalid(resource.group, resource.kind, target.name, [problem])
-
-
 def _content(obj: Json) -> Json:
     return {name: part for name, part in obj.items() if name not in ("apiVersion", "metadata")}
 
 
-def _check_kind(resource: Resource, declaration: Json) -> None:
-    """400 when a declaration says that it is something else, or does not say what it is."""
-    version, kind = str(declaration.get("apiVersion") or ""), str(declaration.get("kind") or "")
-    if (version, kind) != (resource.group_version, resource.kind):
-        raise errors.bad_request(f"invalid object type: {version}, Kind={kind}")
-
-
 def _check_type(resource: Resource, body: Json) -> None:
-    """400 or 422 when a body says that it is something else; one of a custom kind must say what it is."""
-    version, kind = body.get("apiVersion"), body.get("kind")
-    unsaid = () if resource.custom else (None, "")
-    if version not in (resource.group_version, *unsaid) or kind not in (resource.kind, *unsaid):
-        if resource.custom and version == resource.group_version and kind:
-            problem = errors.invalid_value("kind", kind, f"must be {resource.kind}")
-            raise errors.invalid(resource.group, str(kind), section(body, "metadata").get("name", ""), [problem])
-        wanted = f"{resource.kind} of version {resource.group_version} is expected"
-        raise errors.bad_request(f'no kind "{kind or ""}" is registered for version "{version or ""}": a {wanted}')
+    """Raise ApiError 400 when a body names another kind or version than its path."""
+    for field, wanted in (("apiVersion", resource.group_version), ("kind", resource.kind)):
+        if body.get(field) not in (None, "", wanted):
+            raise errors.bad_request(f"{field} must be {wanted} at this path (is {errors.shown(body[field])})")
 
 
 def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Json:
@@ -306,23 +234,11 @@ def _isolated(target: RequestTarget, before: Json | None, candidate: Json) -> Js
     return dict(clone(new))
 
 
-def _decoded(resource: Resource, new: Json) -> list[str]:
-    """Settle an object; return the paths of its unknown fields. A built-in kind with a wrong type is no object."""
-    unknown = settle(resource.schema, new)
-    if resource.custom:
-        return unknown
-    if complaint := mistyped(resource.schema, new) or builtins.undecodable(resource.kind, new):
-        raise Undecodable(resource, complaint)
-    return unknown
-
-
 def _readable_metadata(resource: Resource, raw: Any) -> Json:
-    """The metadata of a body; 400 for what Go could not read."""
+    """The metadata of a body. Raises ApiError 422 if it does not fit the schema."""
     own = {} if raw is None else raw
-    if not isinstance(own, dict):
-        raise Undecodable(resource, "metadata must be an object")
-    if complaint := mistyped(METADATA, metadata.readable(own)[0]):
-        raise Undecodable(resource, complaint)
+    if problems := validate(METADATA, metadata.readable(own)[0] if isinstance(own, dict) else own, "metadata"):
+        raise errors.invalid(resource.group, resource.kind, dig(own, "name") or "", problems)
     return dict(own)
 
 
@@ -332,7 +248,8 @@ def _warnings(resource: Resource, unknown: list[str], options: WriteOptions) -> 
         return ()
     texts = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        raise Undecodable(resource, "strict decoding error: " + ", ".join(texts))
+        kind, why = resource.kind, "strict decoding error: " + ", ".join(texts)
+        raise errors.bad_request(f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}')
     return tuple(texts)
 
 
@@ -346,67 +263,34 @@ def _count_generation(resource: Resource, before: Json | None, new: Json) -> Non
     new["metadata"]["generation"] = before["metadata"].get("generation", 1) + changed
 
 
-def _status_problems(resource: Resource, new: Json) -> list[Problem]:
-    """Problems of the status alone, for a write of the status; the fields they name begin at it."""
-    schema = child_schema(resource.schema, "status") or {}
-    found = validate(schema, new["status"]) if "status" in new else []
-    found += cel.problems(schema, new.get("status"), found)
-    return [replace(problem, field=f"status.{problem.field}" if problem.field else "status") for problem in found]
-
-
 # ---- scale -------------------------------------------------------------------------------------
 
 
 def scale_of(resource: Resource, obj: Json) -> Json:
-    """An object as `autoscaling/v1` Scale. 422 when its replica count is no whole number."""
+    """An object as `autoscaling/v1` Scale."""
     own = obj["metadata"]
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    status: Json = {"replicas": _count(resource, obj, "statusReplicasPath")}
+    status: Json = {"replicas": dig(obj, *_place(resource, "statusReplicasPath")) or 0}
     if selector := _place(resource, "labelSelectorPath"):
         status["selector"] = dig(obj, *selector) or ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: own[name] for name in names if name in own},
-        "spec": {"replicas": _count(resource, obj, "specReplicasPath")},
+        "spec": {"replicas": dig(obj, *_place(resource, "specReplicasPath")) or 0},
         "status": status,
     }
 
 
 def with_scale(resource: Resource, obj: Json, scale: Json) -> Json:
-    """An object with the replica count of a Scale. 422 when the count makes no sense, or has no place in the object."""
-    replicas = section(scale, "spec").get("replicas", 0)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-        problem = errors.invalid_value("spec.replicas", replicas, "should be a non-negative integer")
-        raise errors.invalid("autoscaling", "Scale", obj["metadata"]["name"], [problem])
-    # The answer to the write has this count too, and must not fail once the object is stored.
-    _count(resource, obj, "statusReplicasPath")
-    changed: Json = clone(obj)
-    node: Any = changed
-    *parents, last = place = _place(resource, "specReplicasPath")
-    for name in parents:
-        node = node.setdefault(name, {}) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        raise _unscalable(resource, obj, place, replicas, "is not within an object")
-    node[last] = replicas
-    if wanted := section(scale, "metadata").get("resourceVersion"):
-        changed["metadata"]["resourceVersion"] = wanted
-    return changed
+    """An object with the replica count of a Scale, and its version as a precondition if it has one."""
+    patch: Any = section(scale, "spec").get("replicas", 0)
+    for name in reversed(_place(resource, "specReplicasPath")):
+        patch = {name: patch}
+    version = section(scale, "metadata").get("resourceVersion")
+    return dict(merge_patch(obj, {**patch, "metadata": {"resourceVersion": version}}))
 
 
 def _place(resource: Resource, path: str) -> list[str]:
     """The names that lead to what a path in the definition of the scale is about; none if there is no such path."""
     return [name for name in (resource.scale or {}).get(path, "").split(".") if name]
-
-
-def _count(resource: Resource, obj: Json, path: str) -> int:
-    place = _place(resource, path)
-    value = dig(obj, *place) or 0
-    if isinstance(value, int):
-        return int(value)
-    raise _unscalable(resource, obj, place, value, "must be a whole number")
-
-
-def _unscalable(resource: Resource, obj: Json, place: list[str], value: Any, why: str) -> ApiError:
-    problem = errors.invalid_value(".".join(place), value, why)
-    return errors.invalid(resource.group, resource.kind, obj["metadata"]["name"], [problem])

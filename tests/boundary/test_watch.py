@@ -157,15 +157,6 @@ def test_an_empty_collection_is_synced_too(reflect: Reflect) -> None:
     reflect().become()
 
 
-def test_a_long_list_is_read_page_by_page(reflect: Reflect, client: Client) -> None:
-    names = [f"n{number:03}" for number in range(501)]
-    for name in names:
-        assert client.post(CONFIG_MAPS, config_map(name)).code == 201
-    seen = reflect()
-    seen.become(*names)
-    assert seen.kube.lists == 2
-
-
 def test_it_resumes_after_a_dropped_connection_without_a_list(reflect: Reflect, client: Client) -> None:
     put(client, "a")
     seen = reflect()

@@ -109,7 +109,11 @@ class Script:
             connection.wfile.write(head.encode() + b"{}")
             return
         if not found:
-            body = json.dumps({"metadata": {"resourceVersion": self.version}, "items": self.items}).encode()
+            first, last = (int((re.search(rf"{name}=(\d+)", path) or "00")[1]) for name in ("continue", "limit"))
+            more = str(first + last) if first + last < len(self.items) else ""
+            metadata = {"resourceVersion": self.version, "continue": more}
+            page = self.items[first : first + last]
+            body = json.dumps({"metadata": metadata, "items": page}).encode()
             body = body.replace(b'"DEEP"', self.deep)
             connection.wfile.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             return
@@ -231,6 +235,13 @@ def test_each_item_is_kept_as_of_its_latest_news(reflect: Reflect, script: Scrip
     script.say(event("DELETED", "b", 23))
     eventually(lambda: b not in seen.reflector.seen.as_of_news, WITHIN_S, "its end")
     assert seen.reflector.seen.as_of_news[a] is edited[a]
+
+
+def test_a_long_list_is_read_page_by_page(script: Script, reflect: Reflect) -> None:
+    names = [f"n{number:03}" for number in range(501)]
+    script.items = [item(name, 5) for name in names]
+    reflect().become(*names)
+    assert len(script.lists) == 2
 
 
 # ── old news ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""What kubectl makes of a server: lists in one document, the way from client-side to server-side apply, reviews."""
+"""What kubectl makes of a server: lists in one document and an access review."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.contract.api import Space, managers
-from tests.contract.things import Json, config_map, widget
+from tests.contract.api import Space
+from tests.contract.things import Json, widget
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
 Kubectl = Callable[..., str]
 KINDS = "inference.llmkube.dev/v1alpha1"
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @pytest.fixture
@@ -103,54 +102,10 @@ def test_a_mistake_in_a_list_is_named(kubectl: Kubectl, space: Space) -> None:
     assert "created" in kubectl("apply", "--validate=warn", "-f", "-", given=listing(widget(foo=1)))
 
 
-def test_fields_that_client_side_apply_set_are_no_conflict_for_kubectl(kubectl: Kubectl, space: Space) -> None:
-    kubectl("apply", "-f", "-", given=widget(colour="blue"))
-    assert "applied" in kubectl("apply", "--server-side", "-f", "-", given=widget(size=2))
-    found = space.get("widgets", "w").body
-    assert found["spec"] == {"size": 2, "colour": "red"}
-    assert {name for name, _, _ in managers(found)} == {"kubectl", "kubectl-last-applied"}
-    applied = found["metadata"]["annotations"][LAST_APPLIED]
-    assert json.loads(applied) == {**widget(size=2), "metadata": {"name": "w", "namespace": space.name}}
-    assert applied.endswith("}\n") and ": " not in applied
-
-
-def test_fields_that_were_changed_since_are_a_conflict(kubectl: Kubectl, space: Space) -> None:
-    kubectl("apply", "-f", "-", given=widget(colour="blue", extra={"a": "1"}))
-    space.patch("widgets", "w", {"spec": {"colour": "red"}}, fieldManager="editor")
-    wanted = widget(size=2, colour="blue", extra={"a": "2"})
-    refused = space.apply("widgets", wanted, "kubectl")
-    assert refused.message.startswith('Apply failed with 1 conflict: conflict with "editor"')
-    others = space.apply("widgets", widget(size=2), "somebody")
-    assert 'conflict with "kubectl-client-side-apply" using example.test/v1: .spec.size' in others.message
-    assert space.apply("widgets", {**wanted, "spec": {"size": 2}}, "kubectl").code == 200
-
-
-@pytest.mark.parametrize("value", ["", "{", "[]", "7", '{"apiVersion":"v2"}', '{"apiVersion":"v1","data":7}'])
-def test_an_annotation_that_means_nothing_excuses_nothing(space: Space, value: str) -> None:
-    made = config_map(a="1")
-    made["metadata"]["annotations"] = {LAST_APPLIED: value}
-    space.post("configmaps", made, fieldManager="kubectl-client-side-apply")
-    refused = space.apply("configmaps", config_map(a="2"), "kubectl")
-    assert refused.outline == (409, "Conflict"), refused
-
-
-def test_the_annotation_follows_what_kubectl_applies_and_nobody_else(space: Space) -> None:
-    first = config_map(a="1")
-    first["metadata"]["annotations"] = {LAST_APPLIED: "{}"}
-    space.post("configmaps", first, fieldManager="x")
-    name = first["metadata"]["name"]
-
-    def annotation() -> str:
-        return str(space.get("configmaps", name).body["metadata"]["annotations"][LAST_APPLIED])
-
-    assert space.apply("configmaps", config_map(b="1"), "somebody").code == 200 and annotation() == "{}"
-    assert space.apply("configmaps", config_map(c="1"), "kubectl", dryRun="All").code == 200 and annotation() == "{}"
-    assert space.apply("configmaps", config_map(c="1"), "kubectl").code == 200
-    assert json.loads(annotation())["data"] == {"c": "1"}
-
-
-def test_reviews_answer_whoever_may_do_everything(kubectl: Kubectl) -> None:
-    assert kubectl("auth", "can-i", "patch", "isvc", "--subresource=status").strip() == "yes"
-    assert kubectl("auth", "can-i", "*", "*").strip().endswith("yes")
-    rules = kubectl("auth", "can-i", "--list").splitlines()
-    assert rules[0].split()[0] == "Resources" and any(line.split() == ["*.*", "[]", "[]", "[*]"] for line in rules)
+def test_an_access_review_is_answered(space: Space) -> None:
+    """As doctor asks for rights."""
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    asked = {"resourceAttributes": {"verb": "patch", "resource": "services", "namespace": space.name}}
+    review = space.api.request("POST", path, {**kind, "spec": asked})
+    assert review.code == 201 and review.body["status"]["allowed"] is True
