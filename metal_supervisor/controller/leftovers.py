@@ -135,10 +135,11 @@ def rehome(directory: StateDir, say: Say) -> None:
 def renew_sections(directory: StateDir, settings: Settings) -> None:
     """Write the sections of programs that no engine runs by: another release, or another setting, may make others."""
     for path in (directory.path / "models.d").glob("*.conf"):
-        program, text = path.name.removesuffix(".conf"), directory.section_text(path.name.removesuffix(".conf"))
+        program = path.name.removesuffix(".conf")
+        text = directory.section_text(program)
         if programs.is_unedited(text) and not own_processes.is_alive(_note_of(directory, program)):
-            starts, home = programs.starts_itself(text), directory.home
-            write_atomic(path, programs.section(program, home, starts, settings.log_size, settings.log_files))
+            starts = programs.starts_itself(text)
+            write_atomic(path, programs.section(program, directory.home, starts, settings.log_size, settings.log_files))
 
 
 def _note_of(directory: StateDir, program: str) -> dict[str, object]:

@@ -204,8 +204,9 @@ def same_request(before: str, now: str) -> bool:
 
     Either the editions of the resources are equal, or the digests of the fields that configure the engine.
     """
-    old, new = before.split("|"), now.split("|")
-    return bool(before) and (old[0] == new[0] or old[1:] == new[1:])
+    old_editions, _, old_digest = before.partition("|")
+    editions, _, digest = now.partition("|")
+    return bool(before) and (old_editions == editions or old_digest == digest)
 
 
 DERIVED = ("key", "is_daemon", "owner", "runs")
