@@ -27,7 +27,6 @@ import importlib
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +74,7 @@ class ServedModels:
         """Model -> path and settings that it was attached with."""
         self._names: dict[str, str] = {}
         """Further name -> the model that requests for it are for."""
-        self.active: Counter[str] = Counter()
+        self.requests: dict[str, set[asyncio.Future[None]]] = {}
         """Requests in flight, by model."""
 
     @property
@@ -88,9 +87,13 @@ class ServedModels:
         """The models in the pool, in the form of `/metal-supervisor/models`."""
         entries = sorted(self._pool._entries.items())
         return [
-            {"id": name, "loaded": each.engine is not None, "active": self.active[name], "asked": self._asked.get(name)}
+            {"id": name, "loaded": each.engine is not None, "active": self.active(name), "asked": self._asked.get(name)}
             for name, each in entries
         ]
+
+    def active(self, name: str) -> int:
+        """Number of a model's requests in flight."""
+        return len(self.requests.get(name, ()))
 
     def name_of(self, asked: object) -> str:
         """Name of the model that a request's `model` resolves to. Models' own names come first."""
@@ -137,6 +140,9 @@ class ServedModels:
             self._names = self._other_names(name)
             await self._pool._unload_engine(name)
             self._look()
+            # One that came just before waits for the unloaded engine without an end, with signs of life for its client.
+            for each in self.requests.get(name, ()):
+                each.cancel()
 
     def _look(self) -> None:
         """Have the pool read the directory again. Loaded models stay; all are pinned, or oMLX would evict some."""
@@ -218,11 +224,15 @@ class OmlxGate:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        self._models.active[name] += 1
+        answer = asyncio.ensure_future(self._app(self._with_key(scope), once, send))
+        requests = self._models.requests.setdefault(name, set())
+        requests.add(answer)
         try:
-            await self._app(self._with_key(scope), once, send)
+            await answer
         finally:
-            self._models.active -= Counter([name])  # drops the entry at 0: clients may name anything
+            requests.discard(answer)
+            if not requests:  # clients may name anything
+                self._models.requests.pop(name, None)
         return None
 
     async def _ours(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -231,7 +241,7 @@ class OmlxGate:
             if scope["method"] == "GET" and kind == "models" and not name:
                 return await _answer(send, 200, {"data": self._models.listed()})
             if scope["method"] == "GET" and kind == "slots":
-                return await _answer(send, 200, [{"is_processing": self._models.active[name] > 0}])
+                return await _answer(send, 200, [{"is_processing": self._models.active(name) > 0}])
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {self._current_key()}".encode()):
                 raise Trouble(401, "the key is wrong")
