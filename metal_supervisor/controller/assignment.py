@@ -171,7 +171,7 @@ class Assignment:
             _charged(before.values()),
             self._unable(before.values(), found, replaced, snapshot),
         )
-        ports = Ports(before.values())
+        ports = self._prerequisites.ports.held(before.values())
         ours: dict[Key, tuple[Record, ...]] = {}
         for record in sorted(before.values(), key=lambda each: each.ordinal):
             ours[record.owner] = (*ours.get(record.owner, ()), record)

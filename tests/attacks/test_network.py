@@ -183,8 +183,8 @@ def test_an_engine_on_such_a_port_keeps_it_until_it_starts_next(tmp_path: Path) 
         assert request(ports[50], "GET", "/health")[0] == 200
         with halted(up.own_pid("controller")):
             kill(engine)
-            eventually(lambda: up.noted_pid("default.kept") not in (0, engine), 60, "a start on its old port")
-        # Its port first: it does not go back, while an endpoint that is ready may be that of the old one.
+            eventually(lambda: up.noted_pid("default.kept") not in (0, engine), 60, "its next start")
+        # Its port first, because an endpoint that is ready may be that of the old one.
         eventually(lambda: up.port("kept") in ports[:10], 60, "it to have another port")
         eventually(lambda: up.slice_ready("kept"), 60, "it to serve there")
         again = up.pid("kept")

@@ -175,7 +175,7 @@ class Reading(Assignment):
             place=lambda *_: Placed({}),
             read=lambda *_: {("default", name): item for name, item in self.found.items()},
         )
-        self._prerequisites: Any = SimpleNamespace(daemons=nothing, claim_check=None)
+        self._prerequisites: Any = SimpleNamespace(daemons=nothing, claim_check=None, ports=SimpleNamespace(held=Ports))
         self._resource_filter = self._placement = nothing
         self._store: Any = SimpleNamespace(look_again=lambda _: None)
         self._lacking, self._found, self._failed, self._failed_before = {}, {}, {}, {}

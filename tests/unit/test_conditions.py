@@ -35,6 +35,8 @@ OTHER_WORDS = frozenset(
     {
         "ConfinementFailed",
         "Cellar",
+        "ConfigMaps",
+        "Secrets",
         "Klear",
         "Available",
         "Degraded",

@@ -383,6 +383,14 @@ def test_the_ports_of_all_others_are_taken_also_those_at_rest() -> None:
     assert ports.holder(18100, ("default", "other")) == TINY
 
 
+def test_the_port_of_the_next_start_is_taken_for_all_others(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    state.write_spec(Program("default.tiny", "b", '{"port": 18105}'))
+    ports = PortChoice(Settings(), state).held([running()])
+    assert ports.holder(18105, ("default", "other")) is not None and ports.holder(18105, TINY) is None
+
+
 def test_a_port_that_no_spec_names_is_not_blamed_on_one(tmp_path: Path) -> None:
     note = RunNote(0, 0, "", {"edition": "a"}, (), 0.0, "PortInUse", "port 18100 is taken by x")
     choice = PortChoice(Settings(ports="18100-18101"), StateDir(tmp_path))

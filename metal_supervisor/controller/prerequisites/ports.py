@@ -49,6 +49,11 @@ def front_key(key: Key) -> Key:
     return key[0], f"{key[1]}/front"
 
 
+def next_key(key: Key) -> Key:
+    """Key of the port of an engine's next start."""
+    return key[0], f"{key[1]}/next"
+
+
 class Ports:
     """The ports that this Mac's engines hold. The services of a shared daemon all have its port."""
 
@@ -63,6 +68,10 @@ class Ports:
     def hold(self, engine: Record, unloaded: bool = False) -> None:
         """Note the ports of an engine, in place of those that it had; `unloaded`: it needs none for a process."""
         self._further.append((engine, None if unloaded else engine.port))
+
+    def hold_next(self, engine: Record, port: int) -> None:
+        """Note the port that an engine will have from its next start."""
+        self._hold(next_key(engine.key), port, engine.runtime)
 
     def _hold(self, key: Key, port: int | None, runtime: str) -> None:
         if key in self._of:
@@ -87,7 +96,8 @@ class Ports:
         """An engine that holds a port, other than the one named, and of another runtime than the one named."""
         self._index()
         found = self._holders.get(port, {}).items()
-        return next((key for key, runtime in found if key != but and runtime != but_runtime), None)
+        own = but, next_key(but)
+        return next((key for key, runtime in found if key not in own and runtime != but_runtime), None)
 
 
 class PortChoice:
@@ -95,6 +105,15 @@ class PortChoice:
 
     def __init__(self, settings: Settings, directory: StateDir) -> None:
         self._settings, self._state = settings, directory
+
+    def held(self, records: Collection[Record]) -> Ports:
+        """The ports of this Mac's engines, with those of their next starts."""
+        found = Ports(records)
+        for each in records:
+            port = self._state.spec_of(each.program).get("port") if each.runs and not each.daemon else None
+            if isinstance(port, int) and port != each.port:
+                found.hold_next(each, port)
+        return found
 
     def of(
         self, service: Service, record: Record | None, ports: Ports, snapshot: Snapshot
