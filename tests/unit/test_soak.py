@@ -161,14 +161,15 @@ def test_a_reservation_below_zero_makes_no_room_and_one_that_nobody_can_read_is_
     assert checker.unsized == 1
 
 
-def test_what_is_reserved_is_read_from_the_spec_that_the_process_names_and_remembered(tmp_path: Path) -> None:
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"reserved_bytes": 7}))
-    environment = {**os.environ, "METAL_SUPERVISOR_ENGINE": str(spec)}
+def test_what_is_reserved_is_read_from_the_note_of_the_process_and_remembered(tmp_path: Path) -> None:
+    note = tmp_path / "runs" / "default.one.json"
+    note.parent.mkdir()
+    environment = {**os.environ, "METAL_SUPERVISOR_ENGINE": str(tmp_path / "specs" / note.name)}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
         reservations, engine = Reservations(), Engine(process.pid, "one", 9001, 1.0)
+        note.write_text(json.dumps({"pid": process.pid, "spec": {"reserved_bytes": 7}}))
         eventually(lambda: reservations.of(engine) == 7, what="the environment of a young program")
-        spec.write_text("{ half a f")
+        note.write_text("{ half a f")
         assert reservations.of(engine) == 7
         assert Reservations().of(engine) == 0
         process.communicate(b"\n")
@@ -270,7 +271,7 @@ def test_nothing_that_excuses_a_cut_is_done_to_the_calm_and_every_fault_can_be_d
 
 def test_command_lines_are_told_apart() -> None:
     engine = ["llama-server", "--model", "m", "--alias", "one,tiny", "--port", "9001"]
-    launcher = ["python", "-I", "-S", "/x/current/launch.py", "/x/specs/default.one.0123.json"]
+    launcher = ["python", "-I", "-S", "/x/current/launch.py", "/x/specs/default.one.json"]
     assert engines({5: (1.0, engine), 6: (1.0, launcher)}) == [Engine(5, "one", 9001, 1.0)]
     assert is_launcher(launcher) and not is_launcher(engine)
     assert role_of(["python", "-I", "-m", "metal_supervisor", "sidecar", "--state-dir", "/x"]) == "sidecar"

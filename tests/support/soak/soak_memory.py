@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from metal_supervisor.launch import MARK
+from metal_supervisor.launch import MARK, note_path
 from metal_supervisor.memory.budget import Budget
 from metal_supervisor.memory.machine_memory import host_budget
 from metal_supervisor.memory.refusals import INSUFFICIENT
@@ -96,26 +96,24 @@ class Sizes:
 
 
 class Reservations:
-    """What is reserved for engine processes, by the specs that their environments name.
+    """What is reserved for engine processes, by their launchers' notes, whose paths follow from their environments.
 
-    A spec is never written anew with other content, so one that was lost since is remembered.
+    A note that was lost since is remembered.
     """
 
     def __init__(self) -> None:
-        self._spec_of: dict[tuple[int, float], str] = {}
-        self._known: dict[str, int] = {}
+        self._known: dict[tuple[int, float], int] = {}
 
     def of(self, engine: Engine) -> int:
         """Bytes, 0 while that cannot be read."""
         try:
             born = engine.pid, engine.started
-            path = self._spec_of.get(born) or psutil.Process(engine.pid).environ().get(MARK, "")
-            if not path:
-                return 0
-            self._spec_of[born] = path
-            if path not in self._known:
-                self._known[path] = max(int(json.loads(Path(path).read_bytes())["reserved_bytes"]), 0)
-            return self._known[path]
+            if born not in self._known:
+                note = json.loads(Path(note_path(psutil.Process(engine.pid).environ()[MARK])).read_bytes())
+                if note["pid"] != engine.pid:
+                    return 0
+                self._known[born] = max(int(note["spec"]["reserved_bytes"]), 0)
+            return self._known[born]
         except (psutil.Error, OSError, ValueError, KeyError, TypeError):
             return 0
 

@@ -147,7 +147,7 @@ def _processes(hand: Hand, runs: Collection[str]) -> list[Problem]:
     launchers: Counter[str] = Counter()
     for pid, (_, command) in processes.items():
         if is_launcher(command):
-            launchers[command[-1].rpartition("/")[2].rsplit(".", 2)[0]] += 1
+            launchers[command[-1].rpartition("/")[2].removesuffix(".json")] += 1
         elif not role_of(command) and pid not in known:
             found.append((5, f"pid {pid} is left over: {' '.join(command)[:200]}"))
     found += [(5, f"{number} launchers of {name}") for name, number in launchers.items() if number > 1]
