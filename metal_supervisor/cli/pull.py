@@ -105,18 +105,18 @@ def _pull_into_ollama(settings: Settings, name: str, complain: Callable[[str], N
     bars = DownloadBars(sys.stderr)
     job = {"library": name, "registry": settings.ollama_registry}
     try:
-        print(pulled(Daemon(*address), job, lambda text: bars.draw([Bar(name, 0, 0, text)])))
-        return OK
+        try:
+            made = pulled(Daemon(*address), job, lambda text: bars.draw([Bar(name, 0, 0, text)]))
+        finally:
+            bars.clear()
     except (Away, DaemonRefused) as error:
-        bars.clear()
         complain(printable(f"{name}: {error}"))
         return FAILED
     except KeyboardInterrupt:
-        bars.clear()
         complain(f"stopped; {CONTINUES}")
         return INTERRUPTED
-    finally:
-        bars.clear()
+    print(made)
+    return OK
 
 
 class _Pull:

@@ -95,7 +95,8 @@ class ProgramFiles:
 
     def _write_section(self, name: str, autostart: bool, snapshot: Snapshot) -> None:
         """Write a section, unless a process runs by the one on file: `supervisorctl update` would restart that."""
-        settings, current = self._settings, self._state.section_text(name)
+        settings = self._settings
+        current = self._state.section_text(name)
         text = programs.section(name, self._state.home, autostart, settings.log_size, settings.log_files)
         state = snapshot.table.get(name)
         live = state is not None and state.state in LIVE

@@ -264,14 +264,14 @@ def accept(
             return _warned(record, service, reason, message, up)
         return replace(fresh, verdict=verdict(before, standing, reason, message, now))
     assert outlook.program is not None and outlook.engine is not None
-    edition, asked = outlook.program.edition, service.asked
-    unedited = record is not None and record.is_run_by(edition, asked)
+    edition = outlook.program.edition
+    unedited = record is not None and record.is_run_by(edition, service.asked)
     # Unless it is to be replaced, an engine that runs from an older edition is probed as it was started.
     older = unedited and outlook.live_edition not in ("", edition)
     return replace(
         fresh,
         files=(outlook.file.path,) if outlook.file.path else (),
-        asked=asked,
+        asked=service.asked,
         edition=edition,
         limit_bytes=outlook.limit_bytes,
         daemon=outlook.engine.daemon,
